@@ -1,0 +1,39 @@
+"""Rows in chunks, chunks on threads.
+
+Chunks are fixed by the shape and never by the number of threads, so error sums are the same on every machine. Kernels
+release the GIL, so threads are cores.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_WEIGHTS = 1 << 22  # long enough that tables are made rarely, short enough that two cores share an expert
+_ROWS = 128  # chunks start where FP8 blocks start
+
+
+def row_chunks(shape: tuple[int, int]) -> list[slice]:
+    """Split N rows so that a chunk has about four million weights."""
+    n, k = shape
+    step = max(_ROWS, _WEIGHTS // k // _ROWS * _ROWS)
+    return [slice(start, min(start + step, n)) for start in range(0, n, step)]
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def on_chunks(work: Callable[[slice], T], shape: tuple[int, int], threads: int | None) -> list[T]:
+    """Run `work` on every chunk; results come in row order."""
+    chunks = row_chunks(shape)
+    workers = min(threads or usable_cores(), len(chunks))
+    if workers == 1:
+        return [work(chunk) for chunk in chunks]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(work, chunks))

@@ -1,0 +1,212 @@
+"""Encode and decode whole linears: check once, run kernels on row chunks, add up what was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from halfbyte.errors import TensorError, UsageError
+from halfbyte.numerics import checks
+from halfbyte.numerics.chunks import on_chunks
+from halfbyte.numerics.cpu import bf16_blocks, fp8, int4, int4_blocks, sweep_bf16, sweep_int4
+from halfbyte.numerics.cpu.rows import ERROR, MAX_ERROR, SATURATED, SIGNAL
+from halfbyte.numerics.cpu.sweep import UNDECIDED
+from halfbyte.numerics.encoded import Array, BF16Bits, Encoded, Quality
+from halfbyte.numerics.formats import FORMATS
+from halfbyte.numerics.reference import nvfp4
+from halfbyte.numerics.reference.floats import bf16_to_f32, f32_to_bf16
+from halfbyte.numerics.reference.sweep import best_scale
+from halfbyte.numerics.stored import RULES, Rows, Weights, open_rows
+from halfbyte.suggest import did_you_mean
+
+DIVISIONS = ("ieee", "reciprocal")  # how weight_scale_2 is divided: on a CPU, or as CUDA builds of PyTorch do
+_STATS = 4
+
+
+def encode(  # noqa: PLR0913 - keyword-only, and each one but `name` and `threads` decides bytes
+    weights: Weights,
+    format: str,
+    *,
+    method: str | None = None,
+    amax: float | None = None,
+    division: str = "ieee",
+    group: int = 32,
+    name: str = "tensor",
+    threads: int | None = None,
+) -> Encoded:
+    """Encode one linear [N, K].
+
+    `amax` is the largest magnitude of the fused group where several linears share a tensor scale (gate and up do in
+    every engine); by default the tensor's own. An INT4 `Encoded` becomes NVFP4 or MXFP4 without a BF16 tensor between.
+    """
+    row = checks.known_format(format)
+    method = checks.known_method(row, method)
+    source = open_rows(weights, name)
+    if division not in DIVISIONS:
+        raise UsageError(f"unknown division '{division}'", fix=did_you_mean(division, DIVISIONS))
+    if format == "int4" and group not in row.groups:
+        raise UsageError(f"no INT4 group of {group}", fix=f"choose one of {', '.join(map(str, row.groups))}")
+    checks.matrix(source.shape, group if format == "int4" else row.block, name)
+    own = source.amax_bits(threads)
+    checks.finite(own, name)
+    if format == "int4":
+        return _encode_int4(source, method, group, threads)
+    if format == "fp8_channel":
+        return _encode_fp8_channel(source, threads)
+    if RULES[format] in (bf16_blocks.MXFP4_QUARK, bf16_blocks.MXFP4_CT):
+        return _encode_blocks(source, format, RULES[format], np.float32(1), threads)
+    return _encode_nvfp4(source, format, method, _group_amax(own, amax, name), division, threads)
+
+
+def decode(encoded: Encoded, *, name: str = "tensor", threads: int | None = None) -> BF16Bits:
+    """Decode to BF16 bit patterns [N, K]."""
+    source = open_rows(encoded, name)
+    out = np.empty(source.shape, np.uint16)
+
+    def work(chunk: slice) -> None:
+        out[chunk] = source.bf16(chunk)
+
+    on_chunks(work, source.shape, threads)
+    return out
+
+
+def amax(weights: Weights, *, name: str = "tensor", threads: int | None = None) -> float:
+    """Largest magnitude of a linear; of linears that share a tensor scale, pass the largest to `encode`."""
+    bits = open_rows(weights, name).amax_bits(threads)
+    checks.finite(bits, name)
+    return float(_value(bits))
+
+
+def _value(bits: int) -> np.float32:
+    return bf16_to_f32(np.array([bits], np.uint16))[0]
+
+
+def _group_amax(own: int, amax: float | None, name: str) -> int:
+    """BF16 pattern of the amax that sets the tensor scale."""
+    if amax is None:
+        return own
+    bits = int(f32_to_bf16(np.array([amax], np.float32))[0])
+    if not np.isfinite(amax) or float(_value(bits)) != amax or bits < own:
+        raise TensorError(
+            f"amax {amax} is not a BF16 magnitude at or above the tensor's own {_value(own)}",
+            where=name,
+            fix="pass the largest halfbyte.amax() of the linears that share the scale",
+        )
+    return bits
+
+
+def _quality(shape: tuple[int, int], records: list[Array]) -> Quality:
+    stats = np.concatenate([record.reshape(-1, _STATS) for record in records])
+    return Quality(
+        weights=shape[0] * shape[1],
+        signal=float(stats[:, SIGNAL].sum()),
+        error=float(stats[:, ERROR].sum()),
+        max_error=float(stats[:, MAX_ERROR].max()),
+        saturated=int(stats[:, SATURATED].sum()),
+    )
+
+
+def _fill(
+    source: Rows, threads: int | None, kernel: Callable[[slice, Array], None], records_per_chunk: int | None = None
+) -> Quality:
+    """Run an encoder on every chunk; it fills its rows of the output and its records of statistics."""
+
+    def work(chunk: slice) -> Array:
+        stats = np.zeros((records_per_chunk or chunk.stop - chunk.start, _STATS))
+        kernel(chunk, stats)
+        return stats
+
+    return _quality(source.shape, on_chunks(work, source.shape, threads))
+
+
+def _encode_int4(source: Rows, method: str, group: int, threads: int | None) -> Encoded:
+    n, k = source.shape
+    packed, scale = np.empty((n, k // 2), np.uint8), np.empty((n, k // group), np.uint16)
+    grid = int4.KIMI if method == "kimi" else int4.COMPRESSED_TENSORS
+
+    def kernel(chunk: slice, stats: Array) -> None:
+        int4.encode_rows(source.bf16(chunk), grid, group, packed[chunk], scale[chunk], stats)
+
+    quality = _fill(source, threads, kernel)
+    shape = np.array([n, k], np.int32)
+    tensors = {"weight_packed": packed.view(np.int32), "weight_scale": scale, "weight_shape": shape}
+    return Encoded("int4", source.shape, tensors, quality)
+
+
+def _encode_fp8_channel(source: Rows, threads: int | None) -> Encoded:
+    code, scale = np.empty(source.shape, np.uint8), np.empty((source.shape[0], 1), np.uint16)
+
+    def kernel(chunk: slice, stats: Array) -> None:
+        fp8.encode_channel_rows(source.bf16(chunk), code[chunk], scale[chunk], stats)
+
+    quality = _fill(source, threads, kernel)
+    return Encoded("fp8_channel", source.shape, {"weight": code, "weight_scale": scale}, quality)
+
+
+def _encode_blocks(
+    source: Rows, format: str, rule: int, tensor_scale: np.float32, threads: int | None, scale: Array | None = None
+) -> Encoded:
+    """Codes under a rule; block scales too, unless a sweep has chosen them."""
+    row = FORMATS[format]
+    n, k = source.shape
+    packed = np.empty((n, k // 2), np.uint8)
+    scale = np.empty((n, k // row.block), np.uint8) if scale is None else scale
+
+    def from_bf16(chunk: slice, stats: Array) -> None:
+        rows = source.bf16(chunk)
+        bf16_blocks.encode_rows(rows, rule, row.block, tensor_scale, packed[chunk], scale[chunk], stats)
+
+    def from_int4(chunk: slice, stats: Array) -> None:
+        assert source.int4 is not None
+        codes, steps, group = source.int4.codes[chunk], source.int4.scale[chunk], source.int4.group
+        out, out_scale = packed[chunk], scale[chunk]
+        int4_blocks.recode_rows(codes, steps, group, rule, row.block, tensor_scale, out, out_scale, stats[0])
+
+    quality = _fill(source, threads, from_int4, 1) if source.int4 else _fill(source, threads, from_bf16)
+    return Encoded(format, source.shape, {row.tensors[0].suffix: packed, "weight_scale": scale}, quality)
+
+
+def _encode_nvfp4(
+    source: Rows, format: str, method: str, group_bits: int, division: str, threads: int | None
+) -> Encoded:
+    group_amax = _value(group_bits)
+    if method == "compressed-tensors":
+        tensor_scale = nvfp4.global_scale(group_amax)
+        encoded = _encode_blocks(source, format, bf16_blocks.NVFP4_CT, tensor_scale, threads)
+    else:
+        tensor_scale = nvfp4.tensor_scale(group_amax, division=division)
+        rule, scale = bf16_blocks.NVFP4_MAX, None
+        if method == "mse":
+            rule, scale = bf16_blocks.NVFP4_GIVEN, _sweep(source, group_bits, threads)
+        encoded = _encode_blocks(source, format, rule, tensor_scale, threads, scale)
+    if format == "nvfp4":
+        tensors = {**encoded.tensors, "weight_scale_2": np.array(tensor_scale, np.float32)}
+    else:
+        if method != "compressed-tensors":
+            tensor_scale = nvfp4.CODE_RANGE / (group_amax or nvfp4.ZERO_TENSOR_AMAX)
+        tensors = {**encoded.tensors, "weight_global_scale": np.array([tensor_scale], np.float32)}
+    return Encoded(format, source.shape, tensors, encoded.quality)
+
+
+def _sweep(source: Rows, group_bits: int, threads: int | None) -> Array:
+    """Block scales of the smallest loss; the few blocks that FP64 cannot decide are decided in exact integers."""
+    n, k = source.shape
+    scale = np.ones((n, k // nvfp4.BLOCK), np.uint8)
+    if group_bits == 0:
+        return scale  # all zero: every loss is 0, and the smallest scale wins
+    bits = np.uint16(group_bits)
+
+    def work(chunk: slice) -> None:
+        if source.int4 is not None:
+            packed = source.int4
+            sweep_int4.sweep_rows(packed.codes[chunk], packed.scale[chunk], packed.group, bits, scale[chunk])
+        else:
+            sweep_bf16.sweep_blocks(source.bf16(chunk).reshape(-1), bits, scale[chunk].reshape(-1))
+        for r, b in np.argwhere(scale[chunk] == UNDECIDED):
+            row = source.bf16(slice(chunk.start + int(r), chunk.start + int(r) + 1))[0]
+            block = bf16_to_f32(row[b * nvfp4.BLOCK : (b + 1) * nvfp4.BLOCK])
+            scale[chunk.start + r, b] = best_scale(block, float(_value(group_bits)))
+
+    on_chunks(work, source.shape, threads)
+    return scale

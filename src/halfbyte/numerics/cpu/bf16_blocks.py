@@ -1,0 +1,112 @@
+"""BF16 -> NVFP4 and MXFP4. A row goes through a few short loops, each of which LLVM vectorises."""
+
+import numpy as np
+
+from halfbyte.numerics.cpu import rows
+from halfbyte.numerics.cpu.jit import kernel
+from halfbyte.numerics.cpu.scalars import (
+    F,
+    U,
+    bf16_bits,
+    bf16_value,
+    e2m1_code_of,
+    e2m1_value,
+    e8m0_byte,
+    e8m0_value,
+    nvfp4_block_scale,
+    nvfp4_ct_block_scale,
+)
+from halfbyte.numerics.reference.floats import E4M3_VALUES
+
+# How a block's scale is chosen; NVFP4_GIVEN takes the scales as they are (the sweep has chosen them).
+NVFP4_MAX, NVFP4_GIVEN, NVFP4_CT, MXFP4_QUARK, MXFP4_CT = 0, 1, 2, 3, 4
+
+_E4M3 = E4M3_VALUES.copy()
+_E2M1 = np.float32([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+_E2M1_MODELOPT = _E2M1 + np.float32(0)  # its table has no negative zero
+_CODE = np.uint8(15)
+
+
+@kernel
+def block_scale(rule, amax, tensor_scale):
+    """Return the scale byte of a block with this amax."""
+    if rule == NVFP4_MAX:
+        return nvfp4_block_scale(amax, tensor_scale)
+    if rule == NVFP4_CT:
+        return nvfp4_ct_block_scale(amax, tensor_scale)
+    return e8m0_byte(amax)
+
+
+@kernel
+def decode_scale_of(rule, byte, tensor_scale):
+    """FP32 factor of a code: what quotients are divided by and codes multiplied with."""
+    if rule <= NVFP4_GIVEN:
+        return _E4M3[byte] * tensor_scale
+    if rule == NVFP4_CT:
+        return _E4M3[byte] / tensor_scale
+    return e8m0_value(byte)
+
+
+@kernel
+def _quantize_row(row, block, decode_scale, rule, codes, error):
+    only_if_code = np.uint8(rule == MXFP4_QUARK)  # the others keep the sign of what rounds to 0, but not of -0.0
+    for chunk in range(row.size // 16):
+        scale = decode_scale[chunk * 16 // block]
+        for j in range(16):
+            i = chunk * 16 + j
+            bits = U(row[i])
+            magnitude = bf16_value(bits & U(0x7FFF))
+            quotient = magnitude / scale
+            value = e2m1_value(quotient)
+            signed = np.uint8(value > F(0)) | (np.uint8(quotient > F(0)) & ~only_if_code)
+            sign = np.uint8(bits >> U(12)) & np.uint8(signed << np.uint8(3))
+            clipped = np.uint8(np.uint8(quotient > F(6)) << np.uint8(4))  # a fifth bit, counted in _pack
+            codes[i] = e2m1_code_of(value) | sign | clipped
+            error[i] = abs(magnitude - value * scale)
+
+
+@kernel
+def _pack(codes, packed):
+    """Two codes a byte, even column low; returns how many were clipped."""
+    clipped = np.int64(0)
+    for i in range(packed.size):
+        low, high = codes[2 * i], codes[2 * i + 1]
+        packed[i] = (low & _CODE) | np.uint8(high << np.uint8(4))
+    for i in range(codes.size):
+        clipped += np.int64(codes[i] >> np.uint8(4))
+    return clipped
+
+
+@kernel
+def encode_rows(weight, rule, block, tensor_scale, packed, scale, stats):
+    """Encode finite BF16 rows; `scale` is read for NVFP4_GIVEN and written otherwise."""
+    n, k = weight.shape
+    amax = np.empty(k // block, np.uint16)
+    decode_scale = np.empty(k // block, np.float32)
+    codes = np.empty(k, np.uint8)
+    error = np.empty(k, np.float32)
+    scratch_bits = np.empty(k // 2, np.uint16)
+    scratch = np.empty(k // 2 + 1, np.float64)
+    for r in range(n):
+        if rule != NVFP4_GIVEN:
+            rows.block_amax_bits(weight[r], block, scratch_bits, amax)
+            for b in range(amax.size):
+                scale[r, b] = block_scale(rule, bf16_value(amax[b]), tensor_scale)
+        for b in range(decode_scale.size):
+            decode_scale[b] = decode_scale_of(rule, scale[r, b], tensor_scale)
+        _quantize_row(weight[r], block, decode_scale, rule, codes, error)
+        rows.write_stats(weight[r], error, _pack(codes, packed[r]), scratch, stats[r])
+
+
+@kernel
+def decode_rows(packed, scale, rule, block, tensor_scale, out):
+    """E2M1 codes times their block's factor, rounded to BF16."""
+    half = block // 2
+    values = _E2M1_MODELOPT if rule <= NVFP4_GIVEN else _E2M1
+    for r in range(packed.shape[0]):
+        for b in range(scale.shape[1]):
+            factor = decode_scale_of(rule, scale[r, b], tensor_scale)
+            for i in range(b * half, (b + 1) * half):
+                byte = packed[r, i]
+                out[r, 2 * i] = bf16_bits(values[byte & _CODE] * factor)
+                out[r, 2 * i + 1] = bf16_bits(values[byte >> np.uint8(4)] * factor)

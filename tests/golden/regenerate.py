@@ -1,0 +1,105 @@
+"""Make the golden vectors again, each peer in an environment of its own, and compare them with these.
+
+Exit status 0: all equal; 1: something differs.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+# file stem: (package, script)
+PEERS = {
+    "modelopt-0.41.0": ("nvidia-modelopt", "make_modelopt.py"),
+    "modelopt-0.47.0": ("nvidia-modelopt", "make_modelopt.py"),
+    "compressed-tensors-0.17.1": ("compressed-tensors", "make_compressed_tensors.py"),
+    "compressed-tensors-0.20.0": ("compressed-tensors", "make_compressed_tensors.py"),
+    "quark-0.11.1": ("amd-quark", "make_quark.py"),
+}
+COMPARED_FACTS = ("wheel_sha256", "inputs_sha256", "outputs_sha256", "refused")
+
+
+def build_environment(folder: Path, stem: str) -> Path:
+    """A virtual environment with the peer's pinned requirements; an earlier complete one is used again."""
+    requirements = HERE / f"requirements-{stem}.txt"
+    done = folder / "requirements.txt"
+    if not (done.exists() and done.read_text() == requirements.read_text()):
+        venv.create(folder, with_pip=True, clear=True)
+        pip(folder, "install", "--quiet", "--requirement", str(requirements))
+        shutil.copyfile(requirements, done)
+    return folder
+
+
+def pip(environment: Path, *arguments: str) -> None:
+    """Run an environment's pip."""
+    subprocess.run([environment / "bin/python", "-m", "pip", *arguments], check=True)
+
+
+def download_wheel(environment: Path, package: str, version: str) -> Path:
+    """The peer's wheel as the index serves it, for its hash."""
+    wheels = environment / "wheels"
+    if not wheels.exists():
+        pip(environment, "download", "--quiet", "--no-deps", "--dest", str(wheels), f"{package}=={version}")
+    (wheel,) = wheels.iterdir()
+    return wheel
+
+
+def make(environment: Path, stem: str, out: Path) -> None:
+    """Run the peer's script into `out`."""
+    package, script = PEERS[stem]
+    wheel = download_wheel(environment, package, stem.rpartition("-")[2])
+    settings = {
+        "ATEN_CPU_CAPABILITY": "default",
+        "TORCH_EXTENSIONS_DIR": str(environment / "extensions"),  # Quark builds a kernel
+        "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}",  # and finds ninja there
+    }
+    command = [environment / "bin/python", HERE / script, out, "--wheel", wheel]
+    with (out / f"{stem}.log").open("w") as log:
+        subprocess.run(command, check=True, env=os.environ | settings, cwd=out, stdout=log, stderr=log)
+
+
+def same(stem: str, out: Path) -> bool:
+    """Compare tensors by bytes and JSON by the facts that do not depend on the machine."""
+    equal = True
+    for suffix in ("safetensors", "json"):
+        old, new = HERE / f"{stem}.{suffix}", out / f"{stem}.{suffix}"
+        if suffix == "json":
+            facts = [json.loads(path.read_text()) for path in (old, new)]
+            matches = all(facts[0][key] == facts[1][key] for key in COMPARED_FACTS)
+        else:
+            matches = old.read_bytes() == new.read_bytes()
+        print(f"{'equal    ' if matches else 'different'}  {old.name}", flush=True)
+        equal &= matches
+    return equal
+
+
+def main() -> int:
+    """Regenerate and compare, one peer after the other."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--envs", type=Path, default=Path(".golden-envs"), help="where environments are built")
+    parser.add_argument("--only", choices=PEERS, action="append", help="a peer to run (default: all)")
+    parser.add_argument("--update", action="store_true", help="replace the committed files instead of comparing")
+    args = parser.parse_args()
+    equal = True
+    for stem in args.only or PEERS:
+        environment = build_environment(args.envs.resolve() / stem, stem)
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder)
+            make(environment, stem, out)
+            if args.update:
+                for suffix in ("safetensors", "json"):
+                    shutil.copyfile(out / f"{stem}.{suffix}", HERE / f"{stem}.{suffix}")
+            else:
+                equal &= same(stem, out)
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -59,16 +59,16 @@ def encode(  # noqa: PLR0913 - keyword-only, and each one but `name` and `thread
     return _encode_nvfp4(source, format, method, _group_amax(own, amax, name), division, threads)
 
 
-def decode(encoded: Encoded, *, name: str = "tensor", threads: int | None = None) -> BF16Bits:
-    """Decode to BF16 bit patterns [N, K]."""
+def decode(
+    encoded: Encoded, *, out: BF16Bits | None = None, name: str = "tensor", threads: int | None = None
+) -> BF16Bits:
+    """Decode to BF16 bit patterns [N, K]; into `out` where given, which saves the page faults of a fresh array."""
     source = open_rows(encoded, name)
-    out = np.empty(source.shape, np.uint16)
-
-    def work(chunk: slice) -> None:
-        out[chunk] = source.bf16(chunk)
-
-    on_chunks(work, source.shape, threads)
-    return out
+    target = np.empty(source.shape, np.uint16) if out is None else out
+    if target.shape != source.shape or target.dtype != np.uint16 or not target.flags.c_contiguous:
+        raise TensorError(f"out is not a contiguous uint16 array of {list(source.shape)}", where=name, fix="make it so")
+    on_chunks(lambda chunk: source.copy_to(target[chunk], chunk), source.shape, threads)
+    return target
 
 
 def amax(weights: Weights, *, name: str = "tensor", threads: int | None = None) -> float:

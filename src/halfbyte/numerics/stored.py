@@ -37,11 +37,29 @@ class PackedInt4:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A linear [N, K] that gives any slice of its rows in BF16."""
+    """A linear [N, K] that gives any slice of its rows in BF16: as they lie in `bits`, or decoded by `fill`."""
 
     shape: tuple[int, int]
-    bf16: Callable[[slice], BF16Bits]
+    bits: BF16Bits | None = None
+    fill: Callable[[slice, BF16Bits], None] | None = None
     int4: PackedInt4 | None = None
+
+    def bf16(self, chunk: slice) -> BF16Bits:
+        """Return some rows; decoded ones in an array of their own."""
+        if self.bits is not None:
+            return self.bits[chunk]
+        start, stop, _ = chunk.indices(self.shape[0])
+        out = np.empty((stop - start, self.shape[1]), np.uint16)
+        self.copy_to(out, chunk)
+        return out
+
+    def copy_to(self, out: BF16Bits, chunk: slice) -> None:
+        """Write some rows into an array."""
+        if self.fill is None:
+            assert self.bits is not None
+            out[:] = self.bits[chunk]
+        else:
+            self.fill(chunk, out)
 
     def amax_bits(self, threads: int | None) -> int:
         """Largest BF16 magnitude pattern; at or above 0x7F80 the rows hold something that is not finite."""
@@ -59,29 +77,23 @@ def open_rows(weights: Weights, name: str) -> Rows:
     if not isinstance(weights, Encoded):
         bits = bf16_bits(weights, name)
         checks.matrix(bits.shape, 0, name)
-        return Rows((bits.shape[0], bits.shape[1]), bits.__getitem__)
+        return Rows((bits.shape[0], bits.shape[1]), bits)
     row = checks.known_format(weights.format)
     checks.matrix(weights.shape, row.block if row.element == "e2m1" else 0, name)
     checks.parts(row, weights.tensors, name)
     return _READERS[weights.format](weights, name)
 
 
-def _decoded(shape: tuple[int, int], fill: Callable[[slice, BF16Bits], None]) -> Rows:
-    def bf16(chunk: slice) -> BF16Bits:
-        start, stop, _ = chunk.indices(shape[0])
-        out = np.empty((stop - start, shape[1]), np.uint16)
-        fill(chunk, out)
-        return out
-
-    return Rows(shape, bf16)
-
-
 def _read_plain(encoded: Encoded, name: str) -> Rows:
     tensor = encoded.tensors["weight"]
     checks.same_shape("weight", tensor, encoded.shape, name)
     if encoded.format == "bf16":
-        return Rows(encoded.shape, bf16_bits(tensor, name).__getitem__)
-    return Rows(encoded.shape, lambda chunk: f32_to_bf16(tensor[chunk].astype(np.float32)))
+        return Rows(encoded.shape, bf16_bits(tensor, name))
+
+    def fill(chunk: slice, out: BF16Bits) -> None:
+        out[:] = f32_to_bf16(tensor[chunk].astype(np.float32))
+
+    return Rows(encoded.shape, fill=fill)
 
 
 def _read_int4(encoded: Encoded, name: str) -> Rows:
@@ -98,8 +110,11 @@ def _read_int4(encoded: Encoded, name: str) -> Rows:
     checks.same_shape("weight_packed", packed, (n, k // 8), name)
     checks.finite(int(rows.amax_bits(scale)), name, "scales")
     codes = np.ascontiguousarray(packed).view(np.uint8)
-    decoded = _decoded(encoded.shape, lambda chunk, out: int4.decode_rows(codes[chunk], scale[chunk], group, out))
-    return Rows(encoded.shape, decoded.bf16, PackedInt4(codes, scale, group))
+
+    def fill(chunk: slice, out: BF16Bits) -> None:
+        int4.decode_rows(codes[chunk], scale[chunk], group, out)
+
+    return Rows(encoded.shape, fill=fill, int4=PackedInt4(codes, scale, group))
 
 
 def _read_fp8_block(encoded: Encoded, name: str) -> Rows:
@@ -113,7 +128,7 @@ def _read_fp8_block(encoded: Encoded, name: str) -> Rows:
     def fill(chunk: slice, out: BF16Bits) -> None:
         fp8.decode_block_rows(code[chunk], scale_inv[chunk.start // row.block :], row.block, out)
 
-    return _decoded(encoded.shape, fill)
+    return Rows(encoded.shape, fill=fill)
 
 
 def _read_fp8_channel(encoded: Encoded, name: str) -> Rows:
@@ -124,7 +139,11 @@ def _read_fp8_channel(encoded: Encoded, name: str) -> Rows:
     per_row = bf16_to_f32(scale) if scale.dtype == np.uint16 else scale.astype(np.float32)
     checks.finite_codes(code, name)
     checks.finite_array("weight_scale", per_row, name)
-    return _decoded(encoded.shape, lambda chunk, out: fp8.decode_channel_rows(code[chunk], per_row[chunk], out))
+
+    def fill(chunk: slice, out: BF16Bits) -> None:
+        fp8.decode_channel_rows(code[chunk], per_row[chunk], out)
+
+    return Rows(encoded.shape, fill=fill)
 
 
 def _read_blocks(encoded: Encoded, name: str) -> Rows:
@@ -142,7 +161,7 @@ def _read_blocks(encoded: Encoded, name: str) -> Rows:
     def fill(chunk: slice, out: BF16Bits) -> None:
         bf16_blocks.decode_rows(packed[chunk], scale[chunk], rule, row.block, tensor_scale, out)
 
-    return _decoded(encoded.shape, fill)
+    return Rows(encoded.shape, fill=fill)
 
 
 _READERS: dict[str, Callable[[Encoded, str], Rows]] = {

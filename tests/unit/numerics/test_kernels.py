@@ -104,7 +104,7 @@ def test_quality_is_what_the_reference_decode_shows(format, method):
     assert made.quality.weights == w.size
     np.testing.assert_allclose(made.quality.signal, (exact**2).sum(), rtol=1e-12)
     np.testing.assert_allclose(made.quality.error, (error**2).sum(), rtol=2e-4)  # FP32 products
-    np.testing.assert_allclose(made.quality.max_error, error.max(), rtol=1e-5)
+    np.testing.assert_allclose(made.quality.max_error, error.max(), rtol=2e-4)
     assert made.quality.saturated <= w.size
 
 

@@ -94,10 +94,10 @@ MUTATIONS = {
         "mxfp4",
         "bf16",
     ),
-    "block amax not rounded to BF16": Mutation(
+    "zero block gets 0.25 in compressed-tensors' arithmetic": Mutation(
         "scalars.py",
-        "F(encode_scale_2) * bf16_rounded(F(amax) / F(6))",
-        "F(encode_scale_2) * (F(amax) / F(6))",
+        "np.uint8(0x20) if code == 0",
+        "np.uint8(0x28) if code == 0",
         "nvfp4_ct",
         "bf16",
     ),

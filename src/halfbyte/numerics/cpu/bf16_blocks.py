@@ -48,11 +48,12 @@ def decode_scale_of(rule, byte, tensor_scale):
 
 
 @kernel
-def _quantize_row(row, block, decode_scale, rule, codes, error):
+def _quantize_row(row, decode_scale, rule, codes, error):
+    """Codes and absolute errors of a row; `decode_scale` has one factor for 16 columns."""
     only_if_code = np.uint8(rule == MXFP4_QUARK)  # the others keep the sign of what rounds to 0, but not of -0.0
-    for chunk in range(row.size // 16):
-        scale = decode_scale[chunk * 16 // block]
-        for j in range(16):
+    for chunk in range(decode_scale.size):
+        scale = decode_scale[chunk]
+        for j in range(16):  # a constant, so that this loop becomes one vector
             i = chunk * 16 + j
             bits = U(row[i])
             magnitude = bf16_value(bits & U(0x7FFF))
@@ -82,7 +83,8 @@ def encode_rows(weight, rule, block, tensor_scale, packed, scale, stats):
     """Encode finite BF16 rows; `scale` is read for NVFP4_GIVEN and written otherwise."""
     n, k = weight.shape
     amax = np.empty(k // block, np.uint16)
-    decode_scale = np.empty(k // block, np.float32)
+    decode_scale = np.empty(k // 16, np.float32)
+    chunks = block // 16
     codes = np.empty(k, np.uint8)
     error = np.empty(k, np.float32)
     scratch_bits = np.empty(k // 2, np.uint16)
@@ -92,21 +94,25 @@ def encode_rows(weight, rule, block, tensor_scale, packed, scale, stats):
             rows.block_amax_bits(weight[r], block, scratch_bits, amax)
             for b in range(amax.size):
                 scale[r, b] = block_scale(rule, bf16_value(amax[b]), tensor_scale)
-        for b in range(decode_scale.size):
-            decode_scale[b] = decode_scale_of(rule, scale[r, b], tensor_scale)
-        _quantize_row(weight[r], block, decode_scale, rule, codes, error)
+        for b in range(k // block):
+            decode_scale[b * chunks : (b + 1) * chunks] = decode_scale_of(rule, scale[r, b], tensor_scale)
+        _quantize_row(weight[r], decode_scale, rule, codes, error)
         rows.write_stats(weight[r], error, _pack(codes, packed[r]), scratch, stats[r])
 
 
 @kernel
 def decode_rows(packed, scale, rule, block, tensor_scale, out):
     """E2M1 codes times their block's factor, rounded to BF16."""
-    half = block // 2
     values = _E2M1_MODELOPT if rule <= NVFP4_GIVEN else _E2M1
+    chunks = block // 16
+    codes = np.empty(out.shape[1], np.uint8)
     for r in range(packed.shape[0]):
-        for b in range(scale.shape[1]):
-            factor = decode_scale_of(rule, scale[r, b], tensor_scale)
-            for i in range(b * half, (b + 1) * half):
-                byte = packed[r, i]
-                out[r, 2 * i] = bf16_bits(values[byte & _CODE] * factor)
-                out[r, 2 * i + 1] = bf16_bits(values[byte >> np.uint8(4)] * factor)
+        source, target = packed[r], out[r]
+        for i in range(source.size):
+            byte = source[i]
+            codes[2 * i] = byte & _CODE
+            codes[2 * i + 1] = byte >> np.uint8(4)
+        for chunk in range(target.size // 16):
+            factor = decode_scale_of(rule, scale[r, chunk // chunks], tensor_scale)
+            for j in range(16):
+                target[chunk * 16 + j] = bf16_bits(values[codes[chunk * 16 + j]] * factor)

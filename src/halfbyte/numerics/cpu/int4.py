@@ -12,22 +12,24 @@ from halfbyte.numerics.cpu.scalars import ROUND, F, bf16_bits, bf16_rounded, bf1
 KIMI, COMPRESSED_TENSORS = 0, 1
 
 _NIBBLE = np.uint8(15)
+_CHUNK = 32  # the smallest group; inner loops of a constant length vectorise, of a variable one they do not
 
 
 @kernel
 def decode_rows(packed, scale, group, out):
     """w = bf16(q * scale) for rows whose K is a multiple of the group."""
     codes = np.empty(out.shape[1], np.int8)
+    chunks = group // _CHUNK
     for r in range(packed.shape[0]):
         source, target = packed[r], out[r]
         for i in range(source.size):
             byte = source[i]
             codes[2 * i] = np.int8(byte & _NIBBLE) - np.int8(8)
             codes[2 * i + 1] = np.int8(byte >> np.uint8(4)) - np.int8(8)
-        for g in range(scale.shape[1]):
-            factor = bf16_value(scale[r, g])
-            for i in range(g * group, (g + 1) * group):
-                target[i] = bf16_bits(F(codes[i]) * factor)
+        for chunk in range(target.size // _CHUNK):
+            factor = bf16_value(scale[r, chunk // chunks])
+            for j in range(_CHUNK):
+                target[chunk * _CHUNK + j] = bf16_bits(F(codes[chunk * _CHUNK + j]) * factor)
 
 
 @kernel
@@ -49,25 +51,31 @@ def encode_rows(weight, grid, group, packed, scale, stats):
     codes = np.empty(k, np.uint8)
     error = np.empty(k, np.float32)
     amax = np.empty(k // group, np.uint16)
+    chunks = group // _CHUNK
     scratch_bits = np.empty(k // 2, np.uint16)
     scratch = np.empty(k // 2 + 1, np.float64)
     for r in range(n):
         source, target = weight[r], packed[r]
         rows.block_amax_bits(source, group, scratch_bits, amax)
-        clipped = np.int64(0)
         for g in range(amax.size):
-            factor = _group_scale(bf16_value(amax[g]), grid)
-            scale[r, g] = bf16_bits(factor)
-            for i in range(g * group, (g + 1) * group):
+            scale[r, g] = bf16_bits(_group_scale(bf16_value(amax[g]), grid))
+        for chunk in range(k // _CHUNK):
+            factor = bf16_value(scale[r, chunk // chunks])
+            for j in range(_CHUNK):
+                i = chunk * _CHUNK + j
                 value = bf16_value(source[i])
                 quotient = value / factor
                 if grid == COMPRESSED_TENSORS:
                     quotient = bf16_rounded(quotient)
                 bounded = min(max(quotient, low), high)
                 q = (bounded + ROUND) - ROUND
-                codes[i] = np.uint8(np.int32(q) + np.int32(8))
+                codes[i] = np.uint8(np.int32(q) + np.int32(8)) | np.uint8(
+                    np.uint8(abs(quotient - bounded) > F(0.5)) << np.uint8(4)  # a fifth bit: clipped
+                )
                 error[i] = abs(value - bf16_rounded(q * factor))
-                clipped += np.int64(abs(quotient - bounded) > F(0.5))
+        clipped = np.int64(0)
+        for i in range(k):
+            clipped += np.int64(codes[i] >> np.uint8(4))
         for i in range(target.size):
-            target[i] = codes[2 * i] | np.uint8(codes[2 * i + 1] << np.uint8(4))
+            target[i] = (codes[2 * i] & _NIBBLE) | np.uint8(codes[2 * i + 1] << np.uint8(4))
         rows.write_stats(source, error, clipped, scratch, stats[r])

@@ -96,12 +96,14 @@ def _make_table(scale, factor, rule, table):
 def _number_pairs(number, scale, group, block, out_scale, slots):
     """Give each pair of source scale and given block scale a slot; returns how many there are."""
     used = 0
+    per_group = group // block
     for r in range(out_scale.shape[0]):
-        for b in range(out_scale.shape[1]):
-            mine = number[scale[r, b * block // group]]
-            if slots[mine, out_scale[r, b]] < 0:
-                slots[mine, out_scale[r, b]] = used
-                used += 1
+        for g in range(scale.shape[1]):
+            mine = number[scale[r, g]]
+            for b in range(g * per_group, (g + 1) * per_group):
+                if slots[mine, out_scale[r, b]] < 0:
+                    slots[mine, out_scale[r, b]] = used
+                    used += 1
     return used
 
 
@@ -160,24 +162,26 @@ def recode_rows(packed, scale, group, rule, block, tensor_scale, out, out_scale,
     factor = np.empty(size, np.float32)
     tables = np.empty((size, 256), np.uint8)
     histogram = np.zeros((size, MAGNITUDES), np.int64)
+    per_group = group // block
     counts = np.empty(out_scale.shape[1], np.uint64)
     slot = np.empty(out_scale.shape[1], np.uint32)
     for r in range(packed.shape[0]):
         count_magnitudes(packed[r], counts)
-        for b in range(slot.size):
-            mine = number[scale[r, b * block // group]]
-            key = np.int64(out_scale[r, b]) if rule == NVFP4_GIVEN else largest_magnitude(counts[b])
-            s = slots[mine, key]
-            slot[b] = s
-            if owner[s] < 0:
-                step = bf16_value(patterns[mine])
-                owner[s] = mine
-                byte[s] = key
-                if rule != NVFP4_GIVEN:
-                    byte[s] = block_scale(rule, abs(bf16_rounded(F(key) * step)), tensor_scale)
-                factor[s] = decode_scale_of(rule, byte[s], tensor_scale)
-                _make_table(step, factor[s], rule, tables[s])
-            out_scale[r, b] = byte[s]
+        for g in range(scale.shape[1]):
+            mine = number[scale[r, g]]
+            for b in range(g * per_group, (g + 1) * per_group):
+                key = np.int64(out_scale[r, b]) if rule == NVFP4_GIVEN else largest_magnitude(counts[b])
+                s = slots[mine, key]
+                slot[b] = s
+                if owner[s] < 0:
+                    step = bf16_value(patterns[mine])
+                    owner[s] = mine
+                    byte[s] = key
+                    if rule != NVFP4_GIVEN:
+                        byte[s] = block_scale(rule, abs(bf16_rounded(F(key) * step)), tensor_scale)
+                    factor[s] = decode_scale_of(rule, byte[s], tensor_scale)
+                    _make_table(step, factor[s], rule, tables[s])
+                out_scale[r, b] = byte[s]
         _look_up(packed[r], slot, tables, out[r])
         _add_counts(counts, slot, histogram)
     _statistics(patterns, owner, factor, histogram, stats)
@@ -187,10 +191,14 @@ def recode_rows(packed, scale, group, rule, block, tensor_scale, out, out_scale,
 def amax_bits(packed, scale):
     """Largest BF16 magnitude pattern that the rows decode to; at or above 0x7F80 it is not finite."""
     top = np.uint16(0)
-    counts = np.empty(scale.shape[1], np.uint64)
+    half = packed.shape[1] // scale.shape[1]
     for r in range(packed.shape[0]):
-        count_magnitudes(packed[r], counts)
-        for g in range(counts.size):
+        for g in range(scale.shape[1]):
             step = bf16_value(scale[r, g] & MAGNITUDE)
-            top = max(top, bf16_bits(F(largest_magnitude(counts[g])) * step))
+            if bf16_bits(F(MAGNITUDES) * step) <= top:
+                continue  # even |q| = 8 would not be larger: so it is for nearly every group
+            counts = np.uint64(0)
+            for i in range(g * half, (g + 1) * half):
+                counts += COUNTS[packed[r, i]]
+            top = max(top, bf16_bits(F(largest_magnitude(counts)) * step))
     return top

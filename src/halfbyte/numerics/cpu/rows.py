@@ -29,14 +29,15 @@ def block_amax_bits(row, block, scratch, amax):
 
 
 @kernel
-def _fold(scratch, size):
+def _fold(scratch):
     """Sum by halves; an odd element in the middle is carried along."""
+    size = scratch.size
     while size > 1:
         half = size // 2
-        rest = size - half
+        low, high = scratch[:half], scratch[size - half : size]  # slices: a computed index would not vectorise
         for i in range(half):
-            scratch[i] += scratch[rest + i]
-        size = rest
+            low[i] += high[i]
+        size -= half
     return scratch[0]
 
 
@@ -45,24 +46,25 @@ def _sum_of_squares(values, scratch):
     """Sum of FP32 squares in FP64."""
     half = values.size // 2
     rest = values.size - half
+    low, high = values[:half], values[rest:]
     scratch[half] = np.float64(values[half]) * np.float64(values[half])  # the middle, where there is one
     for i in range(half):
-        a, b = np.float64(values[i]), np.float64(values[rest + i])
+        a, b = np.float64(low[i]), np.float64(high[i])
         scratch[i] = a * a + b * b
-    return _fold(scratch, rest)
+    return _fold(scratch[:rest])
 
 
 @kernel
 def _sum_of_squares_bf16(row, scratch):
     half = row.size // 2
     rest = row.size - half
+    low, high = row[:half], row[rest:]
     middle = np.float64(bf16_value(row[half] & MAGNITUDE))
     scratch[half] = middle * middle
     for i in range(half):
-        a = np.float64(bf16_value(row[i] & MAGNITUDE))
-        b = np.float64(bf16_value(row[rest + i] & MAGNITUDE))
+        a, b = np.float64(bf16_value(low[i] & MAGNITUDE)), np.float64(bf16_value(high[i] & MAGNITUDE))
         scratch[i] = a * a + b * b
-    return _fold(scratch, rest)
+    return _fold(scratch[:rest])
 
 
 @kernel

@@ -13,7 +13,9 @@ from halfbyte.numerics.reference.floats import E4M3_VALUES
 
 UNDECIDED = 0
 FIRST, LAST = 1, 126  # E4M3 codes of the candidates, ascending in value
-TILE = 128  # blocks that are swept together, so that inner loops are long enough to vectorise
+# Blocks that are swept together. Inner loops always run over a whole tile, whose last part may be stale: loops of a
+# constant length vectorise.
+TILE = 128
 
 E4M3 = E4M3_VALUES.astype(np.float64)
 CODE_RANGE = 2688.0
@@ -44,18 +46,18 @@ def unit_of(amax):
 
 
 @kernel
-def restart(best, second, winner, size):
+def restart(best, second, winner):
     """Forget the last tile."""
-    for i in range(size):
+    for i in range(TILE):
         best[i] = np.inf
         second[i] = np.inf
         winner[i] = UNDECIDED
 
 
 @kernel
-def keep_better(loss, code, best, second, winner, size):
+def keep_better(loss, code, best, second, winner):
     """Candidates come in ascending order, so a strict comparison lets the smallest scale win ties."""
-    for i in range(size):
+    for i in range(TILE):
         better = loss[i] < best[i]
         runner_up = best[i] if better else loss[i]
         second[i] = runner_up if runner_up < second[i] else second[i]

@@ -61,12 +61,12 @@ def _window(targets, i, amax, unit):
 
 
 @kernel
-def _add_losses(targets, targets32, steps, steps32, size, loss):
-    for i in range(size):
+def _add_losses(targets, targets32, steps, steps32, loss):
+    for i in range(TILE):
         loss[i] = 0.0
     for j in range(_BLOCK):
         row, row32 = targets[j], targets32[j]
-        for i in range(size):
+        for i in range(TILE):
             difference = row[i] - np.float64(e2m1_value(row32[i] / steps32[i])) * steps[i]
             loss[i] += difference * difference
 
@@ -88,10 +88,10 @@ def sweep_blocks(weight, amax_bits, scale):
     """Choose the scales of a flat run of BF16 blocks whose tensor group has this amax (not zero)."""
     amax = np.float64(bf16_value(amax_bits))
     unit = unit_of(amax)
-    targets, targets32 = np.empty((_BLOCK, TILE)), np.empty((_BLOCK, TILE), np.float32)
+    targets, targets32 = np.zeros((_BLOCK, TILE)), np.zeros((_BLOCK, TILE), np.float32)
     steps, steps32 = np.empty(TILE), np.empty(TILE, np.float32)
     loss, best, second = np.empty(TILE), np.empty(TILE), np.empty(TILE)
-    first, last = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
+    first, last = np.ones(TILE, np.int64), np.ones(TILE, np.int64)
     winner, code = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
     smallest = np.empty(TILE, np.uint16)
     for begin in range(0, scale.size, TILE):
@@ -101,16 +101,16 @@ def sweep_blocks(weight, amax_bits, scale):
         for i in range(size):
             first[i], last[i] = _window(targets, i, amax, unit) if smallest[i] != _ABSENT else (FIRST, FIRST)
             widest = max(widest, last[i] - first[i] + 1)
-        restart(best, second, winner, size)
+        restart(best, second, winner)
         for k in range(widest):
-            for i in range(size):
+            for i in range(TILE):
                 code[i] = min(first[i] + k, LAST)
                 steps[i] = E4M3[code[i]] * amax
                 steps32[i] = F(steps[i] * unit)
-            _add_losses(targets, targets32, steps, steps32, size, loss)
-            for i in range(size):
+            _add_losses(targets, targets32, steps, steps32, loss)
+            for i in range(TILE):
                 loss[i] = loss[i] if first[i] + k <= last[i] else np.inf
-            keep_better(loss, code, best, second, winner, size)
+            keep_better(loss, code, best, second, winner)
         for i in range(size):
             limit = best[i] * CLOSE
             decided = second[i] > limit or limit < exact_below(smallest[i], amax_bits, first[i])

@@ -82,9 +82,9 @@ def _contestants(distance, largest, first, last, codes, losses):
 
 
 @kernel
-def _weigh(times, losses, size, loss):
+def _weigh(times, losses, loss):
     l1, l2, l3, l4, l5, l6, l7, l8 = losses
-    for i in range(size):
+    for i in range(TILE):
         small = (times[0, i] * l1 + times[1, i] * l2) + (times[2, i] * l3 + times[3, i] * l4)
         large = (times[4, i] * l5 + times[5, i] * l6) + (times[6, i] * l7 + times[7, i] * l8)
         loss[i] = small + large
@@ -95,16 +95,18 @@ def _sort_blocks(packed, scale, group, number, kinds):
     """Count |q| in every block; return the blocks sorted by kind, their counts, and each kind's start."""
     blocks = packed.shape[1] // 8
     counts = np.empty(packed.shape[0] * blocks, np.uint64)
+    per_group = group // 16
     kind = np.empty(counts.size, np.uint32)
     start = np.zeros(kinds + 1, np.int64)
     for r in range(packed.shape[0]):
         row = counts[r * blocks : (r + 1) * blocks]
         count_magnitudes(packed[r], row)
-        for b in range(blocks):
-            bits = scale[r, b * 16 // group]
-            largest = largest_magnitude(row[b]) if bits & MAGNITUDE else 0
-            kind[r * blocks + b] = number[bits] * _KINDS + largest
-            start[kind[r * blocks + b] + 1] += 1
+        for g in range(scale.shape[1]):
+            bits = scale[r, g]
+            mine = number[bits] * _KINDS
+            for b in range(g * per_group, (g + 1) * per_group):
+                kind[r * blocks + b] = mine + (largest_magnitude(row[b]) if bits & MAGNITUDE else 0)
+                start[kind[r * blocks + b] + 1] += 1
     for k in range(kinds):
         start[k + 1] += start[k]
     following = start[:-1].copy()
@@ -121,7 +123,7 @@ def _sort_blocks(packed, scale, group, number, kinds):
 @kernel
 def _sweep_kind(order, counts, codes, losses, exact, chosen):
     """Sweep all blocks of one kind, a tile at a time."""
-    times = np.empty((MAGNITUDES, TILE))
+    times = np.zeros((MAGNITUDES, TILE))
     loss, best, second = np.empty(TILE), np.empty(TILE), np.empty(TILE)
     winner = np.empty(TILE, np.int64)
     code = np.empty(TILE, np.int64)
@@ -131,12 +133,12 @@ def _sweep_kind(order, counts, codes, losses, exact, chosen):
             row = times[m]
             for i in range(size):
                 row[i] = np.float64(np.int32((counts[begin + i] >> np.uint64(8 * m)) & np.uint64(255)))
-        restart(best, second, winner, size)
+        restart(best, second, winner)
         for c in range(codes.size):
             per_q = losses[c]
-            _weigh(times, (per_q[0], per_q[1], per_q[2], per_q[3], per_q[4], per_q[5], per_q[6], per_q[7]), size, loss)
-            code[:size] = codes[c]
-            keep_better(loss, code, best, second, winner, size)
+            _weigh(times, (per_q[0], per_q[1], per_q[2], per_q[3], per_q[4], per_q[5], per_q[6], per_q[7]), loss)
+            code[:] = codes[c]
+            keep_better(loss, code, best, second, winner)
         for i in range(size):
             limit = best[i] * CLOSE
             decided = second[i] > limit or limit < exact

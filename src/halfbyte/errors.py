@@ -32,6 +32,10 @@ class RecipeError(HalfbyteError):
     """A recipe that does not say what it must, or says what nobody reads."""
 
 
+class CheckpointError(HalfbyteError):
+    """A checkpoint whose files contradict themselves or each other."""
+
+
 class TensorError(HalfbyteError):
     """A tensor whose values, shape or dtype its format cannot carry."""
 

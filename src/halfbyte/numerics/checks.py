@@ -9,10 +9,9 @@ import numpy as np
 from halfbyte.errors import TensorError, UsageError
 from halfbyte.numerics.encoded import Array
 from halfbyte.numerics.formats import FORMATS, Format
+from halfbyte.numerics.reference.floats import BF16_INFINITY, E4M3_NAN
 from halfbyte.suggest import did_you_mean
 
-_BF16_INFINITY = 0x7F80
-_E4M3_NAN = 0x7F
 _E8M0_NAN = 0xFF
 _MATRIX = 2
 
@@ -52,8 +51,8 @@ def matrix(shape: tuple[int, ...], block: int, name: str) -> None:
 
 def finite(top_bits: int, name: str, what: str = "weights") -> None:
     """Refuse infinities and NaN: every format would turn them into plausible numbers."""
-    if top_bits >= _BF16_INFINITY:
-        kind = "an infinity" if top_bits == _BF16_INFINITY else "NaN"
+    if top_bits >= BF16_INFINITY:
+        kind = "an infinity" if top_bits == BF16_INFINITY else "NaN"
         raise TensorError(
             f"the {what} hold {kind}", where=name, fix="check the source file; halfbyte does not guess such values"
         )
@@ -75,7 +74,7 @@ def finite_array(suffix: str, values: Array, name: str) -> None:
 
 def finite_codes(code: Array, name: str) -> None:
     """Refuse E4M3's NaN among the weights."""
-    if ((code & _E4M3_NAN) == _E4M3_NAN).any():
+    if ((code & E4M3_NAN) == E4M3_NAN).any():
         raise TensorError("the weights hold NaN", where=name, fix="check the source file")
 
 
@@ -92,7 +91,7 @@ def parts(row: Format, tensors: Mapping[str, Array], name: str) -> None:
 
 def no_nan_scale(row: Format, scale: Array, name: str) -> None:
     """A NaN block scale would decode to NaN weights."""
-    bad = (scale == _E8M0_NAN) if row.block != FORMATS["nvfp4"].block else ((scale & _E4M3_NAN) == _E4M3_NAN)
+    bad = (scale == _E8M0_NAN) if row.block != FORMATS["nvfp4"].block else ((scale & E4M3_NAN) == E4M3_NAN)
     if bad.any():
         at = tuple(int(i) for i in np.argwhere(bad)[0])
         raise TensorError(f"weight_scale is NaN at {at}", where=name, fix="check the source file")

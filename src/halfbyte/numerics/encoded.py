@@ -96,7 +96,7 @@ def bf16_bits(weight: Any, name: str = "tensor") -> BF16Bits:
     array = np.asarray(weight)
     if array.dtype == np.uint16:
         return np.ascontiguousarray(array)
-    if array.dtype in (np.float32, np.float16):
+    if array.dtype.name in ("float32", "float16"):
         from halfbyte.numerics.reference.floats import f32_to_bf16  # noqa: PLC0415 - rare path
 
         return f32_to_bf16(np.ascontiguousarray(array, np.float32))

@@ -1,4 +1,4 @@
-"""Kernels equal the reference on ordinary and hostile matrices, the sweep equals exact integers, bad input is refused."""
+"""Kernels equal the reference on all sorts of matrices; the sweep equals exact integers; bad input is refused."""
 
 import dataclasses
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halfbyte.numerics.reference import floats
+from halfbyte.numerics.reference.floats import BF16, F32, U8
 
 BLOCK = 128
 
 
-def decode_block(code: NDArray[np.uint8], scale_inv: NDArray[np.float32]) -> NDArray[np.uint16]:
+def decode_block(code: U8, scale_inv: F32) -> BF16:
     """w = bf16(code * scale_inv): FP32 product; the last blocks may be partial. Despite its name it multiplies."""
     n, k = code.shape
     decode_scale = np.repeat(np.repeat(scale_inv, BLOCK, axis=0)[:n], BLOCK, axis=1)[:, :k]
     return floats.f32_to_bf16(floats.E4M3_VALUES[code] * decode_scale)
 
 
-def encode_channel(weight: NDArray[np.uint16]) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
+def encode_channel(weight: BF16) -> tuple[U8, BF16]:
     """One BF16 scale a row, compressed-tensors' arithmetic: scale and quotient are rounded to BF16."""
     w = floats.bf16_to_f32(weight)
     scale = floats.bf16_round(np.abs(w).max(axis=1, keepdims=True) / floats.E4M3_MAX)
@@ -26,6 +26,6 @@ def encode_channel(weight: NDArray[np.uint16]) -> tuple[NDArray[np.uint8], NDArr
     return floats.e4m3_encode(quotient), floats.f32_to_bf16(scale)
 
 
-def decode_channel(code: NDArray[np.uint8], scale: NDArray[np.uint16]) -> NDArray[np.uint16]:
+def decode_channel(code: U8, scale: BF16) -> BF16:
     """w = bf16(code * scale)."""
     return floats.f32_to_bf16(floats.E4M3_VALUES[code] * floats.bf16_to_f32(scale))

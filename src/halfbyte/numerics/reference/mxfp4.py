@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halfbyte.numerics.reference import floats
+from halfbyte.numerics.reference.floats import BF16, F32, U8
 
 BLOCK = 32
 E8M0_MAX = 254
@@ -13,7 +13,7 @@ FP32_INFINITY_EXPONENT = 255
 E2M1_EXPONENT = 2  # 6 = 1.5 * 2^2: the exponent of the largest E2M1 value
 
 
-def block_scale(amax: NDArray[np.float32]) -> NDArray[np.uint8]:
+def block_scale(amax: F32) -> U8:
     """E8M0 byte of each block: the exponent of amax, one higher from mantissa 1.75 on, less 2. A zero block gives 0.
 
     From 1.75 * 2^127 on the exponent has no FP32 left to step up to, and Quark writes its largest byte.
@@ -24,7 +24,7 @@ def block_scale(amax: NDArray[np.float32]) -> NDArray[np.uint8]:
     return np.where(exponent == FP32_INFINITY_EXPONENT, E8M0_MAX, byte).astype(np.uint8)
 
 
-def encode(weight: NDArray[np.uint16], *, keep_negative_zero: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def encode(weight: BF16, *, keep_negative_zero: bool) -> tuple[U8, U8]:
     """Codes and scales. Quark never writes -0; compressed-tensors keeps the sign of negatives that round to 0."""
     w = floats.bf16_to_f32(weight)
     scale = block_scale(floats.block_amax(w, BLOCK))
@@ -34,7 +34,7 @@ def encode(weight: NDArray[np.uint16], *, keep_negative_zero: bool) -> tuple[NDA
     return floats.pack_nibbles(magnitude | (negative.astype(np.uint8) << 3)), scale
 
 
-def decode(packed: NDArray[np.uint8], scale: NDArray[np.uint8]) -> NDArray[np.uint16]:
+def decode(packed: U8, scale: U8) -> BF16:
     """w = code * 2^(e - 127), exact in BF16."""
     code = floats.unpack_nibbles(packed)
     return floats.f32_to_bf16(floats.e2m1_decode(code) * floats.spread(floats.e8m0_decode(scale), BLOCK))

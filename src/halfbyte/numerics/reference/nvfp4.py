@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halfbyte.numerics.reference import floats
+from halfbyte.numerics.reference.floats import BF16, F32, U8, Scalar
 
 BLOCK = 16
-E2M1_MAX = np.float32(6)
-CODE_RANGE = np.float32(6 * 448)  # 2688: the largest code times the largest block scale
+E2M1_MAX: Scalar = np.float32(6)
+CODE_RANGE: Scalar = np.float32(6 * 448)  # 2688: the largest code times the largest block scale
 ZERO_BLOCK_COMPRESSED_TENSORS = np.uint8(0x20)  # 0.125
 # A group of weights that is zero throughout: ModelOpt divides 0 by 0. Ours is encoded as if its amax were 6,
 # which keeps every scale finite and positive and decodes to exactly zero.
-ZERO_TENSOR_AMAX = np.float32(6)
+ZERO_TENSOR_AMAX: Scalar = np.float32(6)
 
 
-def tensor_scale(amax: np.float32, *, division: str = "ieee") -> np.float32:
+def tensor_scale(amax: Scalar, *, division: str = "ieee") -> Scalar:
     """`weight_scale_2` = amax / 2688.
 
     CUDA builds of PyTorch multiply by the rounded reciprocal instead, one ulp away for 28 of 128 mantissas; pass
@@ -28,14 +28,14 @@ def tensor_scale(amax: np.float32, *, division: str = "ieee") -> np.float32:
     )
 
 
-def block_scale_max(amax: NDArray[np.float32], decode_scale_2: np.float32) -> NDArray[np.uint8]:
+def block_scale_max(amax: F32, decode_scale_2: Scalar) -> U8:
     """ModelOpt's max: the block's largest weight lands near 6."""
     scale = amax / (E2M1_MAX * decode_scale_2)  # the product is rounded first
     scale = np.where(scale == 0, np.float32(1), scale)
     return floats.e4m3_encode(np.clip(scale, floats.E4M3_TINY, floats.E4M3_MAX))
 
 
-def codes(weight: NDArray[np.uint16], scale: NDArray[np.uint8], decode_scale_2: np.float32) -> NDArray[np.uint8]:
+def codes(weight: BF16, scale: U8, decode_scale_2: Scalar) -> U8:
     """ModelOpt's codes for given scales. The sign is that of the quotient: -0.0 gives 0, a tiny negative gives 8."""
     decode_scale = floats.E4M3_VALUES[scale] * decode_scale_2  # rounded before the division
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -43,33 +43,31 @@ def codes(weight: NDArray[np.uint16], scale: NDArray[np.uint8], decode_scale_2: 
     return floats.pack_nibbles(floats.e2m1_magnitude(quotient) | ((quotient < 0).astype(np.uint8) << 3))
 
 
-def encode_max(weight: NDArray[np.uint16], decode_scale_2: np.float32) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def encode_max(weight: BF16, decode_scale_2: Scalar) -> tuple[U8, U8]:
     """Codes and block scales, ModelOpt's `max`."""
     scale = block_scale_max(floats.block_amax(floats.bf16_to_f32(weight), BLOCK), decode_scale_2)
     return codes(weight, scale, decode_scale_2), scale
 
 
-def decode(packed: NDArray[np.uint8], scale: NDArray[np.uint8], decode_scale_2: np.float32) -> NDArray[np.uint16]:
+def decode(packed: U8, scale: U8, decode_scale_2: Scalar) -> BF16:
     """w = bf16(code * fl(scale * scale_2)), as ModelOpt dequantizes: its table has no negative zero."""
     decode_scale = floats.E4M3_VALUES[scale] * decode_scale_2
     value = floats.e2m1_decode(floats.unpack_nibbles(packed)) + np.float32(0)  # -0.0 + 0.0 is 0.0
     return floats.f32_to_bf16(value * floats.spread(decode_scale, BLOCK))
 
 
-def global_scale(amax: np.float32) -> np.float32:
+def global_scale(amax: Scalar) -> Scalar:
     """compressed-tensors' `weight_global_scale`: PyTorch takes 2688 / amax as a reciprocal and a product, both in BF16.
 
     It has 8 significant bits; where it is not finite (amax 0, or below 8e-36) it is 1.
     """
     with np.errstate(over="ignore", divide="ignore"):
-        reciprocal = floats.bf16_round(np.float32(1) / np.array([amax], np.float32))
+        reciprocal = floats.bf16_round(np.reciprocal(np.array([amax], np.float32)))
         scale = floats.bf16_round(reciprocal * CODE_RANGE)[0]
     return scale if np.isfinite(scale) else np.float32(1)
 
 
-def encode_compressed_tensors(
-    weight: NDArray[np.uint16], encode_scale_2: np.float32
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def encode_compressed_tensors(weight: BF16, encode_scale_2: Scalar) -> tuple[U8, U8]:
     """Codes and block scales in compressed-tensors' own arithmetic."""
     w = floats.bf16_to_f32(weight)
     local = floats.bf16_round(floats.block_amax(w, BLOCK) / E2M1_MAX)
@@ -79,9 +77,7 @@ def encode_compressed_tensors(
     return floats.pack_nibbles(floats.e2m1_magnitude(quotient) | ((quotient < 0).astype(np.uint8) << 3)), scale
 
 
-def decode_compressed_tensors(
-    packed: NDArray[np.uint8], scale: NDArray[np.uint8], encode_scale_2: np.float32
-) -> NDArray[np.uint16]:
+def decode_compressed_tensors(packed: U8, scale: U8, encode_scale_2: Scalar) -> BF16:
     """w = bf16(code * fl(scale / global_scale))."""
     decode_scale = floats.E4M3_VALUES[scale] / encode_scale_2
     return floats.f32_to_bf16(floats.e2m1_decode(floats.unpack_nibbles(packed)) * floats.spread(decode_scale, BLOCK))

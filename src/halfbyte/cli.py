@@ -1,0 +1,156 @@
+"""The commands: each parses its arguments, calls one function and shows what it returns.
+
+Heavy modules are imported inside the commands, so that `halfbyte --help` is instant.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from halfbyte.console import Column, Output
+from halfbyte.errors import EXIT_INTERRUPTED, HalfbyteError, MachineError
+from halfbyte.usage import Group, usage_errors
+
+if TYPE_CHECKING:
+    from halfbyte.numerics.formats import Format
+
+EXIT_BUG = 70  # EX_SOFTWARE; Python's own 1 would read as "a check failed"
+EXIT_BROKEN_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
+COMPLETE_VARIABLE = "_HALFBYTE_COMPLETE"
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def cli() -> None:
+    """Turn trillion-parameter MoE checkpoints into 4-bit ones, and prove what was written."""
+
+
+@cli.group()
+def recipes() -> None:
+    """Show the recipes that come with halfbyte."""
+
+
+@recipes.command("list")
+@click.pass_obj
+def recipes_list(out: Output) -> None:
+    """List the recipes, one line each."""
+    from halfbyte.recipe import load_recipe, recipe_names
+
+    rows = [{"name": name, "description": load_recipe(name).description} for name in recipe_names()]
+    out.table(rows, [Column("name", "recipe"), Column("description", "what it makes")])
+    out.hint(f"halfbyte recipes show {rows[0]['name'] if rows else 'FILE'}")
+
+
+@recipes.command("show")
+@click.argument("name")
+@click.pass_obj
+def recipes_show(out: Output, name: str) -> None:
+    """Print the recipe NAME as it is written, with its comments; as JSON, as it is understood."""
+    from halfbyte.recipe import load_recipe, recipe_text
+
+    out.text(recipe_text(name), load_recipe(name).model_dump(mode="json"))
+    out.hint(f"halfbyte recipes show {name} > my-recipe.yaml, and change what you like")
+
+
+@cli.command()
+@click.pass_obj
+def formats(out: Output) -> None:
+    """List the number formats that halfbyte reads and writes."""
+    from halfbyte.numerics.formats import FORMATS
+
+    columns = [
+        Column("name", "format"),
+        Column("bits_per_weight", "bits/weight", number=True),
+        Column("block", "block", number=True),
+        Column("decodes", "decode"),
+        Column("encodes", "encode"),
+        Column("title", "what it is"),
+        Column("used_by", "used by"),
+    ]
+    out.table([format_row(row) for row in FORMATS.values()], columns)
+    out.hint("halfbyte doctor, to see which of them this machine computes with")
+
+
+def format_row(row: Format) -> dict[str, Any]:
+    """Return what the table and the JSON say of a format."""
+    return {
+        "name": row.name,
+        "title": row.title,
+        "bits_per_weight": row.bits_per_weight,
+        "block": row.block or None,  # none: one scale for the whole row
+        "decodes": row.decodes,
+        "encodes": list(row.encodes),
+        "tensors": [{"suffix": part.suffix, "dtype": part.dtype} for part in row.tensors],
+        "used_by": row.used_by,
+    }
+
+
+@cli.command()
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=".",
+    show_default=True,
+    help="The folder whose disk is measured.",
+)
+@click.option("--no-disk", is_flag=True, help="Do not measure the disk.")
+@click.pass_obj
+def doctor(out: Output, folder: Path, no_disk: bool) -> None:
+    """Show what this machine has, and what that means for you."""
+    from halfbyte.advice import advise
+    from halfbyte.doctor import examine
+
+    if not no_disk:
+        out.note(f"measuring the disk under {folder} with a nameless file of 256 MiB ...")
+    machine = examine(None if no_disk else folder)
+    advice = advise(machine)
+    out.facts({**machine.as_dict(), "advice": [item.as_dict() for item in advice]}, machine.lines())
+    out.verdicts([(item.level, item.text) for item in advice])
+    blocking = [item for item in advice if item.level == "bad"]
+    if blocking:
+        raise MachineError(blocking[0].text, where="halfbyte doctor", fix=blocking[0].fix)
+    out.hint("halfbyte recipes list")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line and leave with its exit code."""
+    if COMPLETE_VARIABLE in os.environ:
+        from click.shell_completion import shell_complete
+
+        sys.exit(shell_complete(cli, {}, "halfbyte", COMPLETE_VARIABLE, os.environ[COMPLETE_VARIABLE]))
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command; every way in which it can end becomes an exit code here."""
+    out = Output()
+    try:
+        with usage_errors(out), cli.make_context("halfbyte", list(argv), obj=out) as ctx:
+            cli.invoke(ctx)
+        sys.stdout.flush()
+    except HalfbyteError as error:
+        out.error(error)
+        return error.exit_code
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        out.error(HalfbyteError("interrupted"))
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more when it ends; nobody listens any longer.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except Exception as error:
+        out.trace(error)
+        out.error(HalfbyteError("this is a bug in halfbyte", fix="report the traceback above and `halfbyte --version`"))
+        return EXIT_BUG
+    return 0

@@ -1,0 +1,174 @@
+"""The only module that prints: data on stdout, words on stderr, and the same value as JSON when asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from halfbyte.errors import HalfbyteError
+
+Level = Literal["good", "note", "bad"]
+SYMBOLS: Mapping[Level, str] = {"good": "✓", "note": "!", "bad": "✗"}
+_STYLES: Mapping[Level, str] = {"good": "green", "note": "yellow", "bad": "red"}
+_GUTTER = "   "
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table: the key of its value in a row, its heading, and whether it holds numbers."""
+
+    key: str
+    heading: str
+    number: bool = False
+
+
+@dataclass(slots=True)
+class Output:
+    """Where a command's answer goes and how it looks; the global options set its fields."""
+
+    as_json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    no_color: bool = False
+
+    def table(self, value: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> None:
+        """Show rows; as JSON the same rows with all their keys."""
+        if self.as_json:
+            return self._json(value)
+        cells = [[_cell(row[column.key]) for column in columns] for row in value]
+        if sys.stdout.isatty():
+            self._fancy_table(cells, columns)
+        else:
+            _print_aligned(cells, columns)
+        return None
+
+    def facts(self, value: Mapping[str, Any], lines: Sequence[tuple[str, str]]) -> None:
+        """Show labelled lines; as JSON the value they were made from."""
+        if self.as_json:
+            return self._json(value)
+        if sys.stdout.isatty():
+            self._fancy_facts(lines)
+        else:
+            width = max((len(label) for label, _ in lines), default=0)
+            for label, text in lines:
+                print(f"{label:<{width}}{_GUTTER}{text}".rstrip())
+        return None
+
+    def text(self, text: str, value: Any) -> None:
+        """Show text as it is; as JSON the value that it spells."""
+        if self.as_json:
+            return self._json(value)
+        print(text, end="" if text.endswith("\n") else "\n")
+        return None
+
+    def verdicts(self, sentences: Sequence[tuple[Level, str]]) -> None:
+        """Show sentences with their symbols; they are data, so they go to stdout, but not twice into JSON."""
+        if self.as_json:
+            return
+        for level, sentence in sentences:
+            self._say(sys.stdout, SYMBOLS[level], sentence, style=_STYLES[level])
+
+    def note(self, text: str) -> None:
+        """Say something on stderr, unless quiet."""
+        if not self.quiet:
+            sys.stdout.flush()  # where both go into one file, words stay after the data they follow
+            print(text, file=sys.stderr)
+
+    def hint(self, command: str) -> None:
+        """Name the next useful command."""
+        if not self.quiet:
+            sys.stdout.flush()
+            self._say(sys.stderr, "next:", command, style="dim")
+
+    def error(self, error: HalfbyteError) -> None:
+        """Say what happened, where, and what to type next; with -v also how the program got there."""
+        if self.verbose:
+            self.trace(error)
+        self._say(sys.stderr, SYMBOLS["bad"], error.what, style=_STYLES["bad"])
+        for label, text in (("where", error.where), ("fix", error.fix)):
+            if text:
+                self._say(sys.stderr, f"  {label:<5}", text, style="dim")
+
+    def trace(self, error: BaseException) -> None:
+        """Print a traceback on stderr."""
+        import traceback
+
+        traceback.print_exception(error, file=sys.stderr)
+
+    def _json(self, value: Any) -> None:
+        print(json.dumps(value, indent=2, ensure_ascii=False))
+
+    def _say(self, stream: IO[str], mark: str, text: str, *, style: str) -> None:
+        if not stream.isatty():
+            print(f"{mark} {text}", file=stream)
+            return
+        from rich.table import Table
+
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(style=style, no_wrap=True)
+        grid.add_column(overflow="fold")
+        grid.add_row(mark, _literal(text))
+        self._console(stream).print(grid)
+
+    def _fancy_table(self, cells: Sequence[Sequence[str]], columns: Sequence[Column]) -> None:
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, padding=(0, len(_GUTTER), 0, 0), header_style="bold")
+        for column in columns:
+            table.add_column(column.heading, justify="right" if column.number else "left", overflow="fold")
+        for row in cells:
+            table.add_row(*map(_literal, row))
+        self._console(sys.stdout).print(table)
+
+    def _fancy_facts(self, lines: Sequence[tuple[str, str]]) -> None:
+        from rich.table import Table
+
+        grid = Table.grid(padding=(0, len(_GUTTER), 0, 0))
+        grid.add_column(style="bold", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for label, text in lines:
+            grid.add_row(label, _literal(text))
+        self._console(sys.stdout).print(grid)
+
+    def _console(self, stream: IO[str]) -> Console:
+        from rich.console import Console
+
+        plain = self.no_color or bool(os.environ.get("NO_COLOR"))
+        return Console(file=stream, no_color=plain, highlight=False, color_system=None if plain else "auto")
+
+
+def _literal(text: str) -> Any:
+    """Wrap text so that rich does not read its square brackets as markup."""
+    from rich.text import Text
+
+    return Text(text)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_cell, value)) or "-"  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return str(value)
+
+
+def _print_aligned(cells: Sequence[Sequence[str]], columns: Sequence[Column]) -> None:
+    rows = [[column.heading for column in columns], *cells]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+    for row in rows:
+        padded = [
+            text.rjust(width) if column.number else text.ljust(width)
+            for text, width, column in zip(row, widths, columns, strict=True)
+        ]
+        print(_GUTTER.join(padded).rstrip())

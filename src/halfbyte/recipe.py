@@ -1,0 +1,87 @@
+"""Recipes by name or by file: one whole, commented YAML file each, read strictly into a frozen `Recipe`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from halfbyte.errors import RecipeError
+from halfbyte.recipe_errors import apply_overrides, explain, suggest
+from halfbyte.recipe_schema import Action, Calibrate, Dataset, Format, Prune, Quantize, Recipe, Role
+from halfbyte.recipe_yaml import parse_yaml
+
+__all__ = [
+    "Action",
+    "Calibrate",
+    "Dataset",
+    "Format",
+    "Prune",
+    "Quantize",
+    "Recipe",
+    "Role",
+    "load_recipe",
+    "recipe_names",
+    "recipe_text",
+]
+
+MAX_NBYTES = 100_000  # a recipe has a few kB; a shard or an index given by mistake has megabytes
+
+
+def recipe_names() -> list[str]:
+    """The names of the shipped recipes."""
+    shipped = files("halfbyte").joinpath("recipes").iterdir()
+    return sorted(entry.name.removesuffix(".yaml") for entry in shipped if entry.name.endswith(".yaml"))
+
+
+def recipe_text(name: str) -> str:
+    """A shipped recipe as it is written, comments included."""
+    known = recipe_names()
+    if name not in known:
+        fix = suggest(name, known, f"the recipes are {', '.join(known)}")
+        raise RecipeError(f"no recipe is named '{name}'", where=name, fix=fix)
+    return files("halfbyte").joinpath("recipes").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of that name or file, with `path.to.key=value` overrides put in; RecipeError if anything is wrong."""
+    file, text = _read(name_or_path)
+    document = apply_overrides(parse_yaml(text, file), overrides, Recipe)
+    try:
+        return Recipe.model_validate(document.data)
+    except ValidationError as error:
+        raise explain(error, document, Recipe) from None
+
+
+def _read(name_or_path: str | Path) -> tuple[str, str]:
+    """A shipped recipe by its name, else a file; a name that is neither gets the answer for names."""
+    path, name = Path(name_or_path), str(name_or_path)
+    if isinstance(name_or_path, str):
+        if name in recipe_names():
+            return f"{name}.yaml", recipe_text(name)
+        if "/" not in name and path.suffix not in {".yaml", ".yml"} and not _is_file(path):
+            return name, recipe_text(name)  # raises
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_NBYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else error
+        fix = suggest(path.stem, recipe_names(), "give the path of a YAML file, or a name from 'halfbyte recipes list'")
+        raise RecipeError(f"cannot read recipe '{name}': {reason}", where=name, fix=fix) from None
+    if len(raw) > MAX_NBYTES:
+        fix = "give a recipe, a YAML file of a few kB; checkpoints are given as SRC"
+        raise RecipeError(f"'{path.name}' has more than {MAX_NBYTES // 1000} kB: not a recipe", where=name, fix=fix)
+    try:
+        return name, raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        fix = "give a recipe, a YAML file in UTF-8"
+        raise RecipeError(f"'{path.name}' is not text: not a recipe", where=name, fix=fix) from None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name too long for the file system
+        return False

@@ -1,0 +1,234 @@
+"""The command line from the outside: exit codes, streams, JSON, and answers to typing errors."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from halfbyte import advice, cli, doctor
+from halfbyte.errors import CheckFailedError, MachineError, RecipeError, TensorError
+from halfbyte.numerics.formats import FORMATS
+from halfbyte.recipe import recipe_names, recipe_text
+
+RECIPE = "kimi-k2.6-nvfp4-wafer"
+
+
+@pytest.fixture
+def halfbyte(capsys):
+    """Run a command; return its exit code, what it printed on stdout, and on stderr."""
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        code = cli.run(argv)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def test_recipes_list_is_a_table_with_every_recipe(halfbyte):
+    code, out, err = halfbyte("recipes", "list")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["recipe", *recipe_names()]
+    assert err.startswith("next: halfbyte recipes show ")
+
+
+def test_recipes_show_is_the_file_to_the_byte(halfbyte):
+    code, out, err = halfbyte("recipes", "show", RECIPE)
+    assert (code, out) == (0, recipe_text(RECIPE))
+    assert err.startswith("next: ")
+
+
+def test_recipes_show_as_json_says_what_the_file_says(halfbyte):
+    _, out, _ = halfbyte("recipes", "show", RECIPE, "--json")
+    understood, written = json.loads(out), yaml.safe_load(recipe_text(RECIPE))
+    assert {key: understood[key] for key in ("name", "description", "roles")} == {
+        key: written[key] for key in ("name", "description", "roles")
+    }
+
+
+def test_formats_as_json_are_the_rows_of_the_format_table(halfbyte):
+    _, out, _ = halfbyte("formats", "--json")
+    rows = json.loads(out)
+    assert [row["name"] for row in rows] == list(FORMATS)
+    nvfp4 = next(row for row in rows if row["name"] == "nvfp4")
+    assert nvfp4["bits_per_weight"] == 4.5
+    assert nvfp4["block"] == 16
+    assert {"suffix": "weight_scale_2", "dtype": "F32"} in nvfp4["tensors"]
+
+
+def test_formats_as_a_table_has_a_line_a_format(halfbyte):
+    code, out, err = halfbyte("formats")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[1:]] == list(FORMATS)
+    assert err.startswith("next: halfbyte doctor")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--json", "recipes", "list"),
+        ("recipes", "--json", "list"),
+        ("recipes", "list", "--json"),
+        ("-q", "recipes", "list", "--json"),
+        ("recipes", "list", "--json", "-q", "-v", "--no-color"),
+    ],
+)
+def test_global_options_go_before_and_after_the_command(halfbyte, argv):
+    code, out, err = halfbyte(*argv)
+    assert code == 0
+    assert [row["name"] for row in json.loads(out)] == recipe_names()
+    assert (err == "") == ("-q" in argv)
+
+
+@pytest.mark.parametrize("argv", [("--version",), ("formats", "--version"), ("recipes", "--version")])
+def test_version(halfbyte, argv):
+    from importlib.metadata import version
+
+    assert halfbyte(*argv) == (0, f"halfbyte {version('halfbyte')}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("argv", "fix"),
+    [
+        (("formts",), "did you mean 'halfbyte formats'?"),
+        (("recipe", "list"), "did you mean 'halfbyte recipes'?"),
+        (("recipes", "lst"), "did you mean 'halfbyte recipes list'?"),
+        (("list",), "did you mean 'halfbyte recipes list'?"),
+        (("xyzzy",), "choose one of recipes, formats, doctor"),
+        (("formats", "--jsn"), "did you mean '--json'?"),
+        (("doctor", "--nodisk"), "did you mean '--no-disk'?"),
+        (("doctor", "--wibble"), "choose one of --dir, --no-disk, --json, -q, --quiet"),
+        (("--no-colour", "formats"), "did you mean '--no-color'?"),
+        (("recipes", "show", "kimi-k2.6-nvfp4-waffer"), RECIPE),
+        (("recipes", "show"), "see 'halfbyte recipes show --help'"),
+        (("doctor", "--dir", "/no/such/folder"), "see 'halfbyte doctor --help'"),
+        (("formats", "too", "much"), "see 'halfbyte formats --help'"),
+    ],
+)
+def test_what_cannot_be_read_is_answered_with_a_fix(halfbyte, argv, fix):
+    code, out, err = halfbyte(*argv)
+    assert (code, out) == (2, "")
+    what, where, remedy = err.splitlines()
+    assert what.startswith("✗ ")
+    assert where.startswith("  where ")
+    assert remedy.startswith("  fix   ")
+    assert fix in remedy
+
+
+@pytest.mark.parametrize("argv", [(), ("recipes",)])
+def test_a_group_without_a_command_shows_its_help_on_stderr(halfbyte, argv):
+    code, out, err = halfbyte(*argv)
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: halfbyte ")
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_lists_the_own_options_apart_from_the_global_ones(halfbyte, flag):
+    code, out, err = halfbyte("doctor", flag)
+    assert (code, err) == (0, "")
+    own, shared = out.split("Global options:")
+    assert "--no-disk" in own
+    assert "--json" not in own
+    assert "--json" in shared
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CheckFailedError("no"), 1),
+        (RecipeError("no"), 2),
+        (TensorError("no"), 2),
+        (MachineError("no"), 3),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_every_error_has_its_exit_code(halfbyte, monkeypatch, error, code):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("halfbyte.recipe.recipe_names", fail)
+    got, out, err = halfbyte("recipes", "list")
+    assert (got, out) == (code, "")
+    assert "Traceback" not in err
+    assert err.startswith("✗ ")
+
+
+def test_a_bug_does_not_look_like_a_failed_check(halfbyte, monkeypatch):
+    monkeypatch.setattr("halfbyte.recipe.recipe_names", lambda: 1 / 0)
+    code, out, err = halfbyte("recipes", "list")
+    assert (code, out) == (cli.EXIT_BUG, "")
+    assert "ZeroDivisionError" in err
+    assert "this is a bug in halfbyte" in err
+
+
+def machine(**changes) -> doctor.Machine:
+    facts = {
+        "python": "3.11.0",
+        "system": "Linux",
+        "cpu": doctor.Cpu("a CPU", 2, 2, ("avx2",), "skylake", 2),
+        "memory": doctor.Memory(64_000_000_000, 60_000_000_000, None),
+        "gpus": (),
+        "torch_build": "CPU",
+        "disk": None,
+        "versions": {"numba": "0.65.0", "vllm": None},
+        "problems": {},
+    }
+    return doctor.Machine(**{**facts, **changes})
+
+
+def test_doctor_prints_facts_then_advice(halfbyte, monkeypatch):
+    monkeypatch.setattr(doctor, "examine", lambda folder: machine())
+    code, out, err = halfbyte("doctor", "--no-disk")
+    assert code == 0
+    assert "a CPU: 2 cores, 2 usable" in out
+    assert "! no GPU" in out
+    assert err == "next: halfbyte recipes list\n"
+
+
+def test_doctor_as_json_has_the_advice_too(halfbyte, monkeypatch):
+    gpu = doctor.Gpu("NVIDIA B200", "sm_100", 192_000_000_000)
+    monkeypatch.setattr(doctor, "examine", lambda folder: machine(gpus=(gpu,)))
+    code, out, _ = halfbyte("doctor", "--no-disk", "--json")
+    value = json.loads(out)
+    assert code == 0
+    assert value["gpus"] == [
+        {"name": "NVIDIA B200", "arch": "sm_100", "memory_nbytes": 192_000_000_000, "fp4": "nvfp4"}
+    ]
+    assert [item["text"] for item in value["advice"]] == [item.text for item in advice.advise(machine(gpus=(gpu,)))]
+
+
+def test_doctor_leaves_with_3_when_halfbyte_cannot_work_here(halfbyte, monkeypatch):
+    monkeypatch.setattr(doctor, "examine", lambda folder: machine(versions={"numba": None}))
+    code, out, err = halfbyte("doctor", "--no-disk")
+    assert code == 3
+    assert "a CPU" in out
+    assert "fix   pip install numba" in err
+
+
+def test_a_closed_pipe_ends_quietly():
+    program = "import sys; from halfbyte.cli import main; main(['formats', '-q', '--json'])"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (cli.EXIT_BROKEN_PIPE, "")
+
+
+def test_a_terminal_that_cannot_show_symbols_still_gets_the_answer():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "halfbyte", "formts"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 2
+    assert done.stderr.startswith("? there is no command 'formts'")
+
+
+def test_shells_can_complete_commands():
+    environment = {**os.environ, "_HALFBYTE_COMPLETE": "bash_complete", "COMP_WORDS": "halfbyte re", "COMP_CWORD": "1"}
+    command = [sys.executable, "-m", "halfbyte"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout == "plain,recipes\n"

@@ -1,0 +1,67 @@
+"""What is imported when: the command line answers at once because it loads nothing heavy."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+import halfbyte
+
+HEAVY = {"torch", "numba", "numpy", "transformers", "pydantic", "yaml", "triton", "ray", "vllm", "rich", "jinja2"}
+ANSWERS_IN_S = 0.3
+FAILS_ABOVE_S = 0.6  # what a busy machine may add
+
+
+def loaded_by(code: str) -> set[str]:
+    """Run code in a fresh interpreter and return the heavy packages it loaded."""
+    program = f"import sys\n{code}\nimport json\nprint('\\n' + json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return HEAVY & {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+
+
+def test_the_proof_would_notice_a_heavy_import():
+    assert loaded_by("import numpy, yaml") == {"numpy", "yaml"}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import halfbyte",
+        "import halfbyte.cli",
+        "import halfbyte.errors, halfbyte.console, halfbyte.doctor, halfbyte.advice",
+        "from halfbyte.cli import run; run(['--help'])",
+        "from halfbyte.cli import run; run(['recipes', 'show', '--help'])",
+        "from halfbyte.cli import run; run(['--version'])",
+        "from halfbyte.cli import run; run(['nonsense'])",
+        "from halfbyte.cli import run; run(['formats'])",
+        "from halfbyte import FORMATS",
+    ],
+)
+def test_loads_nothing_heavy(code):
+    assert loaded_by(code) == set()
+
+
+def test_recipes_load_neither_torch_nor_numba_nor_numpy():
+    assert loaded_by("from halfbyte.cli import run; run(['recipes', 'list'])") <= {"pydantic", "yaml"}
+
+
+def test_help_is_instant():
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "halfbyte", "--help"], capture_output=True, check=True)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < FAILS_ABOVE_S, f"halfbyte --help took {min(seconds):.2f} s, the goal is {ANSWERS_IN_S} s"
+
+
+def test_every_public_name_is_there():
+    for name in halfbyte.__all__:
+        assert getattr(halfbyte, name) is not None
+    assert set(halfbyte.__all__) <= set(dir(halfbyte))
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'enkode'"):
+        halfbyte.enkode  # noqa: B018

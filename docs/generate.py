@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from halfbyte.numerics.formats import FORMATS, Format
 from halfbyte.recipe import load_recipe, recipe_text
 
 HELP_WIDTH = 100
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
 def walk(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[click.Context]:
@@ -60,6 +62,27 @@ def _format_cells(row: Format) -> tuple[str, ...]:
     encodes = ", ".join(f"`{name}`" for name in row.encodes) or "read only"
     block = str(row.block) if row.block else "row"
     return (f"`{row.name}`", row.title, f"{row.bits_per_weight:.2f}", block, encodes, tensors, row.used_by)
+
+
+def speed_table() -> str:
+    """The newest benchmark of the number formats, as its own file has it."""
+    newest = max(RESULTS.glob("numerics_*.json"), key=lambda path: path.stem[-6:])
+    result = json.loads(newest.read_text())
+    shape, by_cores = next(iter(result["shapes"].items()))
+    one, every = by_cores["1"], by_cores["all"]
+    peers = [name for name in one if name != "halfbyte"]
+    rows: list[tuple[str, ...]] = []
+    for name, rate in one["halfbyte"].items():
+        theirs = [f"{one[peer][name] / 1e9:.4f}" if name in one[peer] else "" for peer in peers]
+        rows.append((name, f"{rate / 1e9:.2f}", f"{every['halfbyte'][name] / 1e9:.2f}", *theirs))
+    copy = f"memory copy | {result['memory_copy']['1'] / 1e9:.1f} | {result['memory_copy']['all'] / 1e9:.1f}"
+    rows.append((*copy.split(" | "), *[""] * len(peers)))
+    words = (
+        f"GB/s of the BF16 side (2 bytes a weight) for a {shape} expert matrix, {result['date']}, {result['cpu']}, "
+        f"`{result['command']}`; all of it is in [benchmarks/results](benchmarks/results/{newest.stem}.md)."
+    )
+    heading = ("operation", "1 core", f"{result['cores']} cores", *[f"{peer}, 1 core" for peer in peers])
+    return f"{words}\n\n{_markdown(heading, rows)}"
 
 
 def recipe_error() -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,19 @@ if TYPE_CHECKING:
 
 EXIT_BUG = 70  # EX_SOFTWARE; Python's own 1 would read as "a check failed"
 EXIT_BROKEN_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
+WATCH_SECONDS = 2
 COMPLETE_VARIABLE = "_HALFBYTE_COMPLETE"
+
+
+def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what `plan` and `quantize` share: which recipe, with which changes, on how many layers."""
+    for option in (
+        click.option("--layers", type=click.IntRange(1), help="Only the first layers: a small checkpoint that loads."),
+        click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the recipe."),
+        click.option("-r", "--recipe", required=True, help="A recipe's name or file; see `halfbyte recipes list`."),
+    ):
+        command = option(command)
+    return command
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -88,6 +101,62 @@ def format_row(row: Format) -> dict[str, Any]:
         "tensors": [{"suffix": part.suffix, "dtype": part.dtype} for part in row.tensors],
         "used_by": row.used_by,
     }
+
+
+@cli.command("plan")
+@click.argument("source", type=click.Path(path_type=Path))
+@recipe_options
+@click.option("-o", "--out", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the plan as JSON.")
+@click.option("--diff", "other", type=click.Path(path_type=Path), help="Say how it differs from a plan.json.")
+@click.pass_obj
+def plan_command(out: Output, source: Path, file: Path | None, other: Path | None, **choice: Any) -> None:
+    """Show what `quantize` would do to the checkpoint SOURCE: fates, sizes, shards, memory. Reads headers only."""
+    from halfbyte import show
+    from halfbyte.pipeline import plan
+    from halfbyte.recipe import load_recipe
+
+    made = plan(source, load_recipe(choice["recipe"], choice["overrides"]), layers=choice["layers"])
+    show.plan(out, made, file, other)
+    out.hint(f"halfbyte quantize {source} OUT -r {choice['recipe']}")
+
+
+@cli.command("quantize")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("out_folder", metavar="OUT", type=click.Path(path_type=Path))
+@recipe_options
+@click.option("--threads", type=click.IntRange(1), help="Threads that read, compute and write.  [default: cores + 2]")
+@click.pass_obj
+def quantize_command(out: Output, source: Path, out_folder: Path, threads: int | None, **choice: Any) -> None:
+    """Make the checkpoint OUT from SOURCE as the recipe says. Run the same command again to resume."""
+    from halfbyte import show
+    from halfbyte.pipeline import quantize
+    from halfbyte.recipe import load_recipe
+
+    recipe = load_recipe(choice["recipe"], choice["overrides"])
+    with out.progress() as bar:
+        result = quantize(
+            source, out_folder, recipe, layers=choice["layers"], threads=threads, progress=show.steps(bar)
+        )
+    show.result(out, result)
+    out.hint(f"halfbyte audit {out_folder} --against {source}")
+
+
+@cli.command("status")
+@click.argument("out_folder", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--watch", is_flag=True, help="Look again every two seconds until the run is whole.")
+@click.pass_obj
+def status_command(out: Output, out_folder: Path, watch: bool) -> None:
+    """Show how far a run is, from any terminal."""
+    from halfbyte import show
+    from halfbyte.status import read_status
+
+    while True:
+        status = read_status(out_folder)
+        show.status(out, status)
+        if not watch or status.whole:
+            break
+        time.sleep(WATCH_SECONDS)
+    out.hint(f"halfbyte audit {out_folder}" if status.whole else "run the same `halfbyte quantize` again to go on")
 
 
 @cli.command()

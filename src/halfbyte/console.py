@@ -102,6 +102,14 @@ class Output:
 
         traceback.print_exception(error, file=sys.stderr)
 
+    def progress(self) -> Bar:
+        """Return a bar on a terminal, one line a step elsewhere, silence if quiet."""
+        return Bar(self)
+
+    def stderr_console(self) -> Console:
+        """Return rich's view of stderr, for what moves."""
+        return self._console(sys.stderr)
+
     def _json(self, value: Any) -> None:
         print(json.dumps(value, indent=2, ensure_ascii=False))
 
@@ -142,6 +150,37 @@ class Output:
 
         plain = self.no_color or bool(os.environ.get("NO_COLOR"))
         return Console(file=stream, no_color=plain, highlight=False, color_system=None if plain else "auto")
+
+
+class Bar:
+    """Progress of long work: bytes, rate and time left; finished steps scroll by above it."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._rich: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Bar:
+        if sys.stderr.isatty() and not self._out.quiet:
+            from rich import progress as rich
+
+            columns = (rich.BarColumn(), rich.DownloadColumn(), rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
+            self._rich = rich.Progress(*columns, console=self._out.stderr_console())
+            self._rich.start()
+            self._task = self._rich.add_task("", total=None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._rich is not None:
+            self._rich.stop()
+
+    def step(self, line: str, done: int, total: int) -> None:
+        """Say that a step is finished."""
+        if self._rich is not None:
+            self._rich.console.print(_literal(line))
+            self._rich.update(self._task, completed=done, total=total)
+        else:
+            self._out.note(line)
 
 
 def _literal(text: str) -> Any:

@@ -50,3 +50,9 @@ class MachineError(HalfbyteError):
     """This machine lacks something: memory, disk, a GPU, a library."""
 
     exit_code = EXIT_MACHINE
+
+
+class InterruptedRunError(HalfbyteError):
+    """Ctrl-C in a run that can go on later."""
+
+    exit_code = EXIT_INTERRUPTED

@@ -1,0 +1,188 @@
+"""config.json of the output: the source's, with the quantization block that engines need, and no stale one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from halfbyte.plan.manifest import Plan
+from halfbyte.plan.rules import ENCODE
+from halfbyte.recipe_schema import Quantize
+
+_BLOCK = "quantization_config"
+MODELOPT_FILE = "hf_quant_config.json"
+
+
+def output_config(plan: Plan) -> dict[str, Any]:
+    """Return the output's config.json: every other key stays, in its order."""
+    checkpoint, architecture = plan.checkpoint, plan.model.architecture
+    quantize = plan.recipe.quantize
+    if quantize is None and not plan.decodes:
+        return _truncated(plan, dict(checkpoint.config))
+    config = {key: value for key, value in checkpoint.config.items() if key != _BLOCK}
+    text = architecture.text_config
+    if text is not None and text in config:
+        config[text] = {key: value for key, value in config[text].items() if key != _BLOCK}
+    if quantize is not None:
+        config[_BLOCK] = quantization_block(quantize, plan)
+    return _truncated(plan, config)
+
+
+def _truncated(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint of the first layers says so, or no engine loads it."""
+    key = plan.model.architecture.keys["layers"]
+    if plan.layers is None or key is None:
+        return config
+    text = plan.model.architecture.text_config
+    holder = {**config[text]} if text else config
+    holder[key] = min(plan.layers, holder[key])
+    return {**config, text: holder} if text else holder
+
+
+def quantization_block(quantize: Quantize, plan: Plan) -> dict[str, Any]:
+    """Return the block for the recipe's format."""
+    return _BLOCKS[quantize.format](quantize, ignored(quantize, plan))
+
+
+def ignored(quantize: Quantize, plan: Plan) -> list[str]:
+    """Return the list of what is not quantized: the recipe's patterns, or made from its roles as ModelOpt does.
+
+    ModelOpt shortens each module to the first prefix that begins no quantized module; a whole module gets no star.
+    """
+    if quantize.config.ignore_patterns is not None:
+        return list(quantize.config.ignore_patterns)
+    linears = plan.model.linears.values()
+    quantized = [linear.module for linear in linears if plan.recipe.roles.get(linear.role) == ENCODE]
+    taken = {module[:end] for module in quantized for end in _ends(module)}
+    roles = quantize.config.ignore_roles or ()
+    modules = [linear.module for linear in linears if linear.role in roles]
+    modules += [name.rpartition(".")[0] for name, (place, _) in plan.model.plain.items() if place.role in roles]
+    found: set[str] = set()
+    for module in modules:
+        prefix = next((module[:end] for end in _ends(module) if module[:end] not in taken), module)
+        found.add(prefix if prefix == module and "." in prefix else f"{prefix}*")
+    return sorted(found)
+
+
+def _ends(module: str) -> list[int]:
+    """Where the dotted prefixes of a name end, its own end last."""
+    return [at for at, letter in enumerate(module) if letter == "."] + [len(module)]
+
+
+def modelopt_file(plan: Plan) -> dict[str, Any] | None:
+    """Return hf_quant_config.json, which ModelOpt writes besides the block and older engines read."""
+    quantize = plan.recipe.quantize
+    if quantize is None or quantize.format != "nvfp4":
+        return None
+    return {
+        "producer": {"name": "modelopt", "version": quantize.config.producer_version},
+        "quantization": {
+            "quant_algo": "NVFP4",
+            "kv_cache_quant_algo": None if quantize.kv_cache == "none" else "FP8",
+            "group_size": 16,
+            "exclude_modules": ignored(quantize, plan),
+        },
+    }
+
+
+def _quark(quantize: Quantize, exclude: list[str]) -> dict[str, Any]:
+    """AMD Quark's block as vLLM, SGLang and ATOM read it; the empty keys must be there (vLLM takes their length)."""
+    tensor = {
+        "dtype": "fp4",
+        "qscheme": "per_group",
+        "ch_axis": -1,
+        "group_size": 32,
+        "scale_format": "e8m0",
+        "scale_calculation_mode": "even",
+        "observer_cls": "PerBlockMXObserver",
+    }
+    inputs = {**tensor, "is_dynamic": True} if quantize.activations == "dynamic" else None
+    return {
+        "quant_method": "quark",
+        "version": quantize.config.producer_version,
+        "global_quant_config": {
+            "weight": {**tensor, "is_dynamic": False},
+            "input_tensors": inputs,
+            "output_tensors": None,
+            "bias": None,
+        },
+        "exclude": exclude,
+        "algo_config": None,
+        "layer_quant_config": {},
+        "layer_type_quant_config": {},
+        "export": {"pack_method": "reorder", "weight_format": "real_quantized", "kv_cache_group": []},
+    }
+
+
+def _compressed_tensors(
+    format: str, weights: Mapping[str, Any], inputs: Mapping[str, Any] | None, ignore: list[str]
+) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": format,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ignore,
+        "kv_cache_scheme": None,
+    }
+
+
+def _args(bits: int, kind: str, strategy: str, group: int | None, dynamic: bool | str) -> dict[str, Any]:
+    return {
+        "num_bits": bits,
+        "type": kind,
+        "strategy": strategy,
+        "group_size": group,
+        "symmetric": True,
+        "dynamic": dynamic,
+    }
+
+
+def _mxfp4_ct(quantize: Quantize, ignore: list[str]) -> dict[str, Any]:
+    dynamic = quantize.activations == "dynamic"
+    inputs = _args(4, "float", "group", 32, True) if dynamic else None
+    return _compressed_tensors("mxfp4-pack-quantized", _args(4, "float", "group", 32, False), inputs, ignore)
+
+
+def _nvfp4_ct(quantize: Quantize, ignore: list[str]) -> dict[str, Any]:
+    calibrated = quantize.activations == "calibrated"
+    inputs = _args(4, "float", "tensor_group", 16, "local") if calibrated else None
+    return _compressed_tensors("nvfp4-pack-quantized", _args(4, "float", "tensor_group", 16, False), inputs, ignore)
+
+
+def _fp8_channel(quantize: Quantize, ignore: list[str]) -> dict[str, Any]:
+    inputs = _args(8, "float", "token", None, True) if quantize.activations == "dynamic" else None
+    return _compressed_tensors("float-quantized", _args(8, "float", "channel", None, False), inputs, ignore)
+
+
+def _int4(quantize: Quantize, ignore: list[str]) -> dict[str, Any]:
+    return _compressed_tensors("pack-quantized", _args(4, "int", "group", 32, False), None, ignore)
+
+
+def _modelopt(quantize: Quantize, ignore: list[str]) -> dict[str, Any]:
+    """ModelOpt's block; weights only is said by null inputs, which vLLM reads as W4A16."""
+    fp4 = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+    inputs = fp4 if quantize.activations == "calibrated" else None
+    block: dict[str, Any] = {
+        "config_groups": {"group_0": {"input_activations": inputs, "weights": fp4, "targets": ["Linear"]}},
+        "ignore": ignore,
+        "quant_algo": "NVFP4",
+    }
+    if quantize.kv_cache != "none":
+        block["kv_cache_scheme"] = {"dynamic": False, "num_bits": 8, "type": "float"}
+    return {
+        **block,
+        "producer": {"name": "modelopt", "version": quantize.config.producer_version},
+        "quant_method": "modelopt",
+    }
+
+
+_BLOCKS = {
+    "mxfp4": _quark,
+    "mxfp4_ct": _mxfp4_ct,
+    "nvfp4": _modelopt,
+    "nvfp4_ct": _nvfp4_ct,
+    "fp8_channel": _fp8_channel,
+    "int4": _int4,
+}

@@ -1,0 +1,99 @@
+"""The plan as a whole: its jobs, its shards, and a fingerprint over everything that decides a byte.
+
+Same plan, same bytes. The fingerprint is a hash of named parts, so that two plans that differ can say where.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from halfbyte.errors import UsageError
+from halfbyte.models.model import Model
+from halfbyte.plan.layout import Shard, lay_out_shards
+from halfbyte.plan.rules import DECODE, Job, make_jobs, refuse_pruning
+from halfbyte.recipe_schema import Recipe
+from halfbyte.source.checkpoint import Checkpoint
+
+BYTES_VERSION = 1  # raised whenever the same recipe and source would give other bytes; see CHANGELOG, Output bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that will be written."""
+
+    checkpoint: Checkpoint
+    model: Model
+    recipe: Recipe
+    jobs: tuple[Job, ...]
+    shards: tuple[Shard, ...]
+    layers: int | None  # only so many decoder layers, for a truncated checkpoint
+
+    @property
+    def read_nbytes(self) -> int:
+        """Return how much of the source is read."""
+        return sum(job.read_nbytes for job in self.jobs)
+
+    @property
+    def write_nbytes(self) -> int:
+        """Return the size of all shards, headers included."""
+        return sum(shard.nbytes for shard in self.shards)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether anything that was quantized is not any more."""
+        return any(job.action == DECODE for job in self.jobs)
+
+    def parts(self) -> dict[str, str]:
+        """Return a hash of each thing that decides bytes."""
+        tensors = self.checkpoint.tensors.values()
+        headers = [(t.name, t.dtype, t.shape, t.shard, t.begin) for t in tensors]
+        shards = [(shard.name, hashlib.sha256(shard.head).hexdigest()) for shard in self.shards]
+        return {
+            "bytes_version": str(BYTES_VERSION),
+            "recipe": self.recipe.fingerprint(),
+            "source config": _digest(self.checkpoint.config),
+            "source tensors": _digest(headers),
+            "layers": str(self.layers or "all"),
+            "shards": _digest(shards),
+        }
+
+    def fingerprint(self) -> str:
+        """Return the hash of all parts."""
+        return _digest(self.parts())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what plan.json holds: what is needed to resume, to audit and to explain, not the jobs themselves."""
+        return {
+            "fingerprint": self.fingerprint(),
+            "parts": self.parts(),
+            "recipe": self.recipe.model_dump(mode="json", exclude_none=True),
+            "read_nbytes": self.read_nbytes,
+            "write_nbytes": self.write_nbytes,
+            "shards": {shard.name: shard.nbytes for shard in self.shards},
+        }
+
+
+def make_plan(checkpoint: Checkpoint, model: Model, recipe: Recipe, *, layers: int | None = None) -> Plan:
+    """Decide everything. Reads nothing but what the headers said."""
+    refuse_pruning(recipe)
+    jobs = make_jobs(model, recipe)
+    if layers is not None:
+        jobs = [job for job in jobs if job.layer is None or job.layer < layers]
+    return Plan(checkpoint, model, recipe, tuple(jobs), tuple(lay_out_shards(jobs, recipe.shard_nbytes)), layers)
+
+
+def refuse_other_plan(found: Mapping[str, Any], plan: Plan, where: str) -> None:
+    """Two plans never share a folder; say which part differs."""
+    theirs, ours = found.get("parts", {}), plan.parts()
+    different = [name for name in ours if theirs.get(name) != ours[name]]
+    if different:
+        what = f"this folder belongs to another plan: {', '.join(different)} differ{'s' if len(different) == 1 else ''}"
+        raise UsageError(what, where=where, fix="give another output folder, or repeat the command that began this one")
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=list).encode()).hexdigest()[:16]

@@ -1,0 +1,139 @@
+"""Role x recipe -> fate: for each linear and each other tensor, which stored tensors are read and what is written.
+
+A `Job` is what must be done at once: linears that engines fuse share a tensor scale, so they are one job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from halfbyte.errors import RecipeError
+from halfbyte.models.linears import StoredLinear
+from halfbyte.models.model import Model
+from halfbyte.numerics.formats import FORMATS
+from halfbyte.recipe_schema import Recipe
+from halfbyte.source.headers import TensorInfo, TensorSpec
+
+KEEP, DECODE, ENCODE = "keep", "bf16", "quantize"
+BIAS = "bias"
+# The name and shape of a calibrated input scale in each spelling.
+_INPUT_SCALES = {"nvfp4": ("input_scale", ()), "nvfp4_ct": ("input_global_scale", (1,))}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Some linears, or one other tensor, with what is read and what is written.
+
+    `layer` is None outside the decoder layers; `linears` is empty for tensors that are copied.
+    """
+
+    name: str
+    role: str
+    layer: int | None
+    action: str
+    linears: tuple[StoredLinear, ...]
+    sources: tuple[TensorInfo, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @property
+    def read_nbytes(self) -> int:
+        """Return how much of the source this job reads."""
+        return sum(source.nbytes for source in self.sources)
+
+    @property
+    def write_nbytes(self) -> int:
+        """Return how much it writes."""
+        return sum(output.nbytes for output in self.outputs)
+
+
+def make_jobs(model: Model, recipe: Recipe) -> list[Job]:
+    """Return the fate of every tensor, in the model's order: what stands before the layers, layers, what follows."""
+    jobs = [*_plain_jobs(model, recipe), *_linear_jobs(model, recipe), *_kv_scale_jobs(model, recipe)]
+    return sorted(jobs, key=lambda job: (job.layer is None, job.layer or 0, job.name))
+
+
+def refuse_what_is_not_built(recipe: Recipe) -> None:
+    """Plans of every recipe can be made; this version runs those that need no calibration."""
+    if recipe.calibrate is not None and recipe.prune is None:
+        fix = "use a recipe without calibration, such as kimi-k2.6-mxfp4-wafer, kimi-k2.6-nvfp4a16 or kimi-k2.6-bf16"
+        raise RecipeError(f"recipe '{recipe.name}' calibrates, which this version does not do", fix=fix)
+    refuse_pruning(recipe)
+
+
+def refuse_pruning(recipe: Recipe) -> None:
+    """Which experts stay is not known before they are measured, so not even a plan can be made."""
+    if recipe.prune is not None:
+        fix = "use a recipe without 'prune', such as kimi-k2.6-nvfp4-nvidia"
+        raise RecipeError(f"recipe '{recipe.name}' prunes, which this version does not do", fix=fix)
+
+
+def _action(recipe: Recipe, role: str, name: str) -> str:
+    action = recipe.roles.get(role)  # pyright: ignore[reportArgumentType, reportCallIssue] - roles of the data files
+    if action is None:
+        fix = f"name {role} in the recipe's roles; this recipe is for another family"
+        raise RecipeError(f"recipe '{recipe.name}' does not say what happens to {role}", where=name, fix=fix)
+    return action
+
+
+def _plain_jobs(model: Model, recipe: Recipe) -> Iterator[Job]:
+    for name, (place, info) in model.plain.items():
+        action = _action(recipe, place.role, name)
+        assert action == KEEP  # the recipe's schema allows nothing else for these roles
+        yield Job(name, place.role, place.layer, KEEP, (), (info,), (TensorSpec(name, info.dtype, info.shape),))
+
+
+def _linear_jobs(model: Model, recipe: Recipe) -> Iterator[Job]:
+    groups: dict[str, list[StoredLinear]] = {}
+    for linear in model.linears.values():
+        action = _action(recipe, linear.role, linear.module)
+        fused = action == ENCODE and recipe.quantize is not None and _shares_scale(recipe.quantize.format)
+        key = model.architecture.fused_group(linear.module) if fused else linear.module
+        groups.setdefault(key, []).append(linear)
+    for key, linears in groups.items():
+        members = tuple(sorted(linears, key=lambda linear: linear.module))
+        action = _action(recipe, members[0].role, key)
+        sources = tuple(info for linear in members for info in linear.parts.values())
+        outputs = tuple(spec for linear in members for spec in _outputs(linear, action, recipe))
+        yield Job(key, members[0].role, members[0].layer, action, members, sources, outputs)
+
+
+def _kv_scale_jobs(model: Model, recipe: Recipe) -> Iterator[Job]:
+    """Calibrated scales of an FP8 KV cache, under the names that ModelOpt writes even where MLA has no k_proj."""
+    if recipe.quantize is None or recipe.quantize.kv_cache != "fp8":
+        return
+    modules = {
+        (linear.layer, linear.module.rpartition(".")[0]) for linear in model.linears.values() if _attends(linear)
+    }
+    for layer, module in sorted(modules, key=str):
+        names = (f"{module}.k_proj.k_scale", f"{module}.v_proj.v_scale")
+        outputs = tuple(TensorSpec(name, "F32", ()) for name in names if name not in model.plain)
+        if outputs:
+            yield Job(f"{module}.kv_scales", "attention", layer, ENCODE, (), (), outputs)
+
+
+def _attends(linear: StoredLinear) -> bool:
+    return linear.role == "attention"
+
+
+def _shares_scale(format: str) -> bool:
+    return any(part.fixed is not None and part.dtype == "F32" for part in FORMATS[format].tensors)
+
+
+def _outputs(linear: StoredLinear, action: str, recipe: Recipe) -> Iterator[TensorSpec]:
+    """Return the tensors of a linear after its fate. Input scales belong to the format that goes; a bias stays."""
+    for suffix, info in linear.parts.items():
+        if action == KEEP or suffix == BIAS:
+            yield TensorSpec(info.name, info.dtype, info.shape)
+    if action == DECODE:
+        yield TensorSpec(f"{linear.module}.weight", "BF16", linear.shape)
+    elif action == ENCODE:
+        assert recipe.quantize is not None
+        row = FORMATS[recipe.quantize.format]
+        if row.block and linear.shape[1] % row.block:
+            what = f"K = {linear.shape[1]} is not a multiple of {row.name}'s block of {row.block}"
+            raise RecipeError(what, where=linear.module, fix=f"keep {linear.role} in the recipe")
+        for part in row.tensors:
+            yield TensorSpec(f"{linear.module}.{part.suffix}", part.dtype, part.shape(*linear.shape))
+        if recipe.quantize.activations == "calibrated":
+            yield TensorSpec(f"{linear.module}.{_INPUT_SCALES[row.name][0]}", "F32", _INPUT_SCALES[row.name][1])

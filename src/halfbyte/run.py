@@ -1,0 +1,127 @@
+"""Run the jobs of a plan on threads. Reading, computing and writing overlap because each thread does all three.
+
+A thread holds one job at a time (two matrices of one expert, some 60 MB), so memory depends on the largest job and the
+number of threads, and never on the number of layers or shards.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from halfbyte.numerics.chunks import usable_cores
+from halfbyte.numerics.encoded import Quality
+from halfbyte.plan.manifest import Plan
+from halfbyte.plan.rules import Job
+from halfbyte.source.read import Reader
+from halfbyte.transform.apply import Done, apply, as_bytes
+from halfbyte.write import Journal, ShardFile
+
+_WAITING_THREADS = 2  # besides one a core: while some wait for the disk, the others compute
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run is: bytes written of all, and the shard that was just finished, if one was."""
+
+    done_nbytes: int
+    all_nbytes: int
+    seconds: float
+    shard: str = ""
+    sqnr_db: float | None = None
+    worst: tuple[str, float] | None = None
+
+
+class _Run:
+    """The state that threads share: open shards, what each still lacks, and the quality so far."""
+
+    def __init__(self, plan: Plan, out: Path, journal: Journal, finished: Mapping[str, str]) -> None:
+        self.plan, self.out, self.journal = plan, out, journal
+        self.places = {
+            tensor.name: tensor for shard in plan.shards if shard.name not in finished for tensor in shard.tensors
+        }
+        self.missing = {s.name: len(s.tensors) for s in plan.shards if s.name not in finished}
+        self.shards = {shard.name: shard for shard in plan.shards}
+        self.files: dict[str, ShardFile] = {}
+        self.quality: dict[str, list[tuple[str, Quality]]] = {}
+        self.lock, self.stop = threading.Lock(), threading.Event()
+        self.begin, self.done_nbytes = time.monotonic(), 0
+
+    def file(self, shard: str) -> ShardFile:
+        with self.lock:
+            if shard not in self.files:
+                planned = self.shards[shard]
+                self.files[shard] = ShardFile(self.out / shard, planned.head, planned.nbytes)
+            return self.files[shard]
+
+    def write(self, done: Done) -> list[str]:
+        """Write a job's tensors; return the shards that are complete now."""
+        complete: list[str] = []
+        for name, tensor in done.tensors.items():
+            if (place := self.places.get(name)) is None:
+                continue  # this part of the job is in a shard that an earlier run finished
+            data = as_bytes(tensor)
+            assert len(data) == place.nbytes, name
+            self.file(place.shard).write(data, place.begin)
+            with self.lock:
+                self.done_nbytes += len(data)
+                self.missing[place.shard] -= 1
+                if (quality := done.quality.get(name.rpartition(".")[0])) is not None:
+                    self.quality.setdefault(place.shard, []).append((name, quality))
+                if self.missing[place.shard] == 0:
+                    complete.append(place.shard)
+        return complete
+
+    def finish(self, shard: str) -> Progress:
+        """Make a shard final and journal it."""
+        digest = self.files.pop(shard).finish()
+        made = self.quality.pop(shard, [])
+        total = made[0][1] if made else None
+        for _, quality in made[1:]:
+            total = total.merge(quality) if total else quality
+        worst = min(((name, quality.sqnr_db) for name, quality in made), key=lambda pair: pair[1], default=None)
+        seconds = round(time.monotonic() - self.begin, 3)
+        sqnr = total.sqnr_db if total else None
+        entry = {"shard": shard, "sha256": digest, "nbytes": self.shards[shard].nbytes, "seconds": seconds}
+        self.journal.add({**entry, "sqnr_db": sqnr, "worst": worst})
+        all_nbytes = sum(place.nbytes for place in self.places.values())
+        return Progress(self.done_nbytes, all_nbytes, seconds, shard, sqnr, worst)
+
+
+def run_jobs(
+    plan: Plan,
+    out: Path,
+    journal: Journal,
+    finished: Mapping[str, str],
+    *,
+    threads: int | None,
+    progress: Callable[[Progress], None] | None,
+) -> None:
+    """Do every job that an unfinished shard needs."""
+    run = _Run(plan, out, journal, finished)
+    pending = [job for job in plan.jobs if any(output.name in run.places for output in job.outputs)]
+    with Reader(plan.checkpoint) as reader:
+
+        def work(job: Job) -> None:
+            if run.stop.is_set():
+                return
+            for shard in run.write(apply(job, reader, plan.recipe.quantize)):
+                result = run.finish(shard)
+                if progress is not None:
+                    progress(result)
+
+        pool = ThreadPoolExecutor(threads or usable_cores() + _WAITING_THREADS)
+        futures = [pool.submit(work, job) for job in pending]
+        try:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+        finally:
+            run.stop.set()  # an error or Ctrl-C: jobs in flight end within a second, the others never begin
+            pool.shutdown(cancel_futures=True)
+            for file in run.files.values():
+                file.abandon()

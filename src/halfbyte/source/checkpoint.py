@@ -1,0 +1,163 @@
+"""A checkpoint folder: its config, its shards' headers, and the proof that index, shards and headers agree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+
+from halfbyte.collector import paused
+from halfbyte.errors import CheckpointError
+from halfbyte.source.headers import TensorInfo, parse_header, read_raw_header
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+CONFIG = "config.json"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
+_INDICES = (".safetensors.index.json", ".bin.index.json")
+_NO_FOLDER = ("there is no such folder", "check the path")
+_READERS = 8  # headers are small reads in large files: latency counts, not bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a checkpoint holds, by its headers; nothing of the weights has been read."""
+
+    root: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    shards: Mapping[str, int]  # file name -> bytes, in the order of their names
+    index_nbytes: int | None = None  # what the index says the tensors take; None where it says nothing
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all tensors, without headers."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def other_files(self) -> list[Path]:
+        """Return what is not weights, relative to the folder: tokenizer, template, licences, processor code."""
+        found = (path.relative_to(self.root) for path in self.root.rglob("*") if path.is_file())
+        kept = (path for path in found if not (path.suffix in _WEIGHTS or path.name.endswith(_INDICES)))
+        files = sorted(path for path in kept if not any(part.startswith(".") for part in path.parts))
+        for path in files:
+            _check_inside(self.root, path)  # what is copied would be published
+        return files
+
+    def stray_shards(self) -> list[str]:
+        """Return the .safetensors files in the folder that belong to no part of this checkpoint."""
+        return sorted(path.name for path in self.root.glob("*.safetensors") if path.name not in self.shards)
+
+
+def open_checkpoint(root: Path) -> Checkpoint:
+    """Read config, index and headers of a local folder; refuse whatever does not fit together."""
+    if not root.is_dir():
+        what, fix = ("not a folder", "give the folder of a checkpoint") if root.exists() else _NO_FOLDER
+        raise CheckpointError(what, where=str(root), fix=fix)
+    with paused():
+        config = _read_json(root / CONFIG, "every checkpoint has a config.json: download it too")
+        index = _read_json(root / INDEX, "download it again") if (root / INDEX).exists() else None
+        promised = _promised(index) if index is not None else _without_index(root)
+        paths = {shard: shard_path(root, shard) for shard in promised}
+        with ThreadPoolExecutor(_READERS) as pool:
+            raw = dict(zip(paths, pool.map(read_raw_header, paths.values(), paths), strict=True))
+        headers = {shard: parse_header(text, nbytes, shard) for shard, (text, nbytes) in raw.items()}
+        tensors = merge_headers(headers, promised)
+    return Checkpoint(root, config, tensors, {shard: nbytes for shard, (_, nbytes) in raw.items()}, _total(index))
+
+
+def merge_headers(
+    headers: Mapping[str, Mapping[str, TensorInfo]], promised: Mapping[str, set[str] | None]
+) -> dict[str, TensorInfo]:
+    """Return the tensors of all shards; each must be where the index says, and nowhere else."""
+    tensors: dict[str, TensorInfo] = {}
+    for shard, header in headers.items():
+        for name in header.keys() & tensors.keys():
+            where = f"{tensors[name].shard} and {shard}"
+            raise CheckpointError(f"'{name}' is in two shards", where=where, fix="remove the shard that is not meant")
+        tensors.update(header)
+    for shard, header in headers.items():
+        _agree(shard, promised[shard], header)
+    return tensors
+
+
+def shard_path(root: Path, shard: str) -> Path:
+    """Return the file of a shard; a name that leads out of the folder is refused, so is a link that does."""
+    pure = PurePosixPath(shard)
+    if pure.is_absolute() or ".." in pure.parts or "\\" in shard or not shard.endswith(".safetensors"):
+        fix = "shards are .safetensors files inside the checkpoint's own folder"
+        raise CheckpointError(f"the index names a shard '{shard}'", where=INDEX, fix=fix)
+    _check_inside(root, Path(pure))
+    path = root / pure
+    if not path.exists():
+        raise CheckpointError(f"shard '{shard}' is missing", where=str(root), fix="download it")
+    return path
+
+
+def _check_inside(root: Path, file: Path) -> None:
+    resolved, inside = (root / file).resolve(), root.resolve()
+    # The Hub's cache keeps files as links from snapshots/REVISION into blobs/ beside it.
+    blobs = inside.parent.parent / "blobs" if inside.parent.name == "snapshots" else inside
+    if not (resolved.is_relative_to(inside) or resolved.is_relative_to(blobs)):
+        fix = "copy the file into the folder, or give the folder it lies in"
+        raise CheckpointError(f"'{file}' is a link that leaves the folder", where=str(root), fix=fix)
+
+
+def _promised(index: Mapping[str, Any]) -> dict[str, set[str] | None]:
+    """Each shard, in the order of their names, with the tensors that the index promises."""
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError("the index has no weight_map", where=INDEX, fix="download it again")
+    by_shard: dict[str, set[str]] = {}
+    for name, shard in cast("dict[str, Any]", weight_map).items():
+        if not isinstance(shard, str):
+            raise CheckpointError(f"the index gives '{name}' no file name", where=INDEX, fix="download it again")
+        by_shard.setdefault(shard, set()).add(name)
+    return {shard: by_shard[shard] for shard in sorted(by_shard)}
+
+
+def _total(index: Mapping[str, Any] | None) -> int | None:
+    metadata: Any = index.get("metadata") if index is not None else None
+    total = cast("dict[str, Any]", metadata).get("total_size") if isinstance(metadata, dict) else None
+    return total if type(total) is int else None
+
+
+def _without_index(root: Path) -> dict[str, set[str] | None]:
+    """The one shard of a small checkpoint; nothing promises what is in it."""
+    shards = sorted(path.name for path in root.glob("*.safetensors"))
+    if shards == [SINGLE]:
+        return {SINGLE: None}
+    if shards:
+        what = f"there is '{shards[0]}', but no index"
+        raise CheckpointError(what, where=str(root), fix=f"download {INDEX} too")
+    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in root.glob(pattern))
+    if pickles:
+        what = f"only pickled weights ({pickles[0]}), which can run code when loaded"
+        raise CheckpointError(what, where=str(root), fix="convert the checkpoint to safetensors first")
+    raise CheckpointError("no weights in this folder", where=str(root), fix="give a folder with .safetensors files")
+
+
+def _agree(shard: str, promised: set[str] | None, header: Mapping[str, TensorInfo]) -> None:
+    if promised is None or promised == set(header):
+        return
+    missing, extra = sorted(promised - header.keys()), sorted(header.keys() - promised)
+    name, what = (missing[0], "is not in the shard") if missing else (extra[0], "is in the shard, but not in the index")
+    others = len(missing) + len(extra) - 1
+    more = f" (and {others} more)" if others else ""
+    raise CheckpointError(f"'{name}' {what}{more}", where=shard, fix="index and shards are of different downloads")
+
+
+def _read_json(path: Path, fix: str) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.name} is missing", where=str(path.parent), fix=fix) from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path.name}: {error.strerror}", where=str(path), fix=fix) from None
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{path.name} is not JSON", where=str(path), fix=fix) from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path.name} is not a JSON object", where=str(path), fix=fix)
+    return cast("dict[str, Any]", found)

@@ -1,0 +1,189 @@
+"""safetensors headers, read and written as the library itself does it, and distrusted while reading.
+
+A file is 8 bytes of header length, that many bytes of JSON, then the tensors' bytes without gaps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from halfbyte.errors import CheckpointError
+
+DTYPE_NBYTES: Mapping[str, int] = {
+    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2,
+    "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+# The order in which safetensors' own writer lays tensors out: wider elements first, by its enumeration, then by name.
+_WRITE_ORDER = (
+    "U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16",
+    "F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL",
+)  # fmt: skip
+_RANK = {dtype: rank for rank, dtype in enumerate(_WRITE_ORDER)}
+
+LENGTH_NBYTES = 8
+MAX_HEADER_NBYTES = 100_000_000  # safetensors' own limit
+METADATA = "__metadata__"
+
+
+class TensorInfo(NamedTuple):
+    """Where one tensor lies: `begin` and `end` count from the start of its shard's file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    shard: str
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the tensor."""
+        return self.end - self.begin
+
+
+_EXTENT = (TensorInfo._fields.index("begin"), TensorInfo._fields.index("end"))
+
+
+def tensor_nbytes(dtype: str, shape: Iterable[int]) -> int:
+    """Return how many bytes a tensor takes."""
+    return DTYPE_NBYTES[dtype] * math.prod(shape)
+
+
+def read_header(path: Path, shard: str) -> dict[str, TensorInfo]:
+    """Read and check the header of a local shard."""
+    raw, file_nbytes = read_raw_header(path, shard)
+    return parse_header(raw, file_nbytes, shard)
+
+
+def read_raw_header(path: Path, shard: str) -> tuple[bytes, int]:
+    """Read the JSON of a local shard's header, and how many bytes the file has."""
+    try:
+        if not path.is_file():
+            raise CheckpointError(f"shard '{shard}' is not a file", where=str(path), fix="download it again")
+        file_nbytes = path.stat().st_size
+        with path.open("rb") as file:
+            return file.read(header_length(file.read(LENGTH_NBYTES), file_nbytes, shard)), file_nbytes
+    except OSError as error:
+        what = f"cannot read shard '{shard}': {error.strerror}"
+        raise CheckpointError(what, where=str(path), fix="check the file and its permissions") from None
+
+
+def header_length(head: bytes, file_nbytes: int, shard: str) -> int:
+    """Return the header's length from the first 8 bytes of a file."""
+    if len(head) < LENGTH_NBYTES:
+        what = f"the file has {file_nbytes} bytes, too few for a header"
+        raise CheckpointError(what, where=shard, fix="download this shard again: it is cut off")
+    length = int.from_bytes(head, "little")
+    if LENGTH_NBYTES + length > file_nbytes:
+        what = f"the header should have {length:,} bytes, but the file has {file_nbytes:,}"
+        raise CheckpointError(what, where=shard, fix="download this shard again: it is cut off or not safetensors")
+    if length > MAX_HEADER_NBYTES:
+        what = f"the header has {length:,} bytes, more than safetensors allows ({MAX_HEADER_NBYTES:,})"
+        raise CheckpointError(what, where=shard, fix="the file is damaged or not safetensors: download it again")
+    return length
+
+
+def parse_header(raw: bytes, file_nbytes: int, shard: str) -> dict[str, TensorInfo]:
+    """Turn a header's JSON into tensors, and refuse what the bytes of the file cannot be."""
+    try:
+        header = json.loads(raw, object_pairs_hook=_without_duplicates)
+    except _DuplicateError as error:
+        raise _damaged("the header names it twice", str(error), shard) from None
+    except (ValueError, RecursionError):
+        raise CheckpointError("the header is not JSON", where=shard, fix="download this shard again") from None
+    if not isinstance(header, dict):
+        raise CheckpointError("the header is not a JSON object", where=shard, fix="download this shard again")
+    start = LENGTH_NBYTES + len(raw)
+    entries = cast("dict[str, Any]", header)
+    tensors = {name: _tensor(name, entry, shard, start) for name, entry in entries.items() if name != METADATA}
+    _check_layout(tensors, start, file_nbytes, shard)
+    return tensors
+
+
+class _DuplicateError(ValueError):
+    pass
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise _DuplicateError(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+def _tensor(name: str, entry: Any, shard: str, start: int) -> TensorInfo:
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    except (TypeError, KeyError, ValueError):
+        raise _damaged("the header entry is incomplete", name, shard) from None
+    element_nbytes = DTYPE_NBYTES.get(dtype) if type(dtype) is str else None
+    if element_nbytes is None:
+        known = ", ".join(DTYPE_NBYTES)
+        raise CheckpointError(f"unknown dtype {dtype!r}", where=f"{shard}: {name}", fix=f"halfbyte knows {known}")
+    if {*map(type, shape), type(begin), type(end)} != {int} or min((*shape, begin)) < 0 or end < begin:
+        raise _damaged("shape or offsets are not counts", name, shard)
+    nbytes = element_nbytes * math.prod(shape)
+    if end - begin != nbytes:
+        what = f"{dtype} {list(shape)} needs {nbytes:,} bytes, the header gives {end - begin:,}"
+        raise _damaged(what, name, shard)
+    return TensorInfo(name, dtype, shape, shard, start + begin, start + end)
+
+
+def _damaged(what: str, name: str, shard: str) -> CheckpointError:
+    fix = "the file is damaged, or its writer wrong: download it again"
+    return CheckpointError(what, where=f"{shard}: {name}", fix=fix)
+
+
+def _check_layout(tensors: Mapping[str, TensorInfo], start: int, file_nbytes: int, shard: str) -> None:
+    """Tensors follow each other without overlap or gap and end where the file ends."""
+    at = start
+    for tensor in sorted(tensors.values(), key=itemgetter(*_EXTENT)):
+        if tensor.begin != at:
+            what = "overlaps the tensor before it" if tensor.begin < at else "leaves a gap before it"
+            raise _damaged(f"the tensor {what}", tensor.name, shard)
+        at = tensor.end
+    if at > file_nbytes:
+        what = f"the tensors end at byte {at:,}, but the file has {file_nbytes:,}"
+        raise CheckpointError(what, where=shard, fix="download this shard again: it is cut off")
+    if at < file_nbytes:
+        what = f"the file has {file_nbytes - at:,} bytes after its last tensor"
+        raise CheckpointError(what, where=shard, fix="download this shard again")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A tensor that will be written: everything but its place."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the tensor."""
+        return tensor_nbytes(self.dtype, self.shape)
+
+
+def lay_out(specs: Iterable[TensorSpec], shard: str) -> tuple[bytes, list[TensorInfo]]:
+    """Return the bytes before the first tensor and every tensor's place, as safetensors' writer would give them."""
+    ordered = sorted(specs, key=lambda spec: (_RANK[spec.dtype], spec.name))
+    entries: dict[str, Any] = {}
+    places: list[tuple[TensorSpec, int, int]] = []
+    at = 0
+    for spec in ordered:
+        end = at + spec.nbytes
+        entries[spec.name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [at, end]}
+        places.append((spec, at, end))
+        at = end
+    raw = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    raw += b" " * (-len(raw) % LENGTH_NBYTES)  # tensors start at a multiple of 8
+    start = LENGTH_NBYTES + len(raw)
+    infos = [TensorInfo(s.name, s.dtype, s.shape, shard, start + begin, start + end) for s, begin, end in places]
+    return len(raw).to_bytes(LENGTH_NBYTES, "little") + raw, infos

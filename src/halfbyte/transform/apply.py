@@ -1,0 +1,69 @@
+"""Do one job: read its tensors, decode or encode them, return what its shards hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halfbyte.models.linears import StoredLinear
+from halfbyte.numerics.codec import amax, decode, encode
+from halfbyte.numerics.encoded import Encoded, Quality
+from halfbyte.numerics.formats import FORMATS
+from halfbyte.plan.rules import BIAS, DECODE, ENCODE, KEEP, Job
+from halfbyte.recipe_schema import Quantize
+from halfbyte.source.read import Reader
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A finished job: its output tensors by name, and what encoding each linear lost."""
+
+    tensors: Mapping[str, Array]
+    quality: Mapping[str, Quality]
+
+
+def apply(job: Job, reader: Reader, quantize: Quantize | None) -> Done:
+    """Return the output tensors of a job. Kernels run on the calling thread."""
+    unchanged = [info for info in job.sources if job.action == KEEP or info.name.endswith(f".{BIAS}")]
+    tensors: dict[str, Array] = {info.name: reader.raw(info) for info in unchanged}
+    quality: dict[str, Quality] = {}
+    if job.action == DECODE:
+        for linear in job.linears:
+            weight: Array = decode(stored(linear, reader), name=linear.module, threads=1)
+            tensors[f"{linear.module}.weight"] = weight
+    elif job.action == ENCODE:
+        assert quantize is not None
+        for module, encoded in _encode(job, reader, quantize).items():
+            tensors |= {f"{module}.{suffix}": tensor for suffix, tensor in encoded.tensors.items()}
+            if encoded.quality is not None:
+                quality[module] = encoded.quality
+    return Done(tensors, quality)
+
+
+def stored(linear: StoredLinear, reader: Reader) -> Encoded:
+    """Read a linear as it is stored."""
+    suffixes = [part.suffix for part in FORMATS[linear.format].tensors]
+    tensors = {suffix: reader.tensor(linear.parts[suffix]) for suffix in suffixes}
+    return Encoded(linear.format, linear.shape, tensors)
+
+
+def _encode(job: Job, reader: Reader, quantize: Quantize) -> dict[str, Encoded]:
+    sources = {linear.module: stored(linear, reader) for linear in job.linears}
+    shared = None
+    if len(sources) > 1:  # engines fuse these and keep one tensor scale for all of them
+        shared = max(amax(source, name=module, threads=1) for module, source in sources.items())
+    return {
+        module: encode(source, quantize.format, method=quantize.scales, amax=shared, name=module, threads=1)
+        for module, source in sources.items()
+    }
+
+
+def as_bytes(tensor: Array) -> memoryview:
+    """Return a tensor's bytes as they are written."""
+    return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data

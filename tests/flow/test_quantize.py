@@ -1,0 +1,293 @@
+"""quantize end to end on pico checkpoints: every source format, every data-free recipe, killed and resumed."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pico import KINDS, write_pico
+from safetensors import safe_open
+
+from halfbyte.errors import HalfbyteError, MachineError, UsageError
+from halfbyte.models.model import describe
+from halfbyte.numerics.codec import amax, decode, encode
+from halfbyte.pipeline import plan, quantize
+from halfbyte.recipe import load_recipe
+from halfbyte.source.checkpoint import open_checkpoint
+from halfbyte.source.read import Reader
+from halfbyte.transform.apply import stored
+
+RECIPES = ["kimi-k2.6-mxfp4-wafer", "kimi-k2.6-nvfp4a16", "kimi-k2.6-fp8-reference", "kimi-k2.6-bf16"]
+
+
+def contents(folder):
+    """(model, reader) of a folder that opens and agrees with itself."""
+    checkpoint = open_checkpoint(folder)
+    return describe(checkpoint), Reader(checkpoint)
+
+
+def digests(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.safetensors"))}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_source_and_recipe(tmp_path, kind, recipe):
+    source, out = tmp_path / "source", tmp_path / "out"
+    write_pico(source, kind)
+    rules = load_recipe(recipe)
+    quantize(source, out, rules)
+    before, read_before = contents(source)
+    after, read_after = contents(out)
+    assert before.linears.keys() == after.linears.keys()
+    for module, linear in after.linears.items():
+        old = before.linears[module]
+        action = rules.roles[linear.role]
+        if action != "keep":  # input scales belong to the format that goes
+            assert not linear.parts.keys() & {"input_scale", "input_global_scale"}
+        was = stored(old, read_before)
+        now = stored(linear, read_after)
+        if action == "keep":
+            assert linear.format == old.format
+            for suffix, info in old.parts.items():
+                assert (read_before.raw(info) == read_after.raw(linear.parts[suffix])).all()
+        elif action == "bf16":
+            np.testing.assert_array_equal(now.tensors["weight"], decode(was))
+        else:
+            assert linear.format == rules.quantize.format
+            group = (
+                [m for m in before.linears if same_group(before, m, module)] if "nvfp4" in linear.format else [module]
+            )
+            shared = max(amax(stored(before.linears[m], read_before)) for m in group)
+            again = encode(was, linear.format, method=rules.quantize.scales, amax=shared)
+            for suffix, tensor in again.tensors.items():
+                np.testing.assert_array_equal(now.tensors[suffix], tensor)
+    for name, (_, info) in before.plain.items():
+        assert (read_before.raw(info) == read_after.raw(after.plain[name][1])).all()
+
+
+def same_group(model, one, other):
+    return model.architecture.fused_group(one) == model.architecture.fused_group(other)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("source")
+    write_pico(folder, "int4-k2.6")
+    return folder
+
+
+def test_files_are_as_safetensors_writes_them(source, tmp_path):
+    quantize(source, tmp_path / "out", load_recipe("kimi-k2.6-mxfp4-wafer"))
+    from safetensors.torch import load_file, save_file
+
+    for path in (tmp_path / "out").glob("*.safetensors"):
+        save_file(load_file(path), tmp_path / "again.safetensors")
+        assert path.read_bytes() == (tmp_path / "again.safetensors").read_bytes(), path.name
+
+
+def test_config_index_and_other_files(source, tmp_path):
+    out = tmp_path / "out"
+    quantize(source, out, load_recipe("kimi-k2.6-mxfp4-wafer"))
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in (source, out))
+    assert after.pop("quantization_config")["quant_method"] == "quark"
+    assert before["text_config"].pop("quantization_config")["format"] == "pack-quantized"
+    assert after == before
+    assert list(after) == list(before)
+    others = [path for path in source.rglob("*") if path.is_file() and path.suffix != ".safetensors"]
+    assert len(others) > 5
+    for path in others:
+        if path.name not in ("config.json", "model.safetensors.index.json"):
+            assert (out / path.relative_to(source)).read_bytes() == path.read_bytes()
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    sizes = {name: None for name in index["weight_map"].values()}
+    total = 0
+    for shard in sizes:
+        with safe_open(out / shard, "numpy") as file:
+            assert set(file.keys()) == {name for name, where in index["weight_map"].items() if where == shard}
+    total = sum(info.nbytes for info in open_checkpoint(out).tensors.values())
+    assert index["metadata"]["total_size"] == total
+
+
+def test_bf16_leaves_no_quantization_block(source, tmp_path):
+    quantize(source, tmp_path / "out", load_recipe("kimi-k2.6-bf16"))
+    text = (tmp_path / "out" / "config.json").read_text()
+    assert "quantization_config" not in text
+
+
+def test_the_plan_is_what_is_written(source, tmp_path):
+    made = plan(source, load_recipe("kimi-k2.6-nvfp4a16"))
+    quantize(source, tmp_path / "out", load_recipe("kimi-k2.6-nvfp4a16"))
+    written = open_checkpoint(tmp_path / "out")
+    assert written.shards == {shard.name: shard.nbytes for shard in made.shards}
+    assert list(written.tensors.values()) == [tensor for shard in made.shards for tensor in shard.tensors]
+    assert json.loads((tmp_path / "out/halfbyte/plan.json").read_text())["fingerprint"] == made.fingerprint()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_threads_do_not_matter(source, tmp_path, threads):
+    quantize(source, tmp_path / "a", load_recipe("kimi-k2.6-nvfp4a16"))
+    quantize(source, tmp_path / "b", load_recipe("kimi-k2.6-nvfp4a16"), threads=threads)
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+def test_shards_by_size(source, tmp_path):
+    recipe = load_recipe("kimi-k2.6-mxfp4-wafer", ["shards=1MB"])
+    object.__setattr__(recipe, "shards", "1MB")
+    made = plan(source, recipe)
+    assert len(made.shards) == 1  # a pico is smaller than a megabyte
+    from halfbyte.plan.layout import lay_out_shards
+
+    limit = 20_000
+    shards = lay_out_shards(made.jobs, limit)
+    assert len(shards) > 5
+    names = [tensor.name for shard in shards for tensor in shard.tensors]
+    assert sorted(names) == sorted(tensor.name for shard in made.shards for tensor in shard.tensors)
+    for shard in shards:
+        payload = sum(tensor.nbytes for tensor in shard.tensors)
+        assert payload <= limit or len(shard.tensors) == 1
+
+
+def test_truncated_to_the_first_layers(source, tmp_path):
+    quantize(source, tmp_path / "out", load_recipe("kimi-k2.6-mxfp4-wafer"), layers=2)
+    model, _ = contents(tmp_path / "out")  # refuses a config that does not say two layers
+    assert model.layers == 2
+
+
+def test_running_again_makes_nothing_again(source, tmp_path):
+    out = tmp_path / "out"
+    first = quantize(source, out, load_recipe("kimi-k2.6-mxfp4-wafer"))
+    times = {path: path.stat().st_mtime_ns for path in out.glob("*.safetensors")}
+    again = quantize(source, out, load_recipe("kimi-k2.6-mxfp4-wafer"))
+    assert (first.resumed, again.resumed) == (0, again.shards)
+    assert times == {path: path.stat().st_mtime_ns for path in out.glob("*.safetensors")}
+
+
+def test_a_damaged_shard_is_made_again(source, tmp_path):
+    out = tmp_path / "out"
+    quantize(source, out, load_recipe("kimi-k2.6-mxfp4-wafer"))
+    whole = digests(out)
+    victim = sorted(out.glob("*.safetensors"))[1]
+    data = bytearray(victim.read_bytes())
+    data[-1] ^= 1
+    victim.write_bytes(data)
+    again = quantize(source, out, load_recipe("kimi-k2.6-mxfp4-wafer"))
+    assert again.resumed == again.shards - 1
+    assert digests(out) == whole
+
+
+def test_two_plans_do_not_share_a_folder(source, tmp_path):
+    quantize(source, tmp_path / "out", load_recipe("kimi-k2.6-mxfp4-wafer"))
+    with pytest.raises(UsageError, match=r"another plan: recipe, shards differ"):
+        quantize(source, tmp_path / "out", load_recipe("kimi-k2.6-nvfp4a16"))
+    with pytest.raises(UsageError, match=r"another plan: layers, shards differ"):
+        quantize(source, tmp_path / "out", load_recipe("kimi-k2.6-mxfp4-wafer"), layers=2)
+
+
+def test_folders_that_are_refused(source, tmp_path):
+    recipe = load_recipe("kimi-k2.6-mxfp4-wafer")
+    with pytest.raises(UsageError, match="lies inside the source"):
+        quantize(source, source / "out", recipe)
+    with pytest.raises(UsageError, match="lies inside the source"):
+        quantize(source, source, recipe)
+    assert not (source / "halfbyte").exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(UsageError, match="is not empty"):
+        quantize(source, tmp_path / "full", recipe)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HalfbyteError):
+        quantize(source, tmp_path / "file" / "out", recipe)
+
+
+def test_a_small_disk_is_refused_before_anything_is_written(source, tmp_path, monkeypatch):
+    import shutil
+
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(MachineError, match=r"the output needs .* GB, the disk has .* GB free"):
+        quantize(source, tmp_path / "out", load_recipe("kimi-k2.6-mxfp4-wafer"))
+    assert not list((tmp_path / "out").glob("*.safetensors*"))
+
+
+def test_recipes_of_later_versions_say_so(source, tmp_path):
+    for name in ("kimi-k2.6-nvfp4-wafer", "kimi-k2.6-nvfp4-reap192"):
+        with pytest.raises(HalfbyteError, match="which this version does not do"):
+            quantize(source, tmp_path / "out", load_recipe(name))
+        assert not (tmp_path / "out").exists()
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+import halfbyte.run as run
+apply = run.apply
+def slowly(*arguments):
+    time.sleep(0.004)
+    return apply(*arguments)
+run.apply = slowly
+from halfbyte.cli import main
+main(["quantize", sys.argv[1], sys.argv[2], "-r", "kimi-k2.6-mxfp4-wafer", "--threads", "2"])
+"""
+
+
+def start(source, out):
+    """The real command, with a few milliseconds added to every job, so that there is something to kill."""
+    command = [sys.executable, "-c", SLOW, str(source), str(out)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ)
+
+
+def wait_for(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_sigkill_at_random_moments_loses_nothing(source, tmp_path):
+    """Twenty kills, each resumed, and the files are those of a run that nobody touched."""
+    quantize(source, tmp_path / "whole", load_recipe("kimi-k2.6-mxfp4-wafer"))
+    rng, out, kills, rounds = random.Random(7), tmp_path / "out", 0, 0
+    while kills < 20:
+        rounds += 1
+        process = start(source, out)
+        begun = len(list(out.glob("*"))) if out.exists() else 0
+        wait_for(lambda out=out, p=process: (out / "halfbyte/plan.json").exists() or p.poll() is not None)
+        time.sleep(rng.uniform(0, 0.35) + (0.6 if begun else 0))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+        for path in out.glob("*.safetensors"):
+            assert hashlib.sha256(path.read_bytes()).hexdigest() == digests(tmp_path / "whole")[path.name]
+        if (out / "config.json").exists():  # it came through before the signal did: begin anew
+            import shutil
+
+            shutil.rmtree(out)
+    done = start(source, out)
+    assert done.wait(120) == 0, done.stderr.read()
+    assert digests(out) == digests(tmp_path / "whole")
+    assert not list(out.glob("*.part"))
+
+
+def test_ctrl_c_stops_soon_and_says_how_to_go_on(source, tmp_path):
+    out = tmp_path / "out"
+    process = start(source, out)
+    wait_for(lambda: list(out.glob("*.part")) or list(out.glob("*.safetensors")))
+    process.send_signal(signal.SIGINT)
+    begin = time.monotonic()
+    code = process.wait(20)
+    words = process.stderr.read()
+    assert code == 130, words
+    assert time.monotonic() - begin < 5
+    assert "run the same command again to go on" in words
+    assert "Traceback" not in words
+    assert not list(out.glob("*.part"))
+    assert not (Path(out) / "config.json").exists()
+    assert start(source, out).wait(120) == 0

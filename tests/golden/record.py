@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 
+import checkpoint
 import inputs
 import numpy as np
 import torch
@@ -84,9 +85,32 @@ class Record:
     def write(self, out: Path, wheel: Path) -> None:
         """Write <peer>-<version>.safetensors and .json into `out`."""
         out.mkdir(parents=True, exist_ok=True)
-        stem = f"{self.peer.removeprefix('nvidia-').removeprefix('amd-')}-{self.version}"
-        save_file(self.tensors, out / f"{stem}.safetensors")
-        facts = {
+        save_file(self.tensors, out / f"{self.stem}.safetensors")
+        facts = self.provenance(wheel) | {
+            "inputs_sha256": dict(sorted(self.input_hashes.items())),
+            "outputs_sha256": dict(sorted(self.hashes.items())),
+            "refused": dict(sorted(self.refused.items())),
+        }
+        (out / f"{self.stem}.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+    def write_checkpoint(self, out: Path, wheel: Path, source: Path, target: Path) -> None:
+        """Write checkpoint-<peer>-<version>.json: what the peer made of the checkpoint in `source`."""
+        out.mkdir(parents=True, exist_ok=True)
+        facts = self.provenance(wheel) | {
+            "source_sha256": checkpoint.sha256(source),
+            "quantization_config": json.loads((target / "config.json").read_text()).get("quantization_config"),
+            "tensors": checkpoint.contents(target),
+        }
+        (out / f"checkpoint-{self.stem}.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+    @property
+    def stem(self) -> str:
+        """The peer and its version, as files are named."""
+        return f"{self.peer.removeprefix('nvidia-').removeprefix('amd-')}-{self.version}"
+
+    def provenance(self, wheel: Path) -> dict[str, str]:
+        """What made the record."""
+        return {
             "peer": self.peer,
             "version": self.version,
             "wheel": wheel.name,
@@ -97,8 +121,4 @@ class Record:
             **self.others,
             "script": self.script.name,
             "script_sha256": hashlib.sha256(self.script.read_bytes()).hexdigest(),
-            "inputs_sha256": dict(sorted(self.input_hashes.items())),
-            "outputs_sha256": dict(sorted(self.hashes.items())),
-            "refused": dict(sorted(self.refused.items())),
         }
-        (out / f"{stem}.json").write_text(json.dumps(facts, indent=1) + "\n")

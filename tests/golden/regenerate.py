@@ -22,8 +22,19 @@ PEERS = {
     "compressed-tensors-0.17.1": ("compressed-tensors", "make_compressed_tensors.py"),
     "compressed-tensors-0.20.0": ("compressed-tensors", "make_compressed_tensors.py"),
     "quark-0.11.1": ("amd-quark", "make_quark.py"),
+    "checkpoint-compressed-tensors-0.20.0": ("compressed-tensors", "make_checkpoint_compressed_tensors.py"),
+    "checkpoint-quark-0.11.1": ("amd-quark", "make_checkpoint_quark.py"),
 }
-COMPARED_FACTS = ("wheel_sha256", "inputs_sha256", "outputs_sha256", "refused")
+CHECKPOINT = "checkpoint-"  # made in the environment of the same peer; only hashes are kept
+COMPARED_FACTS = {
+    "wheel_sha256",
+    "inputs_sha256",
+    "outputs_sha256",
+    "refused",
+    "source_sha256",
+    "quantization_config",
+    "tensors",
+}
 
 
 def build_environment(folder: Path, stem: str) -> Path:
@@ -35,6 +46,11 @@ def build_environment(folder: Path, stem: str) -> Path:
         pip(folder, "install", "--quiet", "--requirement", str(requirements))
         shutil.copyfile(requirements, done)
     return folder
+
+
+def suffixes(stem: str) -> tuple[str, ...]:
+    """The files that a golden consists of."""
+    return ("json",) if stem.startswith(CHECKPOINT) else ("safetensors", "json")
 
 
 def pip(environment: Path, *arguments: str) -> None:
@@ -68,11 +84,11 @@ def make(environment: Path, stem: str, out: Path) -> None:
 def same(stem: str, out: Path) -> bool:
     """Compare tensors by bytes and JSON by the facts that do not depend on the machine."""
     equal = True
-    for suffix in ("safetensors", "json"):
+    for suffix in suffixes(stem):
         old, new = HERE / f"{stem}.{suffix}", out / f"{stem}.{suffix}"
         if suffix == "json":
             facts = [json.loads(path.read_text()) for path in (old, new)]
-            matches = all(facts[0][key] == facts[1][key] for key in COMPARED_FACTS)
+            matches = all(facts[0].get(key) == facts[1].get(key) for key in COMPARED_FACTS)
         else:
             matches = old.read_bytes() == new.read_bytes()
         print(f"{'equal    ' if matches else 'different'}  {old.name}", flush=True)
@@ -89,12 +105,13 @@ def main() -> int:
     args = parser.parse_args()
     equal = True
     for stem in args.only or PEERS:
-        environment = build_environment(args.envs.resolve() / stem, stem)
+        peer = stem.removeprefix(CHECKPOINT)
+        environment = build_environment(args.envs.resolve() / peer, peer)
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder)
             make(environment, stem, out)
             if args.update:
-                for suffix in ("safetensors", "json"):
+                for suffix in suffixes(stem):
                     shutil.copyfile(out / f"{stem}.{suffix}", HERE / f"{stem}.{suffix}")
             else:
                 equal &= same(stem, out)

@@ -305,6 +305,34 @@ def test_overrides_are_checked_like_the_file(case: list[str], tmp_path: Path) ->
     assert list(refusal(write(tmp_path, WHOLE), tuple(overrides.split(" ; ")))) == said
 
 
+SMALL = "{domain: d, source: s, subset: u, split: t, columns: [c], chat_template: false, share: 1}"
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside"),
+    [
+        ("calibrate.sequence_length=1", "calibrate.sequence_length=0"),
+        ("calibrate.seed=4294967295", "calibrate.seed=4294967296"),
+        ("calibrate.seed=0", "calibrate.seed=-1"),
+        ("quantize.input_scale.min_tokens=1", "quantize.input_scale.min_tokens=0"),
+        ("prune.keep=1", "prune.keep=0"),
+        ("prune.keep=null ; prune.drop=0.999", "prune.keep=null ; prune.drop=1"),
+        ("prune.keep=null ; prune.drop=0.001", "prune.keep=null ; prune.drop=0"),
+        (f"calibrate.samples=1 ; calibrate.datasets=[{SMALL}]", "calibrate.samples=0 ; calibrate.datasets=[]"),
+        ("calibrate.datasets.0.split=a", "calibrate.datasets.0.split=''"),
+        ("calibrate.datasets.0.subset=a", "calibrate.datasets.0.subset=''"),
+        ("quantize.config.producer_version=a", "quantize.config.producer_version=''"),
+        ("description=a", "description=''"),
+        ("shards=1MB", "shards=0MB"),
+        ("name=a", "name=.."),
+    ],
+)
+def test_bounds_are_where_the_words_say(inside: str, outside: str, tmp_path: Path) -> None:
+    path = write(tmp_path, WHOLE)
+    load_recipe(path, inside.split(" ; "))
+    assert re.match(r"(\S+|'.*') cannot be '\w+'$", refusal(path, tuple(outside.split(" ; ")))[0])
+
+
 def test_overrides_set_values_sections_and_items(tmp_path: Path) -> None:
     path = write(tmp_path, WHOLE)
     recipe = load_recipe(

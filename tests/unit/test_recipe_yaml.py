@@ -86,6 +86,13 @@ def test_files_that_are_no_recipes(content: bytes, said: tuple[str, str, str], t
     assert (error.what, error.where.replace(str(path), "F"), error.fix) == said
 
 
+def test_eight_levels_are_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("shards: " + "[" * 7 + "]" * 7, encoding="utf-8")
+    with pytest.raises(RecipeError, match="'shards' must be text, not a list"):
+        load_recipe(path)
+
+
 def test_a_file_may_have_any_name_and_a_byte_order_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").write_text("\ufeff" + WHOLE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -93,9 +93,21 @@ def _linear_jobs(model: Model, recipe: Recipe) -> Iterator[Job]:
     for key, linears in groups.items():
         members = tuple(sorted(linears, key=lambda linear: linear.module))
         action = _action(recipe, members[0].role, key)
+        if action == KEEP:
+            _refuse_mixed_formats(members[0], recipe)
         sources = tuple(info for linear in members for info in linear.parts.values())
         outputs = tuple(spec for linear in members for spec in _outputs(linear, action, recipe))
         yield Job(key, members[0].role, members[0].layer, action, members, sources, outputs)
+
+
+def _refuse_mixed_formats(linear: StoredLinear, recipe: Recipe) -> None:
+    """A config describes one quantized format: what is kept in another one would be read as BF16."""
+    target = recipe.quantize.format if recipe.quantize is not None else None
+    changes = target is not None or DECODE in recipe.roles.values()
+    if changes and linear.format not in (target, "bf16", "f16", "f32"):
+        what = f"{linear.role} is stored as {linear.format} and kept, but the output's config would not say so"
+        fix = f"decode it: --set roles.{linear.role}=bf16"
+        raise RecipeError(what, where=linear.module, fix=fix)
 
 
 def _kv_scale_jobs(model: Model, recipe: Recipe) -> Iterator[Job]:

@@ -1,0 +1,149 @@
+"""Speed and memory of `halfbyte quantize` on Kimi-K2.6's layers, against copying the same bytes on the same disk.
+
+    python benchmarks/bench_engine.py DIR                  two MoE layers of 384 experts, 20 GB (needs 45 GB free)
+
+Every run starts with the source out of the page cache (fadvise) and ends with the output on the disk (fsync). "copy" is
+`cp -r` and `sync`. Memory is the peak resident set of the process; "device reads" is what the kernel counted.
+Writes benchmarks/results/engine_<machine>_<yyyymm>.{json,md}.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bench_numerics import ROOT, cpu_model
+from synth import KIMI_K26, replace, write_layers
+
+from halfbyte.numerics.chunks import usable_cores
+
+RECIPES = ("kimi-k2.6-mxfp4-wafer", "kimi-k2.6-nvfp4a16")
+
+
+def forget(folder):
+    """Take a folder's files out of the page cache."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
+
+
+def size(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+
+
+def timed(command):
+    """Run a command; return wall seconds, CPU seconds, peak memory and device reads of it and its children."""
+    begin = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    errors = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - begin
+    if status:
+        sys.exit(f"{command} failed:\n{errors.decode()[-2000:]}")
+    return {
+        "seconds": seconds,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "peak_rss_nbytes": usage.ru_maxrss * 1024,
+        "device_read_nbytes": usage.ru_inblock * 512,
+    }
+
+
+def copy(source, out):
+    forget(source)
+    found = timed(["bash", "-c", 'cp -r "$0" "$1" && sync -f "$1"', str(source), str(out)])
+    found["nbytes"] = size(source)
+    shutil.rmtree(out)
+    return found
+
+
+def convert(source, out, recipe):
+    forget(source)
+    found = timed([sys.executable, "-m", "halfbyte", "-q", "quantize", str(source), str(out), "-r", recipe])
+    found["nbytes"] = size(source)
+    found["written_nbytes"] = size(out)
+    shutil.rmtree(out)
+    return found
+
+
+def rate(found):
+    return found["nbytes"] / found["seconds"]
+
+
+def flat_memory(folder):
+    """Peak memory with 1, 2 and 4 MoE layers of 64 experts."""
+    found = {}
+    for layers in (1, 2, 4):
+        source = folder / "memory"
+        write_layers(source, replace(KIMI_K26, layers=1 + layers, experts=64, vocabulary=4096, vision_blocks=0))
+        found[layers] = convert(source, folder / "memory-out", RECIPES[0])["peak_rss_nbytes"]
+        shutil.rmtree(source)
+    return found
+
+
+def measure(folder, layers, experts):
+    source, out = folder / "source", folder / "out"
+    write_layers(source, replace(KIMI_K26, layers=1 + layers, experts=experts))
+    result = {"layers": layers, "experts": experts, "nbytes": size(source)}
+    result["copy"] = [copy(source, out)]
+    result["runs"] = {recipe: [convert(source, out, recipe) for _ in range(2)] for recipe in RECIPES}
+    result["copy"].append(copy(source, out))
+    shutil.rmtree(source)
+    result["peak_rss_by_layers"] = flat_memory(folder)
+    return result
+
+
+def table(result):
+    copied = max(map(rate, result["copy"]))
+    lines = [
+        "| | source GB/s | of copy | seconds | CPU seconds | peak memory | device reads |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rows = {"copy (cp -r, sync)": result["copy"], **result["runs"]}
+    for name, runs in rows.items():
+        best = max(runs, key=rate)
+        cells = [
+            name,
+            f"{rate(best) / 1e9:.2f}",
+            f"{100 * rate(best) / copied:.0f} %",
+            f"{best['seconds']:.1f}",
+            f"{best['cpu_seconds']:.1f}",
+            f"{best['peak_rss_nbytes'] / 1e9:.2f} GB",
+            f"{best['device_read_nbytes'] / 1e9:.1f} GB",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    memory = ", ".join(f"{n} layers {value / 1e9:.2f} GB" for n, value in result["peak_rss_by_layers"].items())
+    lines += ["", f"Peak memory by MoE layers (64 experts each): {memory}."]
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="a folder on the disk to measure; its contents are removed")
+    parser.add_argument("--layers", type=int, default=2, help="MoE layers, besides the dense one")
+    parser.add_argument("--experts", type=int, default=384)
+    parser.add_argument("--machine", default="unnamed", help="name in the file")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    result = measure(options.folder, options.layers, options.experts)
+    result |= {"date": datetime.date.today().isoformat(), "cpu": cpu_model(), "cores": usable_cores()}
+    result["command"] = f"benchmarks/bench_engine.py DIR --layers {options.layers} --experts {options.experts}"
+    head = (
+        f"# halfbyte quantize on {result['cpu']}, {result['cores']} cores, {result['date']}\n\n`{result['command']}`, "
+    )
+    head += f"{result['nbytes'] / 1e9:.1f} GB of INT4 source with Kimi-K2.6's shapes; best of two runs.\n\n"
+    stem = ROOT / "benchmarks" / "results" / f"engine_{options.machine}_{result['date'][:7].replace('-', '')}"
+    stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    stem.with_suffix(".md").write_text(head + table(result) + "\n")
+    print(head + table(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from halfbyte.errors import TensorError, UsageError
-from halfbyte.numerics.encoded import Array
+from halfbyte.numerics.encoded import Array, stored_array
 from halfbyte.numerics.formats import FORMATS, Format
 from halfbyte.numerics.reference.floats import BF16_INFINITY, E4M3_NAN
 from halfbyte.suggest import did_you_mean
@@ -78,8 +79,12 @@ def finite_codes(code: Array, name: str) -> None:
         raise TensorError("the weights hold NaN", where=name, fix="check the source file")
 
 
-def parts(row: Format, tensors: Mapping[str, Array], name: str) -> None:
-    """Every tensor of the format is there."""
+# Dtypes that other writers use for the same tensor.
+_ALSO = {("fp8_channel", "weight_scale"): "F32"}
+
+
+def parts(row: Format, tensors: Mapping[str, Any], name: str) -> dict[str, Array]:
+    """Return every tensor of the format in the dtype that kernels expect; refuse what is missing or another."""
     missing = [part.suffix for part in row.tensors if part.suffix not in tensors]
     if missing:
         raise TensorError(
@@ -87,6 +92,20 @@ def parts(row: Format, tensors: Mapping[str, Array], name: str) -> None:
             where=name,
             fix=f"pass {', '.join(part.suffix for part in row.tensors)}",
         )
+    found: dict[str, Array] = {}
+    for part in row.tensors:
+        if part.suffix != "weight_shape":  # it repeats the shape, in I32 or I64; nothing computes with it
+            dtypes = [part.dtype, *([also] if (also := _ALSO.get((row.name, part.suffix))) else [])]
+            found[part.suffix] = stored_array(tensors[part.suffix], dtypes, part.suffix, name)
+    return found
+
+
+def one_scale(suffix: str, stored: Array, name: str) -> np.float32:
+    """Return the scale of a whole tensor."""
+    if stored.size != 1 or not np.isfinite(stored).all() or stored.reshape(-1)[0] <= 0:
+        shown = stored.reshape(-1)[:3].tolist()
+        raise TensorError(f"{suffix} is {shown}, not one positive number", where=name, fix="check the source file")
+    return np.float32(stored.reshape(-1)[0])
 
 
 def no_nan_scale(row: Format, scale: Array, name: str) -> None:

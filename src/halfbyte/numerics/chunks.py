@@ -11,6 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from halfbyte.cgroup import cpu_limit
+from halfbyte.errors import UsageError
+
 T = TypeVar("T")
 
 _WEIGHTS = 1 << 22  # long enough that tables are made rarely, short enough that two cores share an expert
@@ -26,13 +29,21 @@ def row_chunks(shape: tuple[int, int]) -> list[slice]:
 
 def usable_cores() -> int:
     """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = cpu_limit()  # a container's share may be less than the machine has
+    return cores if limit is None else max(1, min(cores, int(limit)))
+
+
+def _worker_count(threads: int | None, chunks: int) -> int:
+    if threads is not None and (type(threads) is not int or threads < 1):
+        raise UsageError(f"threads is {threads!r}", fix="give a number from 1 on, or none for one a core")
+    return min(threads or usable_cores(), chunks)
 
 
 def on_chunks(work: Callable[[slice], T], shape: tuple[int, int], threads: int | None) -> list[T]:
     """Run `work` on every chunk; results come in row order."""
     chunks = row_chunks(shape)
-    workers = min(threads or usable_cores(), len(chunks))
+    workers = _worker_count(threads, len(chunks))
     if workers == 1:
         return [work(chunk) for chunk in chunks]
     with ThreadPoolExecutor(workers) as pool:

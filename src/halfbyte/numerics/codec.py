@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,13 +15,14 @@ from halfbyte.numerics.cpu import bf16_blocks, fp8, int4, int4_blocks, sweep_bf1
 from halfbyte.numerics.cpu.rows import ERROR, MAX_ERROR, SATURATED, SIGNAL
 from halfbyte.numerics.cpu.sweep import UNDECIDED
 from halfbyte.numerics.encoded import Array, BF16Bits, Encoded, Quality
-from halfbyte.numerics.formats import FORMATS
+from halfbyte.numerics.formats import FORMATS, Format
 from halfbyte.numerics.reference import nvfp4
 from halfbyte.numerics.reference.floats import bf16_to_f32, f32_to_bf16
 from halfbyte.numerics.reference.sweep import best_scale
 from halfbyte.numerics.stored import RULES, Rows, Weights, open_rows
 from halfbyte.suggest import did_you_mean
 
+DEFAULT_GROUP = 32
 DIVISIONS = ("ieee", "reciprocal")  # how weight_scale_2 is divided: on a CPU, or as CUDA builds of PyTorch do
 _STATS = 4
 
@@ -31,7 +34,7 @@ def encode(  # noqa: PLR0913 - keyword-only, and each one but `name` and `thread
     method: str | None = None,
     amax: float | None = None,
     division: str = "ieee",
-    group: int = 32,
+    group: int = DEFAULT_GROUP,
     name: str = "tensor",
     threads: int | None = None,
 ) -> Encoded:
@@ -42,11 +45,8 @@ def encode(  # noqa: PLR0913 - keyword-only, and each one but `name` and `thread
     """
     row = checks.known_format(format)
     method = checks.known_method(row, method)
+    _check_choices(row, amax=amax, division=division, group=group)
     source = open_rows(weights, name)
-    if division not in DIVISIONS:
-        raise UsageError(f"unknown division '{division}'", fix=did_you_mean(division, DIVISIONS))
-    if format == "int4" and group not in row.groups:
-        raise UsageError(f"no INT4 group of {group}", fix=f"choose one of {', '.join(map(str, row.groups))}")
     checks.matrix(source.shape, group if format == "int4" else row.block, name)
     own = source.amax_bits(threads)
     checks.finite(own, name)
@@ -56,7 +56,25 @@ def encode(  # noqa: PLR0913 - keyword-only, and each one but `name` and `thread
         return _encode_fp8_channel(source, threads)
     if RULES[format] in (bf16_blocks.MXFP4_QUARK, bf16_blocks.MXFP4_CT):
         return _encode_blocks(source, format, RULES[format], np.float32(1), threads)
-    return _encode_nvfp4(source, format, method, _group_amax(own, amax, name), division, threads)
+    tensor_scale = _TensorScale(_group_amax(own, amax, name), division, name)
+    return _encode_nvfp4(source, format, method, tensor_scale, threads)
+
+
+def _check_choices(row: Format, *, amax: float | None, division: str, group: int) -> None:
+    """Refuse what is not there to choose, and what this format would not read."""
+    if division not in DIVISIONS:
+        raise UsageError(f"unknown division '{division}'", fix=did_you_mean(division, DIVISIONS))
+    if row.groups and group not in row.groups:
+        raise UsageError(f"no INT4 group of {group}", fix=f"choose one of {', '.join(map(str, row.groups))}")
+    has_tensor_scale = any(part.fixed is not None and part.dtype == "F32" for part in row.tensors)
+    ignored = [
+        ("amax", amax is not None and not has_tensor_scale),
+        ("group", group != DEFAULT_GROUP and not row.groups),
+    ]
+    ignored.append(("division", division != DIVISIONS[0] and not has_tensor_scale))
+    for word, given in ignored:
+        if given:
+            raise UsageError(f"{row.name} has no {word} to choose", fix=f"leave {word} out")
 
 
 def decode(
@@ -65,7 +83,11 @@ def decode(
     """Decode to BF16 bit patterns [N, K]; into `out` where given, which saves the page faults of a fresh array."""
     source = open_rows(encoded, name)
     target = np.empty(source.shape, np.uint16) if out is None else out
-    if target.shape != source.shape or target.dtype != np.uint16 or not target.flags.c_contiguous:
+    if (
+        target.shape != source.shape
+        or target.dtype != np.uint16
+        or not (target.flags.c_contiguous and target.flags.writeable)
+    ):
         raise TensorError(f"out is not a contiguous uint16 array of {list(source.shape)}", where=name, fix="make it so")
     on_chunks(lambda chunk: source.copy_to(target[chunk], chunk), source.shape, threads)
     return target
@@ -86,8 +108,14 @@ def _group_amax(own: int, amax: float | None, name: str) -> int:
     """BF16 pattern of the amax that sets the tensor scale."""
     if amax is None:
         return own
-    bits = int(f32_to_bf16(np.array([amax], np.float32))[0])
-    if not np.isfinite(amax) or float(_value(bits)) != amax or bits < own:
+    try:
+        number = float(amax)
+    except (TypeError, ValueError):
+        number = math.nan
+    with np.errstate(over="ignore"):
+        bits = int(f32_to_bf16(np.array([number], np.float32))[0])
+    # As a bit pattern a negative number is larger than every positive one; a zero amax with a sign is no amax either.
+    if not math.isfinite(number) or math.copysign(1, number) < 0 or float(_value(bits)) != number or bits < own:
         raise TensorError(
             f"amax {amax} is not a BF16 magnitude at or above the tensor's own {_value(own)}",
             where=name,
@@ -167,9 +195,16 @@ def _encode_blocks(
     return Encoded(format, source.shape, {row.tensors[0].suffix: packed, "weight_scale": scale}, quality)
 
 
-def _encode_nvfp4(
-    source: Rows, format: str, method: str, group_bits: int, division: str, threads: int | None
-) -> Encoded:
+class _TensorScale(NamedTuple):
+    """What decides the tensor scale, and the name to complain under."""
+
+    group_bits: int
+    division: str
+    name: str
+
+
+def _encode_nvfp4(source: Rows, format: str, method: str, choice: _TensorScale, threads: int | None) -> Encoded:
+    group_bits, division, name = choice
     group_amax = _value(group_bits)
     if method == "compressed-tensors":
         tensor_scale = nvfp4.global_scale(group_amax)
@@ -184,7 +219,11 @@ def _encode_nvfp4(
         tensors = {**encoded.tensors, "weight_scale_2": np.array(tensor_scale, np.float32)}
     else:
         if method != "compressed-tensors":
-            tensor_scale = nvfp4.CODE_RANGE / (group_amax or nvfp4.ZERO_TENSOR_AMAX)
+            with np.errstate(over="ignore"):
+                tensor_scale = nvfp4.CODE_RANGE / (group_amax or nvfp4.ZERO_TENSOR_AMAX)
+            if not np.isfinite(tensor_scale):
+                what = f"2688 / {group_amax} is no FP32 number, and this spelling stores it"
+                raise TensorError(what, where=name, fix="encode to nvfp4, or keep this tensor: it is next to nothing")
         tensors = {**encoded.tensors, "weight_global_scale": np.array([tensor_scale], np.float32)}
     return Encoded(format, source.shape, tensors, encoded.quality)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,8 @@ class Quality:
         """Signal over quantization noise in dB; infinite where nothing was lost."""
         if self.error == 0:
             return math.inf
-        return 10 * math.log10(self.signal / self.error) if self.signal else -math.inf
+        ratio = self.signal / self.error  # 0 where weights near BF16's largest came back as infinities
+        return 10 * math.log10(ratio) if ratio > 0 else -math.inf
 
     def merge(self, other: Quality) -> Quality:
         """Return the quality of both together."""
@@ -48,11 +49,12 @@ class Quality:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
     """One linear [N, K] as its format stores it.
 
-    BF16 and E4M3 tensors are bit patterns (uint16, uint8); `to_torch` gives them their PyTorch dtypes.
+    Encoders give BF16 and E4M3 tensors as bit patterns (uint16, uint8); `to_torch` gives them their PyTorch dtypes.
+    To decode what a file holds, PyTorch tensors and bit patterns are both taken.
     """
 
     format: str
@@ -68,7 +70,7 @@ class Encoded:
     def to_torch(self) -> dict[str, torch.Tensor]:
         """Return the tensors under their suffixes, ready for `safetensors.torch.save_file`."""
         dtypes = {part.suffix: part.dtype for part in FORMATS[self.format].tensors}
-        return {suffix: array_to_torch(tensor, dtypes[suffix]) for suffix, tensor in self.tensors.items()}
+        return {suffix: array_to_torch(tensor, dtypes.get(suffix, "")) for suffix, tensor in self.tensors.items()}
 
 
 def array_to_torch(array: Array, dtype: str) -> torch.Tensor:
@@ -82,12 +84,48 @@ def array_to_torch(array: Array, dtype: str) -> torch.Tensor:
     return torch.from_numpy(array.view(plain)).view(target)
 
 
+# The NumPy dtype of each stored dtype, and others that hold the same bits.
+_BITS = {
+    "BF16": ("uint16", "int16"),
+    "F8_E4M3": ("uint8", "int8"),
+    "U8": ("uint8", "int8"),
+    "I32": ("int32", "uint32"),
+    "F32": ("float32",),
+    "F16": ("float16",),
+}
+
+
+def stored_array(tensor: Any, dtypes: Sequence[str], suffix: str, name: str) -> Array:
+    """Bit patterns of a stored tensor, contiguous and in native byte order; what is of another dtype is refused.
+
+    Kernels index memory by these dtypes, so this is the one place where they are made sure of.
+    """
+    if is_torch(tensor):
+        import torch  # noqa: PLC0415 - the caller has imported it already
+
+        same_bits = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8}
+        plain = tensor.detach().to("cpu").contiguous()
+        array = plain.view(same_bits.get(plain.dtype, plain.dtype)).numpy()
+    else:
+        array = np.asarray(tensor)
+    for dtype in dtypes:
+        if array.dtype.isnative and array.dtype.name in _BITS[dtype]:
+            return np.ascontiguousarray(array).view(_BITS[dtype][0])
+    what = f"{suffix} is {array.dtype}, not {' or '.join(f'{_BITS[dtype][0]} ({dtype})' for dtype in dtypes)}"
+    raise TensorError(what, where=name, fix="pass the tensor as it is stored")
+
+
+def is_torch(value: Any) -> bool:
+    """Whether this is a PyTorch tensor, without importing PyTorch."""
+    return any(base.__module__.partition(".")[0] == "torch" for base in type(value).__mro__)
+
+
 def bf16_bits(weight: Any, name: str = "tensor") -> BF16Bits:
     """BF16 bit patterns of what a caller holds: a PyTorch tensor (BF16, F16, F32), an FP32 array, or patterns.
 
     F16 and F32 are rounded to the nearest BF16, ties to even.
     """
-    if type(weight).__module__.partition(".")[0] == "torch":
+    if is_torch(weight):
         import torch  # noqa: PLC0415 - the caller has imported it already
 
         if weight.dtype not in (torch.bfloat16, torch.float16, torch.float32):

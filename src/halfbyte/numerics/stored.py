@@ -80,15 +80,19 @@ def open_rows(weights: Weights, name: str) -> Rows:
         return Rows((bits.shape[0], bits.shape[1]), bits)
     row = checks.known_format(weights.format)
     checks.matrix(weights.shape, row.block if row.element == "e2m1" else 0, name)
-    checks.parts(row, weights.tensors, name)
-    return _READERS[weights.format](weights, name)
+    shape = (int(weights.shape[0]), int(weights.shape[1]))
+    tensors = checks.parts(row, weights.tensors, name)
+    if "weight_shape" in weights.tensors and [int(n) for n in weights.tensors["weight_shape"]] != [*shape]:
+        said = [int(n) for n in weights.tensors["weight_shape"]]
+        raise TensorError(f"weight_shape says {said}, not {[*shape]}", where=name, fix="check the source file")
+    return _READERS[weights.format](Encoded(weights.format, shape, tensors), name)
 
 
 def _read_plain(encoded: Encoded, name: str) -> Rows:
     tensor = encoded.tensors["weight"]
     checks.same_shape("weight", tensor, encoded.shape, name)
     if encoded.format == "bf16":
-        return Rows(encoded.shape, bf16_bits(tensor, name))
+        return Rows(encoded.shape, tensor)
 
     def fill(chunk: slice, out: BF16Bits) -> None:
         out[:] = f32_to_bf16(tensor[chunk].astype(np.float32))
@@ -154,9 +158,7 @@ def _read_blocks(encoded: Encoded, name: str) -> Rows:
     checks.no_nan_scale(row, scale, name)
     rule, tensor_scale = RULES[encoded.format], np.float32(1)
     for part in row.tensors[2:]:
-        stored = encoded.tensors[part.suffix]
-        checks.finite_array(part.suffix, stored, name)
-        tensor_scale = np.float32(stored.reshape(-1)[0])
+        tensor_scale = checks.one_scale(part.suffix, encoded.tensors[part.suffix], name)
 
     def fill(chunk: slice, out: BF16Bits) -> None:
         bf16_blocks.decode_rows(packed[chunk], scale[chunk], rule, row.block, tensor_scale, out)

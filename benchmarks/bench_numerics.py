@@ -24,8 +24,12 @@ import numpy as np
 
 from halfbyte.numerics.chunks import usable_cores
 from halfbyte.numerics.codec import decode, encode
+from halfbyte.numerics.encoded import Encoded
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "golden"))
+import inputs  # noqa: E402 - the weights that the peers are measured with
+
 SHAPES = [(2048, 7168), (7168, 2048)]  # gate and up; down
 PEER_VERSIONS = {"modelopt": "0.47.0", "compressed-tensors": "0.20.0", "quark": "0.11.1"}
 
@@ -80,8 +84,9 @@ def memory_copy(threads):
 
 
 def ours(shape, threads):
-    rng = np.random.default_rng(1)
-    q = encode((rng.standard_normal(shape) * 0.02).astype(np.float32), "int4")
+    codes, scale = inputs.kimi_grid(inputs.gaussian(172, shape))  # what the peers are given, too
+    stored = {"weight_packed": inputs.pack_int4(codes), "weight_scale": scale, "weight_shape": np.int32(shape)}
+    q = Encoded("int4", shape, stored)
     w = decode(q)
     rates = {}
     for name, operation in OPERATIONS.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from halfbyte.cli import cli
+from halfbyte.cli import cli, run
 from halfbyte.console import Output
 from halfbyte.errors import RecipeError
 from halfbyte.numerics.formats import FORMATS, Format
@@ -83,6 +83,13 @@ def speed_table() -> str:
     )
     heading = ("operation", "1 core", f"{result['cores']} cores", *[f"{peer}, 1 core" for peer in peers])
     return f"{words}\n\n{_markdown(heading, rows)}"
+
+
+def inspect_example() -> str:
+    """What `halfbyte inspect` says of Kimi-K2.6."""
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.redirect_stderr(io.StringIO()):
+        assert run(["inspect", "--example", "kimi-k2.6"]) == 0
+    return shown.getvalue().rstrip()
 
 
 def recipe_error() -> str:

@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from halfbyte.console import Column, Output
-from halfbyte.errors import EXIT_INTERRUPTED, HalfbyteError, MachineError
+from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
 from halfbyte.usage import Group, usage_errors
 
 if TYPE_CHECKING:
@@ -63,10 +63,11 @@ def recipes_list(out: Output) -> None:
 @click.argument("name")
 @click.pass_obj
 def recipes_show(out: Output, name: str) -> None:
-    """Print the recipe NAME as it is written, with its comments; as JSON, as it is understood."""
+    """Print the recipe NAME (or a file) as it is written, with its comments; as JSON, as it is understood."""
     from halfbyte.recipe import load_recipe, recipe_text
 
-    out.text(recipe_text(name), load_recipe(name).model_dump(mode="json"))
+    understood = load_recipe(name).model_dump(mode="json")  # first: a recipe that cannot be read is not shown
+    out.text(recipe_text(name), understood)
     out.hint(f"halfbyte recipes show {name} > my-recipe.yaml, and change what you like")
 
 
@@ -101,6 +102,26 @@ def format_row(row: Format) -> dict[str, Any]:
         "tensors": [{"suffix": part.suffix, "dtype": part.dtype} for part in row.tensors],
         "used_by": row.used_by,
     }
+
+
+@cli.command("inspect")
+@click.argument("source", metavar="[SRC]", required=False)
+@click.option("--example", metavar="NAME", help="A published checkpoint by heart, without its files: kimi-k2.6.")
+@click.option("--tensors", "pattern", metavar="GLOB", help="List the tensors whose names match, one a line.")
+@click.pass_obj
+def inspect_command(out: Output, source: str | None, example: str | None, pattern: str | None) -> None:
+    """Show what a checkpoint holds, from its headers alone. SRC is a folder, or hf://organisation/name."""
+    from halfbyte import inspection, inspection_text
+
+    start = time.perf_counter()
+    checkpoint = inspection.open_source(source, example)
+    if pattern is not None:
+        return inspection_text.show_tensors(out, inspection.matching_tensors(checkpoint, pattern))
+    found = inspection.inspect(checkpoint)
+    inspection_text.show(out, found)
+    read = "nothing" if example else f"{found.header_nbytes / 1e6:,.1f} MB of headers"
+    out.note(f"{read} read, {time.perf_counter() - start:.1f} s")
+    return out.hint(f"halfbyte recipes show {found.recipes[0].recipe}")
 
 
 @cli.command("plan")
@@ -159,6 +180,44 @@ def status_command(out: Output, out_folder: Path, watch: bool) -> None:
     out.hint(f"halfbyte audit {out_folder}" if status.whole else "run the same `halfbyte quantize` again to go on")
 
 
+@cli.command("audit")
+@click.argument("out_folder", metavar="OUT", type=click.Path(path_type=Path))
+@click.option(
+    "--against", "source", metavar="SRC", type=click.Path(path_type=Path), help="The source it was made from."
+)
+@click.option("--sample", type=click.IntRange(0), default=2, show_default=True,
+              help="Groups of linears of each layer to encode again.")  # fmt: skip
+@click.pass_obj
+def audit_command(out: Output, out_folder: Path, source: Path | None, sample: int) -> None:
+    """Check that OUT is what was planned, and that engines will read it so. Exit code 1 if not."""
+    from halfbyte.audit.run import audit, save
+
+    found = audit(out_folder, against=source, sample=sample)
+    saved = save(found)
+    if out.as_json:
+        out.facts(found.as_dict(), [])
+    out.verdicts(found.sentences())
+    if found.failed:
+        raise CheckFailedError(found.summary(), where=str(saved or out_folder), fix="do what each of them says above")
+    out.note(f"{found.summary()} in {found.seconds:.1f} s" + (f"; {saved}" if saved else ""))
+    out.hint(f"halfbyte diff {source} {out_folder}" if source else f"halfbyte audit {out_folder} --against SRC")
+
+
+@cli.command("diff")
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.pass_obj
+def diff_command(out: Output, a: Path, b: Path) -> None:
+    """Compare the checkpoints A and B tensor by tensor: same bytes, same value, different, missing."""
+    from halfbyte.audit.diff import diff
+
+    found = diff(a, b)
+    out.facts(found.as_dict(), found.lines())
+    if not found.equal:
+        fix = "the names above differ; --json has all of them"
+        raise CheckFailedError("the checkpoints are not the same model", where=f"{a} and {b}", fix=fix)
+
+
 @cli.command()
 @click.option(
     "--dir",
@@ -193,10 +252,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         from click.shell_completion import shell_complete
 
         sys.exit(shell_complete(cli, {}, "halfbyte", COMPLETE_VARIABLE, os.environ[COMPLETE_VARIABLE]))
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def _write_nowhere(stream: TextIO) -> None:
+    """Send the rest of a stream nowhere: Python flushes it once more when it ends, and would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _open_closed_streams() -> None:
+    """Give a closed stdout or stderr somewhere to write to (`>&-`)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open until the end
 
 
 def run(argv: Sequence[str]) -> int:
@@ -215,9 +287,13 @@ def run(argv: Sequence[str]) -> int:
         out.error(HalfbyteError("interrupted"))
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Python flushes stdout once more when it ends; nobody listens any longer.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_nowhere(sys.stdout)
         return EXIT_BROKEN_PIPE
+    except OSError as error:  # a full disk under stdout, a folder that went away
+        what = f"cannot go on: {error.strerror or error}"
+        _write_nowhere(sys.stdout)
+        out.error(MachineError(what, where=str(error.filename or "output"), fix="check the disk and the folder"))
+        return MachineError.exit_code
     except Exception as error:
         out.trace(error)
         out.error(HalfbyteError("this is a bug in halfbyte", fix="report the traceback above and `halfbyte --version`"))

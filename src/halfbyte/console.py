@@ -115,7 +115,8 @@ class Output:
 
     def _say(self, stream: IO[str], mark: str, text: str, *, style: str) -> None:
         if not stream.isatty():
-            print(f"{mark} {text}", file=stream)
+            below = "\n" + " " * (len(mark) + 1)  # further lines stand under the first
+            print(f"{mark} {text}".replace("\n", below), file=stream)
             return
         from rich.table import Table
 

@@ -122,7 +122,8 @@ def _write_rest(made: Plan, out: Path) -> None:
     """Copy what is not weights and write config and index, after the last shard: a folder with a config is whole."""
     root = made.checkpoint.root
     for relative in made.checkpoint.other_files():
-        if relative.name not in (CONFIG, MODELOPT_FILE) or relative.parent != Path():
+        # A source that halfbyte made has a plan and a journal of its own, which are not ours.
+        if relative.parts[0] != FOLDER and str(relative) not in (CONFIG, MODELOPT_FILE):
             target = out / relative
             target.parent.mkdir(parents=True, exist_ok=True)
             write_whole(target, (root / relative).read_bytes())

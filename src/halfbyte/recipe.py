@@ -36,8 +36,12 @@ def recipe_names() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in shipped if entry.name.endswith(".yaml"))
 
 
-def recipe_text(name: str) -> str:
-    """A shipped recipe as it is written, comments included."""
+def recipe_text(name_or_path: str | Path) -> str:
+    """A recipe as it is written, comments included: a shipped one by its name, else a file."""
+    return _read(name_or_path)[1]
+
+
+def _shipped(name: str) -> str:
     known = recipe_names()
     if name not in known:
         fix = suggest(name, known, f"the recipes are {', '.join(known)}")
@@ -60,9 +64,9 @@ def _read(name_or_path: str | Path) -> tuple[str, str]:
     path, name = Path(name_or_path), str(name_or_path)
     if isinstance(name_or_path, str):
         if name in recipe_names():
-            return f"{name}.yaml", recipe_text(name)
+            return f"{name}.yaml", _shipped(name)
         if "/" not in name and path.suffix not in {".yaml", ".yml"} and not _is_file(path):
-            return name, recipe_text(name)  # raises
+            return name, _shipped(name)  # raises
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_NBYTES + 1)

@@ -13,14 +13,16 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
-from typing_extensions import Self
 
 from halfbyte.numerics.formats import FORMATS
 from halfbyte.recipe_errors import CONTRADICTION, Problem, either, suggest
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Role = Literal[
     "routed_experts",

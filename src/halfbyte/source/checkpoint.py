@@ -19,7 +19,10 @@ CONFIG = "config.json"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 _INDICES = (".safetensors.index.json", ".bin.index.json")
 _NO_FOLDER = ("there is no such folder", "check the path")
-_READERS = 8  # headers are small reads in large files: latency counts, not bandwidth
+READERS = 8  # headers are small reads in large files: latency counts, not bandwidth
+
+# Each shard with the tensors that the index promises in it; None where there is no index to promise anything.
+Promised = Mapping[str, set[str] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +62,27 @@ def open_checkpoint(root: Path) -> Checkpoint:
     with paused():
         config = _read_json(root / CONFIG, "every checkpoint has a config.json: download it too")
         index = _read_json(root / INDEX, "download it again") if (root / INDEX).exists() else None
-        promised = _promised(index) if index is not None else _without_index(root)
+        promised = promised_shards(index) if index is not None else _without_index(root)
         paths = {shard: shard_path(root, shard) for shard in promised}
-        with ThreadPoolExecutor(_READERS) as pool:
+        with ThreadPoolExecutor(READERS) as pool:
             raw = dict(zip(paths, pool.map(read_raw_header, paths.values(), paths), strict=True))
-        headers = {shard: parse_header(text, nbytes, shard) for shard, (text, nbytes) in raw.items()}
-        tensors = merge_headers(headers, promised)
+        return assemble(root, config, index, promised, raw)
+
+
+def assemble(
+    root: Path,
+    config: Mapping[str, Any],
+    index: Mapping[str, Any] | None,
+    promised: Promised,
+    raw: Mapping[str, tuple[bytes, int]],
+) -> Checkpoint:
+    """Make a checkpoint of config, index, and each shard's header as text with the size of its file."""
+    headers = {shard: parse_header(text, nbytes, shard) for shard, (text, nbytes) in raw.items()}
+    tensors = _merge(headers, promised)
     return Checkpoint(root, config, tensors, {shard: nbytes for shard, (_, nbytes) in raw.items()}, _total(index))
 
 
-def merge_headers(
-    headers: Mapping[str, Mapping[str, TensorInfo]], promised: Mapping[str, set[str] | None]
-) -> dict[str, TensorInfo]:
+def _merge(headers: Mapping[str, Mapping[str, TensorInfo]], promised: Promised) -> dict[str, TensorInfo]:
     """Return the tensors of all shards; each must be where the index says, and nowhere else."""
     tensors: dict[str, TensorInfo] = {}
     for shard, header in headers.items():
@@ -85,15 +97,20 @@ def merge_headers(
 
 def shard_path(root: Path, shard: str) -> Path:
     """Return the file of a shard; a name that leads out of the folder is refused, so is a link that does."""
+    check_shard_name(shard)
+    path = root / shard
+    _check_inside(root, Path(shard))
+    if not path.exists():
+        raise CheckpointError(f"shard '{shard}' is missing", where=str(root), fix="download it")
+    return path
+
+
+def check_shard_name(shard: str) -> None:
+    """Refuse what is no name of a shard inside its folder."""
     pure = PurePosixPath(shard)
     if pure.is_absolute() or ".." in pure.parts or "\\" in shard or not shard.endswith(".safetensors"):
         fix = "shards are .safetensors files inside the checkpoint's own folder"
         raise CheckpointError(f"the index names a shard '{shard}'", where=INDEX, fix=fix)
-    _check_inside(root, Path(pure))
-    path = root / pure
-    if not path.exists():
-        raise CheckpointError(f"shard '{shard}' is missing", where=str(root), fix="download it")
-    return path
 
 
 def _check_inside(root: Path, file: Path) -> None:
@@ -105,7 +122,7 @@ def _check_inside(root: Path, file: Path) -> None:
         raise CheckpointError(f"'{file}' is a link that leaves the folder", where=str(root), fix=fix)
 
 
-def _promised(index: Mapping[str, Any]) -> dict[str, set[str] | None]:
+def promised_shards(index: Mapping[str, Any]) -> Promised:
     """Each shard, in the order of their names, with the tensors that the index promises."""
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -124,7 +141,7 @@ def _total(index: Mapping[str, Any] | None) -> int | None:
     return total if type(total) is int else None
 
 
-def _without_index(root: Path) -> dict[str, set[str] | None]:
+def _without_index(root: Path) -> Promised:
     """The one shard of a small checkpoint; nothing promises what is in it."""
     shards = sorted(path.name for path in root.glob("*.safetensors"))
     if shards == [SINGLE]:
@@ -151,13 +168,20 @@ def _agree(shard: str, promised: set[str] | None, header: Mapping[str, TensorInf
 
 def _read_json(path: Path, fix: str) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        raw = path.read_bytes()
     except FileNotFoundError:
         raise CheckpointError(f"{path.name} is missing", where=str(path.parent), fix=fix) from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path.name}: {error.strerror}", where=str(path), fix=fix) from None
+    return parse_json(raw, path.name, str(path), fix)
+
+
+def parse_json(raw: bytes, name: str, where: str, fix: str) -> dict[str, Any]:
+    """Return the object that a JSON file holds."""
+    try:
+        found = json.loads(raw)
     except (ValueError, RecursionError):
-        raise CheckpointError(f"{path.name} is not JSON", where=str(path), fix=fix) from None
+        raise CheckpointError(f"{name} is not JSON", where=where, fix=fix) from None
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path.name} is not a JSON object", where=str(path), fix=fix)
+        raise CheckpointError(f"{name} is not a JSON object", where=where, fix=fix)
     return cast("dict[str, Any]", found)

@@ -1,6 +1,5 @@
 """Kernels equal the reference on all sorts of matrices; the sweep equals exact integers; bad input is refused."""
 
-
 import numpy as np
 import pytest
 

@@ -1,0 +1,229 @@
+"""Checks that read weights: hashes, scales, fused pairs, kept tensors. Streamed, a few megabytes at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halfbyte.audit.checks import INPUT_SCALES, quantized
+from halfbyte.audit.evidence import Evidence
+from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
+from halfbyte.models.linears import StoredLinear
+from halfbyte.numerics.formats import FORMATS
+from halfbyte.numerics.reference.floats import bf16_to_f32
+from halfbyte.pipeline import FOLDER
+from halfbyte.plan.engine_config import MODELOPT_FILE
+from halfbyte.plan.rules import BIAS, DECODE, KEEP, Job
+from halfbyte.source.checkpoint import CONFIG
+from halfbyte.source.headers import TensorInfo
+from halfbyte.source.read import Reader
+from halfbyte.write import file_sha256
+
+CHUNK_NBYTES = 1 << 24
+_E4M3_NAN, _E4M3_MAX, _E4M3_SIGN = 0x7F, 0x7E, 0x80
+_E8M0_NAN = 0xFF
+_BYTES = 256
+
+
+def hashes(evidence: Evidence) -> list[Finding]:
+    """Every shard is a whole safetensors file, and of the size and SHA-256 that the journal has."""
+    wrong = [f"{shard}: {why}" for shard, why in sorted(evidence.unreadable.items())]
+    shards: Mapping[str, int] = evidence.made.shards if evidence.made else {}
+    for shard, nbytes in shards.items():
+        path = evidence.root / shard
+        line = evidence.journal.get(shard)
+        if not path.is_file():
+            wrong.append(f"{shard} is missing")
+        elif (size := path.stat().st_size) != nbytes:
+            wrong.append(f"{shard} has {size:,} bytes, planned {nbytes:,}")
+        elif line is None:
+            wrong.append(f"{shard} is not in the journal: its run did not finish it")
+        elif file_sha256(path) != line.get("sha256"):
+            wrong.append(f"{shard} is not of the journalled SHA-256")
+    if wrong:
+        why = "bytes changed after they were written, or never all were"
+        return [bad("bytes", f"{count(len(wrong), 'shard')} damaged", why=why, fix=RUN_AGAIN, examples=wrong)]
+    if not evidence.made:
+        return [
+            good("bytes", f"{count(len(evidence.checkpoint.shards), 'shard')} whole; no journal to compare hashes with")
+        ]
+    return [good("bytes", f"{len(shards)} of {len(shards)} shards have the size and SHA-256 of the journal")]
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Scales seen so far, and the tensors with scales that no engine can use."""
+
+    blocks: int = 0
+    zeros: int = 0
+    e4m3: int = 0
+    at_most: int = 0  # of E4M3: at 448, where saturation begins
+    scalars: int = 0
+    wrong: list[str] = field(default_factory=list[str])
+
+
+def scales(evidence: Evidence) -> list[Finding]:
+    """Every scale is finite and positive."""
+    tally = _Tally()
+    with Reader(evidence.checkpoint) as reader:
+        for linear, suffix, info in _scale_tensors(evidence, reader):
+            if reason := _look(linear, suffix, info, reader, tally):
+                tally.wrong.append(f"{info.name} {reason}")
+    if tally.wrong:
+        why = "one NaN or infinite scale makes the logits NaN; engines print '!' until the token limit"
+        text = f"{count(len(tally.wrong), 'tensor')} with scales that are not finite and positive"
+        return [bad("scales", text, why=why, fix=RUN_AGAIN, examples=tally.wrong)]
+    if not tally.blocks:
+        return [good("scales", "nothing is quantized, so there are none")]
+    text = f"finite and positive; {tally.zeros:,} of {tally.blocks:,} block scales at zero"
+    if tally.e4m3:
+        text += f", {tally.at_most:,} at 448"
+    if tally.scalars:
+        text += f"; {count(tally.scalars, 'tensor scale')}"
+    return [note("scales", text, "a block of scale zero decodes to zero") if tally.zeros else good("scales", text)]
+
+
+def _scale_tensors(evidence: Evidence, reader: Reader) -> Iterator[tuple[StoredLinear, str, TensorInfo]]:
+    """Yield each scale in the order of the files, so that a disk reads forward."""
+    found = [
+        (linear, suffix, info)
+        for linear in quantized(evidence)
+        for suffix, info in linear.parts.items()
+        if "scale" in suffix
+    ]
+    shard = ""
+    for entry in sorted(found, key=lambda entry: (entry[2].shard, entry[2].begin)):
+        if entry[2].shard != shard:
+            reader.forget(shard)
+            shard = entry[2].shard
+        yield entry
+
+
+def _look(linear: StoredLinear, suffix: str, info: TensorInfo, reader: Reader, tally: _Tally) -> str:
+    """Count the scales of one tensor; say what is wrong with them, if anything is."""
+    if info.dtype in ("U8", "F8_E8M0"):
+        seen = np.bincount(reader.raw(info), minlength=_BYTES)
+        tally.blocks += int(seen.sum())
+        return f"has {seen[_E8M0_NAN]:,} E8M0 NaN (0xFF)" if seen[_E8M0_NAN] else ""
+    if info.dtype == "F8_E4M3":
+        seen = np.bincount(reader.raw(info), minlength=_BYTES)
+        tally.blocks += int(seen.sum())
+        tally.zeros += int(seen[0])
+        tally.e4m3 += int(seen.sum())
+        tally.at_most += int(seen[_E4M3_MAX])
+        if nan := int(seen[_E4M3_NAN] + seen[_E4M3_NAN | _E4M3_SIGN]):
+            return f"has {nan:,} E4M3 NaN"
+        negative = int(seen[_E4M3_SIGN:].sum())
+        return f"has {negative:,} negative scales" if negative else ""
+    values = _values(reader, info)
+    single = suffix in INPUT_SCALES.values() or any(
+        part.suffix == suffix and part.fixed is not None for part in FORMATS[linear.format].tensors
+    )
+    if single:
+        tally.scalars += values.size
+    else:
+        tally.blocks += values.size
+        tally.zeros += int((values == 0).sum())
+    if not np.isfinite(values).all():
+        return f"has {int((~np.isfinite(values)).sum()):,} values that are not finite"
+    low = (values <= 0) if single else (values < 0)
+    return f"has {int(low.sum()):,} values that are not positive" if low.any() else ""
+
+
+def _values(reader: Reader, info: TensorInfo) -> NDArray[Any]:
+    found = reader.tensor(info).reshape(-1)
+    return bf16_to_f32(found) if info.dtype == "BF16" else found.astype(np.float32)
+
+
+def fused(evidence: Evidence) -> list[Finding]:
+    """Linears that engines load as one have one tensor scale, bit for bit."""
+    groups: dict[str, list[StoredLinear]] = {}
+    for linear in quantized(evidence):
+        groups.setdefault(evidence.model.architecture.fused_group(linear.module), []).append(linear)
+    pairs = {name: members for name, members in groups.items() if len(members) > 1}
+    wrong: list[str] = []
+    compared = 0
+    with Reader(evidence.checkpoint) as reader:
+        for members in pairs.values():
+            for suffix in _tensor_scales(members[0]):
+                values = {x.module: _values(reader, x.parts[suffix])[0] for x in members if suffix in x.parts}
+                compared += 1
+                if len({value.tobytes() for value in values.values()}) > 1:
+                    said = "   ".join(f"{module.rpartition('.')[2]} {value}" for module, value in values.items())
+                    wrong.append(f"{members[0].module.rpartition('.')[0]}.*.{suffix}   {said}")
+    if wrong:
+        why = "vLLM fuses them and keeps the first one's scale for both; it only logs a warning (vllm #54974)"
+        text = f"tensor scales disagree in {len(wrong):,} of {count(compared, 'fused pair')}"
+        return [bad("fused", text, why=why, fix=RUN_AGAIN, examples=wrong)]
+    if not compared:
+        return [good("fused", "no quantized format here has a tensor scale to share")]
+    return [good("fused", f"{count(compared, 'pair')} of tensor scales equal, bit for bit")]
+
+
+def _tensor_scales(linear: StoredLinear) -> list[str]:
+    fixed = [part.suffix for part in FORMATS[linear.format].tensors if part.fixed is not None and part.dtype == "F32"]
+    return [*fixed, INPUT_SCALES[linear.format]] if linear.format in INPUT_SCALES else fixed
+
+
+def kept(evidence: Evidence) -> list[Finding]:
+    """What the plan keeps has the bytes of the source: tensors, and files that are not weights."""
+    assert evidence.plan is not None
+    wrong: list[str] = []
+    number = nbytes = 0
+    with Reader(evidence.plan.checkpoint) as source, Reader(evidence.checkpoint) as output:
+        for before in (info for job in evidence.plan.jobs for info in kept_tensors(job)):
+            after = evidence.checkpoint.tensors.get(before.name)
+            if after is None or (after.dtype, after.shape) != (before.dtype, before.shape):
+                continue  # the structure check says so
+            number, nbytes = number + 1, nbytes + before.nbytes
+            if not same_bytes(source, before, output, after):
+                wrong.append(f"{before.name} differs from the source")
+    files, stale = _other_files(evidence)
+    wrong += stale
+    if wrong:
+        why = "what a plan keeps is promised to be untouched: this is neither the source's model nor a quantized one"
+        return [
+            bad("kept", f"{count(len(wrong), 'kept tensor or file')} changed", why=why, fix=RUN_AGAIN, examples=wrong)
+        ]
+    text = f"{count(number, 'tensor')} ({nbytes:,} bytes) and {count(files, 'other file')} identical to the source"
+    return [good("kept", text)]
+
+
+def kept_tensors(job: Job) -> list[TensorInfo]:
+    """Return the source tensors that a job passes on byte for byte; decoding BF16 to BF16 is passing it on."""
+    plain = {f"{x.module}.weight" for x in job.linears if job.action == DECODE and x.format == "bf16"}
+    return [x for x in job.sources if job.action == KEEP or x.name.endswith(f".{BIAS}") or x.name in plain]
+
+
+def same_bytes(left: Reader, left_info: TensorInfo, right: Reader, right_info: TensorInfo) -> bool:
+    """Compare two tensors of one size, a chunk at a time."""
+    pairs = zip(chunks(left_info), chunks(right_info), strict=True)
+    return all(np.array_equal(left.raw(a), right.raw(b)) for a, b in pairs)
+
+
+def chunks(info: TensorInfo) -> Iterator[TensorInfo]:
+    """Yield the bytes of a tensor in pieces that fit the memory."""
+    for begin in range(info.begin, info.end, CHUNK_NBYTES):
+        yield TensorInfo(info.name, info.dtype, info.shape, info.shard, begin, min(begin + CHUNK_NBYTES, info.end))
+
+
+def _other_files(evidence: Evidence) -> tuple[int, list[str]]:
+    """Count the files that are not weights, and name those that were not copied as they are."""
+    assert evidence.plan is not None
+    source = evidence.plan.checkpoint
+    wrong: list[str] = []
+    number = 0
+    for relative in source.other_files():
+        if str(relative) in (CONFIG, MODELOPT_FILE) or relative.parts[0] == FOLDER:
+            continue  # written for the output itself
+        number += 1
+        path = evidence.root / relative
+        if not path.is_file():
+            wrong.append(f"{relative} was not copied")
+        elif path.read_bytes() != (source.root / relative).read_bytes():
+            wrong.append(f"{relative} differs from the source")
+    return number, wrong

@@ -1,0 +1,175 @@
+"""Two checkpoints, tensor by tensor: same bytes, same value, different, or missing on one side.
+
+Linears are compared as what they stand for: an INT4 expert and its BF16 twin have the same value if one decodes to the
+other. Zero and minus zero are the same value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from halfbyte.audit.byte_checks import chunks, same_bytes
+from halfbyte.models.architecture import COMPANIONS
+from halfbyte.models.linears import StoredLinear
+from halfbyte.models.model import Model, describe
+from halfbyte.numerics.codec import decode
+from halfbyte.numerics.encoded import Array
+from halfbyte.numerics.reference.floats import bf16_to_f32, f32_to_bf16
+from halfbyte.source.checkpoint import open_checkpoint
+from halfbyte.source.headers import TensorInfo
+from halfbyte.source.read import NUMPY_DTYPES, Reader
+from halfbyte.transform.apply import stored
+
+_FLOATS = frozenset(("BF16", "F16", "F32"))
+_SHOWN = 5
+Item = StoredLinear | TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A linear or tensor that differs, and how far apart its values are; None where they cannot be compared."""
+
+    name: str
+    reason: str
+    max_abs: float | None
+
+    def sentence(self) -> str:
+        """Return the difference in words."""
+        return f"{self.name}: {self.reason}" + (f", at most {self.max_abs:.4g} apart" if self.max_abs else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """How two checkpoints compare; what is counted is linears, whole, and other tensors."""
+
+    same_bytes: int
+    same_value: int
+    different: tuple[Difference, ...]
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether both are the same model."""
+        return not (self.different or self.only_a or self.only_b)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the facts for --json."""
+        different = [{"name": d.name, "reason": d.reason, "max_abs_difference": d.max_abs} for d in self.different]
+        return {
+            "equal": self.equal,
+            "same_bytes": self.same_bytes,
+            "same_value": self.same_value,
+            "different": different,
+            "only_in_a": list(self.only_a),
+            "only_in_b": list(self.only_b),
+        }
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return what is shown: counts, and the first names of whatever is not the same."""
+        shown = [("same bytes", f"{self.same_bytes:,}"), ("same value", f"{self.same_value:,}")]
+        shown.append(("different", f"{len(self.different):,}"))
+        shown += [("", difference.sentence()) for difference in self.different[:_SHOWN]]
+        for label, names in (("only in A", self.only_a), ("only in B", self.only_b)):
+            shown.append((label, f"{len(names):,}"))
+            shown += [("", name) for name in names[:_SHOWN]]
+        return shown
+
+
+def diff(a: Path, b: Path) -> Diff:
+    """Compare two checkpoint folders."""
+    left, right = open_checkpoint(a), open_checkpoint(b)
+    items_a, items_b = dict(_items(describe(left))), dict(_items(describe(right)))
+    same = value = 0
+    different: list[Difference] = []
+    with Reader(left) as reader_a, Reader(right) as reader_b:
+        for name in (name for name in items_a if name in items_b):
+            found = _compare(name, (items_a[name], reader_a), (items_b[name], reader_b))
+            if isinstance(found, Difference):
+                different.append(found)
+            elif found:
+                same += 1
+            else:
+                value += 1
+    only_a = tuple(name for name in items_a if name not in items_b)
+    only_b = tuple(name for name in items_b if name not in items_a)
+    return Diff(same, value, tuple(different), only_a, only_b)
+
+
+def _items(model: Model) -> Iterator[tuple[str, Item]]:
+    """Yield linears by module, and whatever is not a part of one's weights by name, in the order of the files."""
+    for module, linear in sorted(model.linears.items(), key=lambda pair: _place(pair[1])):
+        yield module, linear
+        yield from ((info.name, info) for suffix, info in linear.parts.items() if suffix in COMPANIONS)
+    yield from ((name, info) for name, (_, info) in model.plain.items())
+
+
+def _place(linear: StoredLinear) -> tuple[str, int]:
+    first = next(iter(linear.parts.values()))
+    return first.shard, first.begin
+
+
+Side = tuple[Item, Reader]
+
+
+def _compare(name: str, a: Side, b: Side) -> Difference | bool:
+    """Return True for the same bytes, False for the same value, or the difference."""
+    (item_a, reader_a), (item_b, reader_b) = a, b
+    parts_a, parts_b = _parts(item_a), _parts(item_b)
+    if item_a.shape != item_b.shape:
+        return Difference(name, f"shape {list(item_a.shape)} and {list(item_b.shape)}", None)
+    alike = parts_a.keys() == parts_b.keys() and all(
+        (info.dtype, info.shape) == (parts_b[suffix].dtype, parts_b[suffix].shape) for suffix, info in parts_a.items()
+    )
+    if alike and all(same_bytes(reader_a, info, reader_b, parts_b[suffix]) for suffix, info in parts_a.items()):
+        return True
+    largest = 0.0
+    for left, right in _values(name, a, b):
+        if left is None or right is None:
+            return Difference(name, "bytes", None)
+        with np.errstate(invalid="ignore"):
+            unequal = (left != right) & ~(np.isnan(left) & np.isnan(right))
+            if unequal.any():
+                largest = max(largest, float(np.nanmax(np.abs(left - right)[unequal], initial=0)) or float("inf"))
+    return Difference(name, "value", largest) if largest else False
+
+
+def _parts(item: Item) -> Mapping[str, TensorInfo]:
+    if isinstance(item, TensorInfo):
+        return {"": item}
+    return {suffix: info for suffix, info in item.parts.items() if suffix not in COMPANIONS}
+
+
+def _values(name: str, a: Side, b: Side) -> Iterator[tuple[Array | None, Array | None]]:
+    """Yield both sides as FP32, after a trip through BF16: plain tensors in pieces, other linears whole."""
+    infos = [_plain(item) for item, _ in (a, b)]
+    if None not in infos and infos[0].dtype == infos[1].dtype:  # pyright: ignore[reportOptionalMemberAccess]
+        for left, right in zip(*(chunks(info) for info in infos if info), strict=True):
+            yield _floats(a[1].raw(left), left.dtype), _floats(b[1].raw(right), right.dtype)
+    else:
+        yield _whole(name, *a), _whole(name, *b)
+
+
+def _plain(item: Item) -> TensorInfo | None:
+    """Return the one tensor of an item that is stored as floats."""
+    parts = _parts(item)
+    info = next(iter(parts.values()))
+    return info if len(parts) == 1 and info.dtype in _FLOATS else None
+
+
+def _floats(raw: Array, dtype: str) -> Array | None:
+    if dtype not in _FLOATS:
+        return None
+    found = raw.view(NUMPY_DTYPES[dtype]).reshape(-1)
+    return bf16_to_f32(found if dtype == "BF16" else f32_to_bf16(found.astype(np.float32)))
+
+
+def _whole(name: str, item: Item, reader: Reader) -> Array | None:
+    if isinstance(item, TensorInfo):
+        return _floats(reader.raw(item), item.dtype)
+    return bf16_to_f32(decode(stored(item, reader), name=name)).reshape(-1)

@@ -1,0 +1,187 @@
+"""All that an audit looks at: an output folder, read without trust, its plan and journal, and the source if given.
+
+`open_checkpoint` and `describe` stop at the first thing that is wrong; an audit wants all of it. So this reads the same
+files with the same code, but keeps what is broken beside what is whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from halfbyte.errors import CheckpointError, UsageError
+from halfbyte.models.architecture import SUFFIXES, Architecture, Place, architecture_of
+from halfbyte.models.linears import Signature, Stored, StoredLinear, identify, signature
+from halfbyte.models.model import describe
+from halfbyte.pipeline import FOLDER, JOURNAL, PLAN
+from halfbyte.plan.manifest import Plan, make_plan
+from halfbyte.recipe_schema import Recipe
+from halfbyte.source.checkpoint import CONFIG, INDEX, Checkpoint, open_checkpoint, shard_path
+from halfbyte.source.headers import TensorInfo, read_header
+from halfbyte.write import Journal
+
+BLOCK = "quantization_config"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What plan.json says about how the checkpoint was made."""
+
+    fingerprint: str
+    recipe: Recipe
+    layers: int | None
+    parts: Mapping[str, str]
+    shards: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The tensors of a checkpoint in their roles, and a sentence for each that has none or lacks its scales."""
+
+    architecture: Architecture
+    linears: Mapping[str, StoredLinear]
+    plain: Mapping[str, tuple[Place, TensorInfo]]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What an audit knows. What could not be read is None or empty, and says why in `problems`."""
+
+    checkpoint: Checkpoint  # what the headers of the readable shards say
+    unreadable: Mapping[str, str]  # shard -> why
+    index: Mapping[str, Any] | None
+    contents: Contents | None
+    made: Made | None
+    journal: Mapping[str, Mapping[str, Any]]
+    plan: Plan | None  # made again from the source
+    problems: Mapping[str, str] = field(default_factory=dict[str, str])  # config.json, index, plan.json -> why
+
+    @property
+    def root(self) -> Path:
+        """Return the folder."""
+        return self.checkpoint.root
+
+    @property
+    def model(self) -> Contents:
+        """Return the contents, for checks that are not called without them."""
+        assert self.contents is not None
+        return self.contents
+
+
+def gather(out: Path, against: Path | None) -> Evidence:
+    """Read headers, config, index, plan and journal of a folder; CheckpointError only where there is nothing to see."""
+    problems: dict[str, str] = {}
+    config = _read_json(out / CONFIG, problems)
+    index = _read_json(out / INDEX, problems) if (out / INDEX).exists() else None
+    shards = sorted(path.name for path in out.glob("*.safetensors"))
+    if not shards:
+        open_checkpoint(out)  # says what is wrong with this folder
+    tensors: dict[str, TensorInfo] = {}
+    unreadable: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    for shard in shards:
+        try:
+            tensors |= read_header(shard_path(out, shard), shard)
+            sizes[shard] = (out / shard).stat().st_size
+        except CheckpointError as error:
+            unreadable[shard] = error.what
+    checkpoint = Checkpoint(out, config or {}, tensors, sizes)
+    made = _read_plan(out / FOLDER / PLAN, problems)
+    return Evidence(
+        checkpoint=checkpoint,
+        unreadable=unreadable,
+        index=index,
+        contents=_sort(checkpoint, problems),
+        made=made,
+        journal={str(line.get("shard")): line for line in Journal(out / FOLDER / JOURNAL).lines()},
+        plan=_plan_again(against, made) if against else None,
+        problems=problems,
+    )
+
+
+def _read_json(path: Path, problems: dict[str, str]) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        problems[path.name] = f"{path.name} is missing"
+    except (OSError, ValueError, RecursionError):
+        problems[path.name] = f"{path.name} is not JSON"
+    else:
+        if isinstance(found, dict):
+            return cast("dict[str, Any]", found)
+        problems[path.name] = f"{path.name} is not a JSON object"
+    return None
+
+
+def _read_plan(path: Path, problems: dict[str, str]) -> Made | None:
+    if not path.exists() or (raw := _read_json(path, problems)) is None:
+        return None
+    try:
+        recipe = Recipe.model_validate(raw["recipe"])
+        parts = {str(name): str(part) for name, part in raw["parts"].items()}
+        shards = {str(name): int(nbytes) for name, nbytes in raw["shards"].items()}
+        layers = None if parts["layers"] == "all" else int(parts["layers"])
+        made = Made(str(raw["fingerprint"]), recipe, layers, parts, shards)
+    except (KeyError, ValueError, TypeError, AttributeError, ValidationError):
+        problems[PLAN] = "plan.json is not a plan of this version of halfbyte"
+        return None
+    if recipe.fingerprint() != parts.get("recipe"):
+        problems[PLAN] = "the recipe in plan.json was changed after the plan was made"
+    return made
+
+
+def _sort(checkpoint: Checkpoint, problems: dict[str, str]) -> Contents | None:
+    """Give every tensor its role and every linear its format, and go on where one has none."""
+    if not checkpoint.config:
+        return None
+    try:
+        architecture = architecture_of(checkpoint.config)
+    except CheckpointError as error:
+        problems[CONFIG] = error.what
+        return None
+    modules: dict[str, dict[str, TensorInfo]] = {}
+    plain: dict[str, tuple[Place, TensorInfo]] = {}
+    linears: dict[str, StoredLinear] = {}
+    broken: list[str] = []
+    for tensor in checkpoint.tensors.values():
+        module, _, suffix = tensor.name.rpartition(".")
+        if suffix in SUFFIXES and architecture.linear(module):
+            modules.setdefault(module, {})[suffix] = tensor
+            continue
+        try:
+            plain[tensor.name] = (architecture.other(tensor.name), tensor)
+        except CheckpointError as error:
+            broken.append(error.what)
+    known: dict[Signature, Stored] = {}
+    for module, parts in modules.items():
+        seat, found = architecture.linear(module), signature(parts)
+        assert seat is not None
+        try:
+            stored = known.get(found) or identify(found, module)
+        except CheckpointError as error:
+            broken.append(f"{module}: {error.what}")
+            continue
+        known[found] = stored
+        linears[module] = StoredLinear(module, *seat, stored.format, stored.shape, stored.group, parts)
+    return Contents(architecture, linears, plain, tuple(broken))
+
+
+def _plan_again(source: Path, made: Made | None) -> Plan | None:
+    """Make the plan of the run again; a source that is not the one it was made from is an error of the caller."""
+    checkpoint = open_checkpoint(source)
+    model = describe(checkpoint)
+    if made is None:
+        return None
+    plan = make_plan(checkpoint, model, made.recipe, layers=made.layers)
+    parts = plan.parts()
+    other = [name for name in ("source config", "source tensors") if parts.get(name) != made.parts.get(name)]
+    if other:
+        what = f"this is not the source that the output was made from: {' and '.join(other)} differ"
+        raise UsageError(what, where=str(source), fix="give the folder that `halfbyte quantize` was given")
+    return plan

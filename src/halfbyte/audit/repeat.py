@@ -1,0 +1,183 @@
+"""Make a sample of the output again, on the NumPy reference and not on the kernels that made it, and compare bytes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from halfbyte.audit.evidence import Evidence
+from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
+from halfbyte.numerics.encoded import Array, Encoded
+from halfbyte.numerics.reference import floats, fp8, int4, mxfp4, nvfp4
+from halfbyte.numerics.reference.sweep import best_scale
+from halfbyte.plan.rules import DECODE, ENCODE, Job
+from halfbyte.source.headers import TensorInfo
+from halfbyte.source.read import Reader
+from halfbyte.transform.apply import as_bytes, stored
+
+_SWEPT_BLOCKS = 64  # the exact sweep takes 5 ms a block: some blocks of each linear, and the codes of all
+Tensors = Mapping[str, Array]
+
+
+def repeat(evidence: Evidence, sample: int) -> list[Finding]:
+    """Encode some linears of each layer again and find the same bytes."""
+    assert evidence.plan is not None
+    jobs = choose(evidence, sample)
+    if not jobs:
+        return [note("repeat", "not checked: no linear was asked for, or none is made anew")]
+    wrong: list[str] = []
+    number = 0
+    with Reader(evidence.plan.checkpoint) as source, Reader(evidence.checkpoint) as output:
+        for job in jobs:
+            for module, expected in _again(job, evidence, source, output).items():
+                number += 1
+                infos = {suffix: evidence.checkpoint.tensors[f"{module}.{suffix}"] for suffix in expected}
+                unequal = [s for s, tensor in expected.items() if not _same(output, infos[s], tensor)]
+                if unequal:
+                    wrong.append(f"{module}: {', '.join(unequal)}")
+    if wrong:
+        why = "the bytes are not what the recipe means: a kernel computed something else, or they changed since"
+        text = f"{len(wrong)} of {count(number, 'linear')} differ from the reference"
+        return [bad("repeat", text, why=why, fix=RUN_AGAIN, examples=wrong)]
+    return [good("repeat", f"{count(number, 'linear')} encoded again on the reference: bit-equal")]
+
+
+def choose(evidence: Evidence, sample: int) -> list[Job]:
+    """Return `sample` jobs of each layer; the plan's fingerprint decides which, so that an audit can be repeated."""
+    assert evidence.plan is not None
+    dice = random.Random(evidence.plan.fingerprint())
+    layers: dict[int | None, list[Job]] = {}
+    for job in evidence.plan.jobs:
+        if job.linears and job.action in (ENCODE, DECODE) and _is_whole(job, evidence):
+            layers.setdefault(job.layer, []).append(job)
+    return [job for jobs in layers.values() for job in dice.sample(jobs, min(sample, len(jobs)))]
+
+
+def _is_whole(job: Job, evidence: Evidence) -> bool:
+    """Whether the output has the job's tensors; the structure check says where it has not."""
+    found = evidence.checkpoint.tensors
+    return all(
+        (info := found.get(spec.name)) is not None and (info.dtype, info.shape) == (spec.dtype, spec.shape)
+        for spec in job.outputs
+    )
+
+
+def _same(output: Reader, info: TensorInfo, expected: Array) -> bool:
+    return bytes(as_bytes(expected)) == output.raw(info).tobytes()
+
+
+def _again(job: Job, evidence: Evidence, source: Reader, output: Reader) -> dict[str, Tensors]:
+    """Return what the reference makes of a job: tensors by module and suffix."""
+    assert evidence.plan is not None
+    weights = {linear.module: decode(stored(linear, source)) for linear in job.linears}
+    if job.action == DECODE:
+        return {module: {"weight": weight} for module, weight in weights.items()}
+    quantize = evidence.plan.recipe.quantize
+    assert quantize is not None
+    amax = np.float32(max(float(np.abs(floats.bf16_to_f32(weight)).max()) for weight in weights.values()))
+    encode = _ENCODERS[quantize.format, quantize.scales]
+    made: dict[str, Tensors] = {}
+    for module, weight in weights.items():
+        info = evidence.checkpoint.tensors.get(f"{module}.weight_scale")
+        found = output.tensor(info) if info is not None else np.empty(0)
+        made[module] = encode(weight, amax, found)
+    return made
+
+
+def decode(encoded: Encoded) -> Array:
+    """Decode a stored linear to BF16 bit patterns, on the reference."""
+    tensors = encoded.tensors
+    first = next(iter(tensors.values()))
+    scale: Any = tensors.get("weight_scale")
+    match encoded.format:
+        case "bf16":
+            return first
+        case "f16" | "f32":
+            return floats.f32_to_bf16(first.astype(np.float32))
+        case "int4":
+            return int4.decode(first, scale, encoded.shape[1] // scale.shape[1])
+        case "fp8_block":
+            return fp8.decode_block(first, tensors["weight_scale_inv"])
+        case "fp8_channel":
+            per_row = floats.bf16_to_f32(scale) if scale.dtype == np.uint16 else scale
+            return floats.f32_to_bf16(floats.E4M3_VALUES[first] * per_row)
+        case "nvfp4":
+            return nvfp4.decode(first, scale, np.float32(tensors["weight_scale_2"].reshape(-1)[0]))
+        case "nvfp4_ct":
+            return nvfp4.decode_compressed_tensors(first, scale, tensors["weight_global_scale"][0])
+        case _:
+            return mxfp4.decode(first, scale)
+
+
+def _mxfp4(weight: Array, amax: Any, found: Array) -> Tensors:
+    packed, scale = mxfp4.encode(weight, keep_negative_zero=False)
+    return {"weight": packed, "weight_scale": scale}
+
+
+def _mxfp4_ct(weight: Array, amax: Any, found: Array) -> Tensors:
+    packed, scale = mxfp4.encode(weight, keep_negative_zero=True)
+    return {"weight_packed": packed, "weight_scale": scale}
+
+
+def _nvfp4_codes(weight: Array, amax: Any, found: Array, *, sweep: bool) -> tuple[Array, Array]:
+    decode_scale_2 = nvfp4.tensor_scale(amax)
+    if not sweep:
+        return nvfp4.encode_max(weight, decode_scale_2)
+    scale: Array = np.array(found)
+    step = max(1, scale.size // _SWEPT_BLOCKS)
+    for block in range(0, scale.size, step):
+        values = floats.bf16_to_f32(weight.reshape(-1, nvfp4.BLOCK)[block])
+        scale.reshape(-1)[block] = best_scale(values, float(amax) or 1.0)
+    return nvfp4.codes(weight, scale, decode_scale_2), scale
+
+
+def _nvfp4(weight: Array, amax: Any, found: Array, *, sweep: bool = False) -> Tensors:
+    packed, scale = _nvfp4_codes(weight, amax, found, sweep=sweep)
+    return {"weight": packed, "weight_scale": scale, "weight_scale_2": np.array(nvfp4.tensor_scale(amax), np.float32)}
+
+
+def _nvfp4_ct(weight: Array, amax: Any, found: Array, *, sweep: bool = False) -> Tensors:
+    packed, scale = _nvfp4_codes(weight, amax, found, sweep=sweep)
+    encode_scale_2 = np.array([nvfp4.CODE_RANGE / (amax or nvfp4.ZERO_TENSOR_AMAX)], np.float32)
+    return {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": encode_scale_2}
+
+
+def _nvfp4_compressed_tensors(weight: Array, amax: Any, found: Array) -> Tensors:
+    encode_scale_2 = nvfp4.global_scale(amax)
+    packed, scale = nvfp4.encode_compressed_tensors(weight, encode_scale_2)
+    made = {"weight_packed": packed, "weight_scale": scale}
+    return {**made, "weight_global_scale": np.array([encode_scale_2], np.float32)}
+
+
+def _fp8_channel(weight: Array, amax: Any, found: Array) -> Tensors:
+    code, scale = fp8.encode_channel(weight)
+    return {"weight": code, "weight_scale": scale}
+
+
+def _int4(grid: Callable[[Array], tuple[Array, Array]]) -> Callable[[Array, Any, Array], Tensors]:
+    def encode(weight: Array, amax: Any, found: Array) -> Tensors:
+        packed, scale = grid(weight)
+        return {"weight_packed": packed, "weight_scale": scale, "weight_shape": np.array(weight.shape, np.int32)}
+
+    return encode
+
+
+def _swept(encode: Callable[..., Tensors]) -> Callable[[Array, Any, Array], Tensors]:
+    return lambda weight, amax, found: encode(weight, amax, found, sweep=True)
+
+
+_ENCODERS: Mapping[tuple[str, str], Callable[[Array, Any, Array], Tensors]] = {
+    ("mxfp4", "even"): _mxfp4,
+    ("mxfp4_ct", "even"): _mxfp4_ct,
+    ("nvfp4", "max"): _nvfp4,
+    ("nvfp4", "mse"): _swept(_nvfp4),
+    ("nvfp4_ct", "max"): _nvfp4_ct,
+    ("nvfp4_ct", "mse"): _swept(_nvfp4_ct),
+    ("nvfp4_ct", "compressed-tensors"): _nvfp4_compressed_tensors,
+    ("fp8_channel", "max"): _fp8_channel,
+    ("int4", "kimi"): _int4(int4.encode_kimi),
+    ("int4", "compressed-tensors"): _int4(int4.encode_compressed_tensors),
+}

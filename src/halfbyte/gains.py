@@ -1,0 +1,125 @@
+"""What each recipe would make of a checkpoint's size, from shapes alone: an answer before any plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+from halfbyte.models.linears import PLAIN, StoredLinear
+from halfbyte.models.model import Model
+from halfbyte.numerics.formats import FORMATS
+from halfbyte.recipe import Recipe, load_recipe, recipe_names
+from halfbyte.source.headers import TensorInfo, tensor_nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """A recipe, and the bytes and elements of all tensors after it; None where it does not apply, and `why_not`.
+
+    Elements are what the Hub shows as parameters: two FP4 codes in a byte are one, and a scale is one too.
+    """
+
+    recipe: str
+    nbytes: int | None
+    elements: int | None
+    why_not: str | None = None
+
+
+class Stock(NamedTuple):
+    """Tensors, counted."""
+
+    nbytes: int
+    elements: int
+
+    def plus(self, other: Stock) -> Stock:
+        """Return both together."""
+        return Stock(self.nbytes + other.nbytes, self.elements + other.elements)
+
+    def share(self, times: Fraction) -> Stock:
+        """Return a part or a multiple."""
+        return Stock(int(self.nbytes * times), int(self.elements * times))
+
+
+Kinds = Sequence[tuple[StoredLinear, int]]  # one linear of each kind, and how many there are
+_NOTHING, _F32_SCALAR = Stock(0, 0), Stock(4, 1)
+
+
+def gains(model: Model) -> list[Gain]:
+    """Return what every shipped recipe would make of this model, the smallest first."""
+    kinds = model.kinds()
+    plain: dict[str, Stock] = {}
+    for place, tensor in model.plain.values():
+        plain[place.role] = plain.get(place.role, _NOTHING).plus(_stock(tensor))
+    found = [_gain(load_recipe(name), model, kinds, plain) for name in recipe_names()]
+    return sorted(found, key=lambda gain: (gain.nbytes is None, gain.nbytes or 0))
+
+
+def _stock(tensor: TensorInfo) -> Stock:
+    return Stock(tensor.nbytes, math.prod(tensor.shape))
+
+
+def _gain(recipe: Recipe, model: Model, kinds: Kinds, plain: Mapping[str, Stock]) -> Gain:
+    roles: Mapping[str, str] = {str(role): action for role, action in recipe.roles.items()}
+    why_not = _why_not(recipe, roles, [linear for linear, _ in kinds], plain)
+    if why_not:
+        return Gain(recipe.name, None, None, why_not)
+    kept = _kept_experts(recipe, model)
+    total = _new_kv_scales(recipe, model)
+    for linear, number in kinds:
+        share = kept if linear.role == "routed_experts" else Fraction(1)
+        total = total.plus(_after(linear, roles[linear.role], recipe).share(share * number))
+    for role, stock in plain.items():
+        total = total.plus(stock.share(kept if role == "router" else Fraction(1)))
+    return Gain(recipe.name, *total)
+
+
+def _why_not(
+    recipe: Recipe, roles: Mapping[str, str], linears: Sequence[StoredLinear], plain: Iterable[str]
+) -> str | None:
+    """Return why a recipe does not apply; config.json can name one quantized format, so nothing is kept in another."""
+    lacks = sorted({*(linear.role for linear in linears), *plain} - roles.keys())
+    if lacks:
+        return f"says nothing of {', '.join(lacks)}"
+    target = recipe.quantize.format if recipe.quantize is not None else None
+    if target is None and "bf16" not in roles.values():
+        return None
+    mixed = [one for one in linears if roles[one.role] == "keep" and one.format not in (target, *PLAIN)]
+    return f"would keep {mixed[0].role} in {mixed[0].format}" if mixed else None
+
+
+def _after(linear: StoredLinear, action: str, recipe: Recipe) -> Stock:
+    """Return one linear after a recipe; a bias stays as it is."""
+    bias = _stock(linear.parts["bias"]) if "bias" in linear.parts else _NOTHING
+    if action == "keep":
+        return Stock(linear.nbytes, linear.elements)
+    if action == "bf16":
+        return encoded("bf16", linear.shape).plus(bias)
+    assert recipe.quantize is not None
+    input_scale = _F32_SCALAR if recipe.quantize.activations == "calibrated" else _NOTHING
+    return encoded(recipe.quantize.format, linear.shape).plus(bias).plus(input_scale)
+
+
+def encoded(format: str, shape: tuple[int, int]) -> Stock:
+    """Return the weights of a linear in a format."""
+    shapes = [(part.dtype, part.shape(*shape)) for part in FORMATS[format].tensors]
+    return Stock(sum(tensor_nbytes(*part) for part in shapes), sum(math.prod(part) for _, part in shapes))
+
+
+def _kept_experts(recipe: Recipe, model: Model) -> Fraction:
+    """Return the share of experts that stay."""
+    if recipe.prune is None or not model.experts:
+        return Fraction(1)
+    if recipe.prune.keep is not None:
+        return Fraction(min(recipe.prune.keep, model.experts), model.experts)
+    assert recipe.prune.drop is not None
+    return Fraction(model.experts - round(model.experts * recipe.prune.drop), model.experts)
+
+
+def _new_kv_scales(recipe: Recipe, model: Model) -> Stock:
+    """Return the KV cache's scales, two a layer, where a recipe writes them and the source has none."""
+    writes = recipe.quantize is not None and recipe.quantize.kv_cache == "fp8"
+    there = any(name.endswith(".k_scale") for name in model.plain)
+    return _F32_SCALAR.share(Fraction(2 * model.layers)) if writes and not there else _NOTHING

@@ -1,0 +1,14 @@
+"""What every test may use. Lying here, this file also puts `tests/` on the path, so that tests can import pico."""
+
+import pytest
+from pico import write_pico
+
+
+@pytest.fixture
+def pico(tmp_path):
+    """Write a small checkpoint of a kind into a fresh folder and return the folder."""
+
+    def write(kind="int4-k2.6", **shape):
+        return write_pico(tmp_path / kind, kind, **shape)
+
+    return write

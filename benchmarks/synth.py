@@ -43,6 +43,15 @@ def write_layers(folder: Path, geometry: Geometry, seed: int = 0) -> dict[str, i
     return _write(folder, geometry, Weights(geometry, seed))
 
 
+def tiny(folder: Path) -> dict[str, int]:
+    """Write a checkpoint with Kimi-K2.6's names and structure and small matrices: 3 layers, 8 experts, a few MB."""
+    small = replace(
+        KIMI_K26, layers=3, experts=8, width=256, dense_width=512, expert_width=128, vocabulary=512, heads=4
+    )
+    small = replace(small, q_rank=64, kv_rank=64, vision_blocks=1, vision_width=64, vision_mlp_width=96)
+    return write_layers(folder, small)
+
+
 def _write(folder: Path, geometry: Geometry, weights: Weights | None) -> dict[str, int]:
     folder.mkdir(parents=True, exist_ok=True)
     shards = release_shards(geometry)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -90,6 +92,30 @@ def inspect_example() -> str:
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.redirect_stderr(io.StringIO()):
         assert run(["inspect", "--example", "kimi-k2.6"]) == 0
     return shown.getvalue().rstrip()
+
+
+def plan_example() -> str:
+    """What `halfbyte plan` says of Kimi-K2.6 and the MXFP4 recipe."""
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.redirect_stderr(io.StringIO()):
+        assert run(["plan", "--example", "kimi-k2.6", "-r", "kimi-k2.6-mxfp4-wafer"]) == 0
+    return re.sub(r"at most .* for jobs", "at most ... for jobs", shown.getvalue()).rstrip()  # depends on the cores
+
+
+def run_example() -> str:
+    """What `quantize`, `quantize` again and `audit` say of a checkpoint with Kimi-K2.6's names and small matrices."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+    from synth import tiny
+
+    lines: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        source, out = f"{folder}/tiny-k2.6", f"{folder}/tiny-mxfp4"
+        tiny(Path(source))
+        for command in (f"quantize {source} {out} -r kimi-k2.6-mxfp4-wafer", f"audit {out} --against {source}"):
+            with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.redirect_stderr(io.StringIO()):
+                assert run(["-q", *command.split()]) == 0
+            timeless = re.sub(r"[0-9.]+ s\b", "... s", shown.getvalue().rstrip())
+            lines.append(f"$ halfbyte {command}\n{timeless}".replace(f"{folder}/", ""))
+    return "\n\n".join(lines)
 
 
 def recipe_error() -> str:

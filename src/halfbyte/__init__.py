@@ -19,11 +19,23 @@ if TYPE_CHECKING:
     from halfbyte.numerics.codec import amax, decode, encode
     from halfbyte.numerics.encoded import Encoded
     from halfbyte.numerics.formats import FORMATS
+    from halfbyte.pipeline import quantize
     from halfbyte.recipe import load_recipe, recipe_names
 
     __version__: str
 
-__all__ = ["FORMATS", "Encoded", "HalfbyteError", "amax", "decode", "doctor", "encode", "load_recipe", "recipe_names"]
+__all__ = [
+    "FORMATS",
+    "Encoded",
+    "HalfbyteError",
+    "amax",
+    "decode",
+    "doctor",
+    "encode",
+    "load_recipe",
+    "quantize",
+    "recipe_names",
+]
 
 # name -> where it lives; a name without a colon is a module.
 _HOMES = {
@@ -35,6 +47,7 @@ _HOMES = {
     "doctor": "halfbyte.doctor",
     "encode": "halfbyte.numerics.codec:encode",
     "load_recipe": "halfbyte.recipe:load_recipe",
+    "quantize": "halfbyte.pipeline:quantize",
     "recipe_names": "halfbyte.recipe:recipe_names",
 }
 

@@ -125,20 +125,23 @@ def inspect_command(out: Output, source: str | None, example: str | None, patter
 
 
 @cli.command("plan")
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source", metavar="[SRC]", required=False)
 @recipe_options
+@click.option("--example", metavar="NAME", help="Instead of SRC: a published checkpoint that halfbyte knows by heart.")
 @click.option("-o", "--out", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the plan as JSON.")
 @click.option("--diff", "other", type=click.Path(path_type=Path), help="Say how it differs from a plan.json.")
 @click.pass_obj
-def plan_command(out: Output, source: Path, file: Path | None, other: Path | None, **choice: Any) -> None:
-    """Show what `quantize` would do to the checkpoint SOURCE: fates, sizes, shards, memory. Reads headers only."""
+def plan_command(out: Output, source: str | None, file: Path | None, other: Path | None, **choice: Any) -> None:
+    """Show what `quantize` would do to the checkpoint SRC: fates, sizes, shards, memory. Reads headers only."""
     from halfbyte import show
+    from halfbyte.inspection import open_source
     from halfbyte.pipeline import plan
     from halfbyte.recipe import load_recipe
 
-    made = plan(source, load_recipe(choice["recipe"], choice["overrides"]), layers=choice["layers"])
+    recipe = load_recipe(choice["recipe"], choice["overrides"])
+    made = plan(open_source(source, choice["example"]), recipe, layers=choice["layers"])
     show.plan(out, made, file, other)
-    out.hint(f"halfbyte quantize {source} OUT -r {choice['recipe']}")
+    out.hint(f"halfbyte quantize {source or 'SRC'} OUT -r {choice['recipe']}")
 
 
 @cli.command("quantize")

@@ -79,7 +79,7 @@ def open_source(source: str | None, example_name: str | None) -> Checkpoint:
     """Return the checkpoint that a user named: a folder, hf://organisation/name, or an example."""
     if (source is None) == (example_name is None):
         what = "no checkpoint is named" if source is None else "a checkpoint and an example are both named"
-        raise UsageError(what, where="halfbyte inspect", fix="give the folder of a checkpoint, or --example kimi-k2.6")
+        raise UsageError(what, where="SRC", fix="give the folder of a checkpoint, or --example kimi-k2.6")
     if example_name is not None:
         return example(example_name)
     assert source is not None

@@ -20,7 +20,7 @@ from halfbyte.plan.manifest import Plan, make_plan, refuse_other_plan
 from halfbyte.plan.rules import refuse_what_is_not_built
 from halfbyte.recipe_schema import Recipe
 from halfbyte.run import Progress, run_jobs
-from halfbyte.source.checkpoint import CONFIG, INDEX, open_checkpoint
+from halfbyte.source.checkpoint import CONFIG, INDEX, Checkpoint, open_checkpoint
 from halfbyte.write import PART, Journal, file_sha256, sync_folder, write_whole
 
 FOLDER = "halfbyte"
@@ -41,9 +41,9 @@ class Result:
     seconds: float
 
 
-def plan(source: Path, recipe: Recipe, *, layers: int | None = None) -> Plan:
+def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None) -> Plan:
     """Decide everything that `quantize` would do. Reads headers only."""
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
     return make_plan(checkpoint, describe(checkpoint), recipe, layers=layers)
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from halfbyte.numerics.chunks import usable_cores
 from halfbyte.numerics.encoded import Quality
 from halfbyte.plan.manifest import Plan
-from halfbyte.plan.rules import Job
+from halfbyte.plan.rules import KEEP, Job
+from halfbyte.source.headers import TensorInfo
 from halfbyte.source.read import Reader
 from halfbyte.transform.apply import Done, apply, as_bytes
 from halfbyte.write import Journal, ShardFile
@@ -67,14 +68,27 @@ class _Run:
             data = as_bytes(tensor)
             assert len(data) == place.nbytes, name
             self.file(place.shard).write(data, place.begin)
-            with self.lock:
-                self.done_nbytes += len(data)
-                self.missing[place.shard] -= 1
-                if (quality := done.quality.get(name.rpartition(".")[0])) is not None:
-                    self.quality.setdefault(place.shard, []).append((name, quality))
-                if self.missing[place.shard] == 0:
-                    complete.append(place.shard)
+            complete += self._count(place, done.quality.get(name.rpartition(".")[0]))
         return complete
+
+    def copy(self, job: Job, reader: Reader) -> list[str]:
+        """Copy a job's tensors; return the shards that are complete now."""
+        complete: list[str] = []
+        for info in job.sources:
+            if (place := self.places.get(info.name)) is not None:
+                for start, piece in reader.pieces(info):
+                    self.file(place.shard).write(piece, place.begin + start)
+                complete += self._count(place, None)
+        return complete
+
+    def _count(self, place: TensorInfo, quality: Quality | None) -> list[str]:
+        """Note that a tensor is written; return its shard if that was the last one missing."""
+        with self.lock:
+            self.done_nbytes += place.nbytes
+            self.missing[place.shard] -= 1
+            if quality is not None:
+                self.quality.setdefault(place.shard, []).append((place.name, quality))
+            return [place.shard] if self.missing[place.shard] == 0 else []
 
     def finish(self, shard: str) -> Progress:
         """Make a shard final and journal it."""
@@ -109,7 +123,8 @@ def run_jobs(
         def work(job: Job) -> None:
             if run.stop.is_set():
                 return
-            for shard in run.write(apply(job, reader, plan.recipe.quantize)):
+            keep = job.action == KEEP
+            for shard in run.copy(job, reader) if keep else run.write(apply(job, reader, plan.recipe.quantize)):
                 result = run.finish(shard)
                 if progress is not None:
                     progress(result)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +27,9 @@ NUMPY_DTYPES = {
     "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
     "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.uint8,
 }  # fmt: skip
+
+
+PIECE_NBYTES = 1 << 24  # what is only copied is never in memory as a whole
 
 
 class Reader:
@@ -53,15 +57,25 @@ class Reader:
     def raw(self, info: TensorInfo) -> NDArray[np.uint8]:
         """Read a tensor's bytes."""
         buffer = np.empty(info.nbytes, np.uint8)
+        self._fill(buffer.data, info, 0)
+        return buffer
+
+    def pieces(self, info: TensorInfo) -> Iterator[tuple[int, memoryview]]:
+        """Yield a tensor's bytes in pieces with their offsets, in one buffer: an embedding has gigabytes."""
+        buffer = memoryview(bytearray(min(PIECE_NBYTES, info.nbytes)))
+        for start in range(0, info.nbytes, PIECE_NBYTES):
+            piece = buffer[: min(PIECE_NBYTES, info.nbytes - start)]
+            self._fill(piece, info, start)
+            yield start, piece
+
+    def _fill(self, view: memoryview, info: TensorInfo, start: int) -> None:
         file, done = self._file(info.shard), 0
-        view = buffer.data
-        while done < info.nbytes:
-            count = os.preadv(file, [view[done:]], info.begin + done)
+        while done < len(view):
+            count = os.preadv(file, [view[done:]], info.begin + start + done)
             if count == 0:
                 where = f"{info.shard}: {info.name}"
                 raise CheckpointError("the shard ends inside a tensor", where=where, fix="it changed while it was read")
             done += count
-        return buffer
 
     def forget(self, shard: str) -> None:
         """Tell the kernel that a shard's pages are of no more use: files larger than memory would push all else out."""

@@ -29,9 +29,10 @@ class Done:
 
 
 def apply(job: Job, reader: Reader, quantize: Quantize | None) -> Done:
-    """Return the output tensors of a job. Kernels run on the calling thread."""
-    unchanged = [info for info in job.sources if job.action == KEEP or info.name.endswith(f".{BIAS}")]
-    tensors: dict[str, Array] = {info.name: reader.raw(info) for info in unchanged}
+    """Return the output tensors of a job that changes some. Kernels run on the calling thread."""
+    assert job.action != KEEP  # such a job is copied, piece by piece
+    biases = [info for info in job.sources if info.name.endswith(f".{BIAS}")]
+    tensors: dict[str, Array] = {info.name: reader.raw(info) for info in biases}
     quality: dict[str, Quality] = {}
     if job.action == DECODE:
         for linear in job.linears:

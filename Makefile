@@ -31,7 +31,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PIP) install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## what halfbyte can do today, on this machine, in about a minute
+demo: $(READY)  ## a small checkpoint from INT4 to MXFP4, audited, and what one expert costs on this machine
 	@$(BIN)/python examples/demo.py
 
 test: $(READY)  ## every test that needs no GPU, no server and no patience

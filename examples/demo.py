@@ -1,17 +1,24 @@
-"""What halfbyte can do today, on this machine, in about a minute: `make demo`."""
+"""What halfbyte can do today, on this machine: `make demo`."""
 
 from __future__ import annotations
 
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from halfbyte import FORMATS, Encoded, decode, doctor, encode
-from halfbyte.advice import advise
-from halfbyte.cli import format_row
+from halfbyte import Encoded, decode, encode
+from halfbyte.cli import run
 from halfbyte.console import Column, Output
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from synth import tiny  # noqa: E402 - the benchmarks are no package
+
+RECIPE = "kimi-k2.6-mxfp4-wafer"
 
 SHAPE = (2048, 7168)  # gate_proj of one routed expert of Kimi-K2.6
 EXPERT_WEIGHTS = 60 * 384 * 3 * SHAPE[0] * SHAPE[1]  # all routed experts: 60 layers, 384 experts, 3 matrices
@@ -58,21 +65,27 @@ def row(name: str, result: Any, seconds: float) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def command(*words: str) -> None:
+    """Run a command as a user would, after showing it."""
+    Output().note(f"\n$ halfbyte {' '.join(words)}")
+    if run(words):
+        sys.exit(f"halfbyte {words[0]} failed")
+
+
+def whole_job() -> None:
+    """A small checkpoint with Kimi-K2.6's names: look at it, plan, convert, check."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = str(Path(folder) / "tiny-k2.6"), str(Path(folder) / "tiny-k2.6-mxfp4")
+        tiny(Path(source))
+        command("inspect", source)
+        command("plan", source, "-r", RECIPE)
+        command("quantize", source, target, "-r", RECIPE)
+        command("audit", target, "--against", source)
+
+
+def speeds() -> None:
+    """What the conversions of one expert cost here."""
     out = Output()
-    out.note("\n$ halfbyte doctor --no-disk")
-    machine = doctor.examine()
-    out.facts({}, machine.lines())
-    out.verdicts([(item.level, item.text) for item in advise(machine)])
-
-    out.note("\n$ halfbyte formats")
-    columns = [
-        Column("name", "format"),
-        Column("bits_per_weight", "bits/weight", number=True),
-        Column("title", "what it is"),
-    ]
-    out.table([format_row(each) for each in FORMATS.values()], columns)
-
     out.note(f"\none expert matrix of Kimi-K2.6, {list(SHAPE)}, made up; the kernels compile on first use ...")
     int4 = encode(synthetic_expert(), "int4", method="kimi")
     rows = [row(name, *timed(work)) for name, work in conversions(int4).items()]
@@ -86,7 +99,13 @@ def main() -> None:
     out.table(rows, columns)
     total = f"{EXPERT_WEIGHTS / 1e9:,.1f} G weights"
     out.note(f"\nthe last column: the {total} of all routed experts of K2.6 at this speed, without the disk")
-    out.hint("halfbyte recipes list")
+
+
+def main() -> None:
+    command("doctor", "--no-disk")
+    whole_job()
+    speeds()
+    Output().hint("halfbyte inspect --example kimi-k2.6")
 
 
 if __name__ == "__main__":

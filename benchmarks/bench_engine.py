@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -39,10 +40,25 @@ def size(folder):
     return sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
 
 
+def watch_memory(pid, peak):
+    """Follow the kernel's high-water mark; ru_maxrss would count this process, from which the child was forked."""
+    status = Path(f"/proc/{pid}/status")
+    while True:
+        try:
+            lines = status.read_text().splitlines()
+        except OSError:
+            return
+        peak[0] = max([peak[0], *(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))])
+        time.sleep(0.05)
+
+
 def timed(command):
     """Run a command; return wall seconds, CPU seconds, peak memory and device reads of it and its children."""
     begin = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    peak = [0]
+    watcher = threading.Thread(target=watch_memory, args=(process.pid, peak), daemon=True)
+    watcher.start()
     errors = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - begin
@@ -51,7 +67,7 @@ def timed(command):
     return {
         "seconds": seconds,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
-        "peak_rss_nbytes": usage.ru_maxrss * 1024,
+        "peak_rss_nbytes": peak[0],
         "device_read_nbytes": usage.ru_inblock * 512,
     }
 

@@ -16,7 +16,7 @@ from halfbyte.cli import run
 from halfbyte.console import Column, Output
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from synth import tiny  # noqa: E402 - the benchmarks are no package
+from synth import tiny
 
 RECIPE = "kimi-k2.6-mxfp4-wafer"
 

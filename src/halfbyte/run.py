@@ -6,6 +6,7 @@ number of threads, and never on the number of layers or shards.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from halfbyte.source.read import Reader
 from halfbyte.transform.apply import Done, apply, as_bytes
 from halfbyte.write import Journal, ShardFile
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 _WAITING_THREADS = 2  # besides one a core: while some wait for the disk, the others compute
 
 
@@ -106,6 +108,14 @@ class _Run:
         return Progress(self.done_nbytes, all_nbytes, seconds, shard, sqnr, worst)
 
 
+def _keep_freed_memory() -> None:
+    """Let glibc hand freed buffers to the next job: given back to the kernel, they would be faulted in anew."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+            libc.mallopt(option, 1 << 30)
+
+
 def run_jobs(
     plan: Plan,
     out: Path,
@@ -116,6 +126,7 @@ def run_jobs(
     progress: Callable[[Progress], None] | None,
 ) -> None:
     """Do every job that an unfinished shard needs."""
+    _keep_freed_memory()
     run = _Run(plan, out, journal, finished)
     pending = [job for job in plan.jobs if any(output.name in run.places for output in job.outputs)]
     with Reader(plan.checkpoint) as reader:

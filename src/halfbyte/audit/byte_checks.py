@@ -95,12 +95,7 @@ def _scale_tensors(evidence: Evidence, reader: Reader) -> Iterator[tuple[StoredL
         for suffix, info in linear.parts.items()
         if "scale" in suffix
     ]
-    shard = ""
-    for entry in sorted(found, key=lambda entry: (entry[2].shard, entry[2].begin)):
-        if entry[2].shard != shard:
-            reader.forget(shard)
-            shard = entry[2].shard
-        yield entry
+    yield from sorted(found, key=lambda entry: (entry[2].shard, entry[2].begin))
 
 
 def _look(linear: StoredLinear, suffix: str, info: TensorInfo, reader: Reader, tally: _Tally) -> str:

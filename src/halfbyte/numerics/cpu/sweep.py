@@ -15,7 +15,7 @@ UNDECIDED = 0
 FIRST, LAST = 1, 126  # E4M3 codes of the candidates, ascending in value
 # Blocks that are swept together. Inner loops always run over a whole tile, whose last part may be stale: loops of a
 # constant length vectorise.
-TILE = 128
+TILE = 64
 
 E4M3 = E4M3_VALUES.astype(np.float64)
 CODE_RANGE = 2688.0

@@ -141,8 +141,8 @@ def run_jobs(
                     progress(result)
 
         pool = ThreadPoolExecutor(threads or usable_cores() + _WAITING_THREADS)
-        futures = [pool.submit(work, job) for job in pending]
-        try:
+        try:  # Ctrl-C may come between any two lines from here on: submitting thousands of jobs takes a while
+            futures = [pool.submit(work, job) for job in pending]
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()

@@ -13,6 +13,7 @@ from halfbyte.plan import summary
 from halfbyte.plan.manifest import Plan
 from halfbyte.run import Progress
 from halfbyte.status import Status
+from halfbyte.units import size
 from halfbyte.write import write_whole
 
 _MINUTE, _HOUR = 60, 3600
@@ -33,13 +34,13 @@ def plan(out: Output, made: Plan, file: Path | None, other: Path | None) -> None
     if out.as_json:
         out.facts(value, [])
     else:
-        sizes = [(gigabytes(row.read_nbytes), gigabytes(row.write_nbytes)) for row in summary.by_role(made)]
+        sizes = [(size(row.read_nbytes), size(row.write_nbytes)) for row in summary.by_role(made)]
         rows = [{**row, "before": a, "after": b} for row, (a, b) in zip(value["roles"], sizes, strict=True)]
         out.table(rows, columns)
         lines = [
-            ("total", f"{gigabytes(made.read_nbytes)} -> {gigabytes(made.write_nbytes)}"),
+            ("total", f"{size(made.read_nbytes)} -> {size(made.write_nbytes)}"),
             ("shards", f"{len(made.shards)}, {value['tensors']:,} tensors"),
-            ("memory", f"at most {gigabytes(value['peak_memory_nbytes'])} for jobs in flight, whatever the layers"),
+            ("memory", f"at most {size(value['peak_memory_nbytes'])} for jobs in flight, whatever the layers"),
             ("plan", f"{value['fingerprint']} (same plan, same bytes)"),
         ]
         if other is not None:
@@ -62,7 +63,7 @@ def steps(bar: Bar) -> Callable[[Progress], None]:
     """Return what is called for each finished shard: one honest line."""
 
     def show(progress: Progress) -> None:
-        line = f"{progress.shard}  {gigabytes(progress.done_nbytes)} of {gigabytes(progress.all_nbytes)}"
+        line = f"{progress.shard}  {size(progress.done_nbytes)} of {size(progress.all_nbytes)}"
         line += f"  {duration(progress.seconds)}"
         if progress.sqnr_db is not None and progress.worst is not None:
             line += f"  sqnr {progress.sqnr_db:.1f} dB, worst {progress.worst[1]:.1f} dB {progress.worst[0]}"
@@ -76,7 +77,7 @@ def result(out: Output, made: Result) -> None:
     lines = [
         ("plan", made.fingerprint),
         ("shards", f"{made.shards}" + (f", {made.resumed} of them from an earlier run, verified" * bool(made.resumed))),
-        ("written", f"{gigabytes(made.write_nbytes)} in {duration(made.seconds)}"),
+        ("written", f"{size(made.write_nbytes)} in {duration(made.seconds)}"),
     ]
     value = {
         "out": str(made.out),
@@ -96,17 +97,9 @@ def status(out: Output, found: Status) -> None:
         ("recipe", found.recipe),
         ("plan", found.fingerprint),
         ("shards", f"{found.shards_done} of {found.shards}{' (whole)' if found.whole else ''}"),
-        ("bytes", f"{gigabytes(found.nbytes_done)} of {gigabytes(found.nbytes)}{left}"),
+        ("bytes", f"{size(found.nbytes_done)} of {size(found.nbytes)}{left}"),
     ]
     out.facts(found.as_dict(), lines)
-
-
-def gigabytes(nbytes: float) -> str:
-    """Return bytes in a unit that fits."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if nbytes >= size:
-            return f"{nbytes / size:,.1f} {unit}"
-    return f"{nbytes / 1e3:,.1f} kB"
 
 
 def duration(seconds: float) -> str:

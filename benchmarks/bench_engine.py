@@ -1,9 +1,11 @@
 """Speed and memory of `halfbyte quantize` on Kimi-K2.6's layers, against copying the same bytes on the same disk.
 
     python benchmarks/bench_engine.py DIR                  two MoE layers of 384 experts, 20 GB (needs 45 GB free)
+    python benchmarks/bench_engine.py DIR --peer PYTHON    and llm-compressor in that environment, on 12 experts
 
-Every run starts with the source out of the page cache (fadvise) and ends with the output on the disk (fsync). "copy" is
-`cp -r` and `sync`. Memory is the peak resident set of the process; "device reads" is what the kernel counted.
+Every run starts with the source out of the page cache (fadvise) and ends with the output on the disk (fsync). "cp" is
+`cp -r` and `sync`; "dd" copies shard by shard past the page cache, the most that this disk does for one process. Memory
+is the peak resident set of the process; "device reads" is what the kernel counted.
 Writes benchmarks/results/engine_<machine>_<yyyymm>.{json,md}.
 """
 
@@ -24,6 +26,13 @@ from synth import KIMI_K26, replace, write_layers
 from halfbyte.numerics.chunks import usable_cores
 
 RECIPES = ("kimi-k2.6-mxfp4-wafer", "kimi-k2.6-nvfp4a16")
+PEER_SCHEMES = dict(zip(RECIPES, ("MXFP4A16", "NVFP4A16"), strict=True))
+PEER_EXPERTS = 12  # of one layer: the peer takes a minute for 0.3 GB
+COPIES = {
+    "cp": 'cp -r "$0" "$1" && sync -f "$1"',
+    "dd": 'mkdir -p "$1" && for shard in "$0"/*.safetensors; do '
+    'dd if="$shard" of="$1/${shard##*/}" bs=16M iflag=direct oflag=direct conv=fsync status=none || exit 1; done',
+}
 
 
 def forget(folder):
@@ -72,9 +81,9 @@ def timed(command):
     }
 
 
-def copy(source, out):
+def copy(source, out, how):
     forget(source)
-    found = timed(["bash", "-c", 'cp -r "$0" "$1" && sync -f "$1"', str(source), str(out)])
+    found = timed(["bash", "-c", COPIES[how], str(source), str(out)])
     found["nbytes"] = size(source)
     shutil.rmtree(out)
     return found
@@ -108,36 +117,68 @@ def measure(folder, layers, experts):
     source, out = folder / "source", folder / "out"
     write_layers(source, replace(KIMI_K26, layers=1 + layers, experts=experts, vocabulary=4096, vision_blocks=0))
     result = {"layers": layers, "experts": experts, "nbytes": size(source)}
-    result["copy"] = [copy(source, out)]
-    result["runs"] = {recipe: [convert(source, out, recipe)] for recipe in RECIPES}
-    result["copy"].append(copy(source, out))
+    rounds = [*COPIES, *RECIPES] * 2  # interleaved, so that a slow minute of the disk does not fall on one of them
+    result["runs"] = {what: [] for what in rounds}
+    for what in rounds:
+        found = copy(source, out, what) if what in COPIES else convert(source, out, what)
+        result["runs"][what].append(found)
+        print(f"{what}: {found['seconds']:.1f} s", flush=True)
     shutil.rmtree(source)
     result["peak_rss_by_layers"] = flat_memory(folder)
     return result
 
 
+def beside_peer(folder, python):
+    """Time llm-compressor and halfbyte on the same small checkpoint, both with their imports."""
+    source, out = folder / "small", folder / "small-out"
+    write_layers(source, replace(KIMI_K26, layers=2, experts=PEER_EXPERTS, vocabulary=4096, vision_blocks=0))
+    rows, script = {}, ROOT / "benchmarks" / "bench_llmcompressor.py"
+    for recipe, scheme in PEER_SCHEMES.items():
+        ours = [convert(source, out, recipe) for _ in range(3)]
+        forget(source)
+        theirs = timed([python, str(script), str(source), str(out), scheme, str(usable_cores())])
+        shutil.rmtree(out)
+        rows[recipe] = {"halfbyte": ours, "llm-compressor": theirs}
+        print(f"{recipe}: {min(run['seconds'] for run in ours):.1f} s, peer {theirs['seconds']:.1f} s", flush=True)
+    result = {"nbytes": size(source), "experts": PEER_EXPERTS, "rows": rows}
+    shutil.rmtree(source)
+    return result
+
+
 def table(result):
-    copied = max(map(rate, result["copy"]))
+    copied = max(map(rate, result["runs"]["cp"]))
     lines = [
-        "| | source GB/s | of copy | seconds | CPU seconds | peak memory | device reads |",
+        "| | source GB/s | of cp | seconds (all runs) | CPU seconds | peak memory | device reads |",
         "|---|---|---|---|---|---|---|",
     ]
-    rows = {"copy (cp -r, sync)": result["copy"], **result["runs"]}
-    for name, runs in rows.items():
+    for name, runs in result["runs"].items():
         best = max(runs, key=rate)
         cells = [
             name,
             f"{rate(best) / 1e9:.2f}",
             f"{100 * rate(best) / copied:.0f} %",
-            f"{best['seconds']:.1f}",
+            ", ".join(f"{run['seconds']:.1f}" for run in runs),
             f"{best['cpu_seconds']:.1f}",
             f"{best['peak_rss_nbytes'] / 1e9:.2f} GB",
             f"{best['device_read_nbytes'] / 1e9:.1f} GB",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     memory = ", ".join(f"{n} layers {value / 1e9:.2f} GB" for n, value in result["peak_rss_by_layers"].items())
-    lines += ["", f"Peak memory by MoE layers (64 experts each): {memory}."]
-    return "\n".join(lines)
+    lines += ["", f"Peak memory by MoE layers (64 experts each, {RECIPES[0]}): {memory}."]
+    return "\n".join([*lines, *peer_table(result.get("peer"))])
+
+
+def peer_table(peer):
+    if peer is None:
+        return []
+    title = f"Beside llm-compressor {peer['version']} (`model_free_ptq`) on {peer['nbytes'] / 1e9:.2f} GB"
+    lines = [f"\n{title}, {peer['experts']} experts, imports included:\n"]
+    lines += ["| | halfbyte s | CPU s | llm-compressor s | CPU s | times |", "|---|---|---|---|---|---|"]
+    for recipe, row in peer["rows"].items():
+        ours, theirs = min(row["halfbyte"], key=lambda run: run["seconds"]), row["llm-compressor"]
+        cells = [recipe, *(f"{run[key]:.1f}" for run in (ours, theirs) for key in ("seconds", "cpu_seconds"))]
+        lines.append(f"| {' | '.join(cells)} | {theirs['seconds'] / ours['seconds']:.0f} |")
+    return lines
 
 
 def main():
@@ -145,10 +186,16 @@ def main():
     parser.add_argument("folder", type=Path, help="a folder on the disk to measure; its contents are removed")
     parser.add_argument("--layers", type=int, default=2, help="MoE layers, besides the dense one")
     parser.add_argument("--experts", type=int, default=384)
+    parser.add_argument("--peer", metavar="PYTHON", help="an interpreter that has llm-compressor")
     parser.add_argument("--machine", default="unnamed", help="name in the file")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     result = measure(options.folder, options.layers, options.experts)
+    if options.peer:
+        version = subprocess.check_output(
+            [options.peer, "-c", "import importlib.metadata as m; print(m.version('llmcompressor'))"], text=True
+        )
+        result["peer"] = beside_peer(options.folder, options.peer) | {"version": version.strip()}
     result |= {"date": datetime.date.today().isoformat(), "cpu": cpu_model(), "cores": usable_cores()}
     result["command"] = f"benchmarks/bench_engine.py DIR --layers {options.layers} --experts {options.experts}"
     head = (

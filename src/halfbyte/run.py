@@ -54,6 +54,11 @@ class _Run:
         self.lock, self.stop = threading.Lock(), threading.Event()
         self.begin, self.done_nbytes = time.monotonic(), 0
 
+    def first_place(self, job: Job) -> tuple[str, int]:
+        """Return the shard and offset where a job's output begins."""
+        places = [self.places[output.name] for output in job.outputs if output.name in self.places]
+        return min((place.shard, place.begin) for place in places)
+
     def file(self, shard: str) -> ShardFile:
         with self.lock:
             if shard not in self.files:
@@ -79,7 +84,7 @@ class _Run:
         for info in job.sources:
             if (place := self.places.get(info.name)) is not None:
                 for start, piece in reader.pieces(info):
-                    self.file(place.shard).write(piece, place.begin + start)
+                    self.file(place.shard).write(piece.data, place.begin + start)
                 complete += self._count(place, None)
         return complete
 
@@ -129,6 +134,7 @@ def run_jobs(
     _keep_freed_memory()
     run = _Run(plan, out, journal, finished)
     pending = [job for job in plan.jobs if any(output.name in run.places for output in job.outputs)]
+    pending.sort(key=run.first_place)  # in the order of the files, so that they are hashed as they are written
     with Reader(plan.checkpoint) as reader:
 
         def work(job: Job) -> None:

@@ -10,10 +10,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from halfbyte.direct_io import File
 from halfbyte.errors import MachineError
 
 PART = ".part"
-_HASH_NBYTES = 1 << 22
+_WAITING_NBYTES = 1 << 28  # how far ahead of the digest a piece may come and be kept
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -37,15 +38,19 @@ def sync_folder(folder: Path) -> None:
 
 
 class ShardFile:
-    """One output shard while it grows; threads write tensors at their final offsets in any order."""
+    """One output shard while it grows; threads write tensors at their final offsets in any order.
+
+    What is written is never changed afterwards: the digest may read it later.
+    """
 
     def __init__(self, path: Path, head: bytes, nbytes: int) -> None:
         self.path = path
         self._part = path.with_name(path.name + PART)
         self._nbytes = nbytes
-        self._file = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self._digest = OrderedDigest()
+        self._file = File(self._part, create=True)
         try:
-            os.posix_fallocate(self._file, 0, nbytes)  # a full disk says so now, not after an hour
+            self._file.reserve(nbytes)  # a full disk says so now, not after an hour
         except OSError as error:
             self.abandon()
             raise disk_error(error, path) from None
@@ -53,50 +58,76 @@ class ShardFile:
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write bytes at their place."""
-        done = 0
         try:
-            while done < len(data):
-                done += os.pwrite(self._file, data[done:], offset + done)
+            self._file.write(data, offset)
         except OSError as error:
             raise disk_error(error, self.path) from None
+        self._digest.add(data, offset)
 
     def finish(self) -> str:
         """Bring every byte to the disk, give the file its name, and return its SHA-256."""
         try:
-            os.fsync(self._file)
+            self._file.sync()
         except OSError as error:
             raise disk_error(error, self.path) from None
-        digest = _sha256(self._file, self._nbytes)
-        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(self._file)
+        digest = self._digest.finish(self._file, self._nbytes)
+        self._file.close()
         self._part.rename(self.path)
         sync_folder(self.path.parent)
         return digest
 
     def abandon(self) -> None:
         """Leave nothing behind."""
-        os.close(self._file)
+        self._file.close()
         self._part.unlink(missing_ok=True)
 
 
-def _sha256(file: int, nbytes: int) -> str:
-    digest, buffer, at = hashlib.sha256(), bytearray(_HASH_NBYTES), 0
-    while at < nbytes:
-        count = os.preadv(file, [buffer], at)
-        digest.update(memoryview(buffer)[:count])
-        at += count
-    return digest.hexdigest()
+class OrderedDigest:
+    """SHA-256 of a file whose pieces come in nearly its own order, from any thread.
+
+    A piece is hashed from memory as soon as all before it are; one that comes a little early waits. Pieces far ahead
+    are not kept: from the first gap on, `finish` reads the file.
+    """
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+        self._at = 0
+        self._waiting: dict[int, memoryview] = {}
+        self._hashing, self._lock = False, threading.Lock()
+
+    def add(self, data: memoryview, offset: int) -> None:
+        """Take a piece, and hash what is in order, unless another thread is at it: then that one goes on with it."""
+        with self._lock:
+            if not data or offset - self._at > _WAITING_NBYTES:
+                return
+            self._waiting[offset] = data
+            if self._hashing:
+                return
+            self._hashing = True
+        while (piece := self._next()) is not None:
+            self._sha256.update(piece)  # without the lock: this takes a hundredth of a second
+
+    def _next(self) -> memoryview | None:
+        with self._lock:
+            piece = self._waiting.pop(self._at, None)
+            self._at += len(piece or b"")
+            self._hashing = piece is not None
+            return piece
+
+    def finish(self, file: File, nbytes: int) -> str:
+        """Read what is still missing; return the digest."""
+        for _, piece in file.pieces(self._at, nbytes):
+            self._sha256.update(piece.data)
+        return self._sha256.hexdigest()
 
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file, read once and not kept in memory."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    file = File(path)
     try:
-        digest = _sha256(file, os.fstat(file).st_size)
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        return digest
+        return OrderedDigest().finish(file, path.stat().st_size)
     finally:
-        os.close(file)
+        file.close()
 
 
 def disk_error(error: OSError, path: Path) -> MachineError:

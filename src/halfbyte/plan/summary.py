@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from halfbyte.direct_io import PIECE_NBYTES
 from halfbyte.numerics.chunks import usable_cores
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import ENCODE, KEEP
-from halfbyte.source.read import PIECE_NBYTES
 
 _COPIES = 3  # a job's source, its result, and what kernels keep in between
 

@@ -1,12 +1,7 @@
-"""A checkpoint's bytes, when a job needs them: positioned reads that many threads share, forgotten once used.
-
-Not mmap: a page fault blocks the thread that computes and shows in no profile, and mapped pages count as resident
-memory, so that "one layer in memory" could be neither kept nor seen.
-"""
+"""A checkpoint's bytes, when a job needs them: positioned reads that many threads share."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from halfbyte.direct_io import File
 from halfbyte.errors import CheckpointError
 from halfbyte.source.checkpoint import Checkpoint, shard_path
 from halfbyte.source.headers import TensorInfo
@@ -29,15 +25,12 @@ NUMPY_DTYPES = {
 }  # fmt: skip
 
 
-PIECE_NBYTES = 1 << 24  # what is only copied is never in memory as a whole
-
-
 class Reader:
     """Open shards of one checkpoint; any thread may read."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._root: Path = checkpoint.root
-        self._files: dict[str, int] = {}
+        self._files: dict[str, File] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> Reader:
@@ -47,40 +40,36 @@ class Reader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for file in self._files.values():
-            os.close(file)
+            file.close()
         self._files.clear()
 
     def tensor(self, info: TensorInfo) -> NDArray[Any]:
         """Read a tensor; BF16 and FP8 come as bit patterns."""
-        return self.raw(info).view(NUMPY_DTYPES[info.dtype]).reshape(info.shape)
+        tensor: NDArray[Any] = self.raw(info).view(NUMPY_DTYPES[info.dtype]).reshape(info.shape)
+        return np.require(tensor, requirements="A")  # a copy where it begins at an odd place: kernels want it aligned
 
     def raw(self, info: TensorInfo) -> NDArray[np.uint8]:
         """Read a tensor's bytes."""
-        buffer = np.empty(info.nbytes, np.uint8)
-        self._fill(buffer.data, info, 0)
-        return buffer
+        try:
+            return self._file(info.shard).read(info.begin, info.nbytes)
+        except EOFError:
+            raise _too_short(info) from None
 
-    def pieces(self, info: TensorInfo) -> Iterator[tuple[int, memoryview]]:
-        """Yield a tensor's bytes in pieces with their offsets, in one buffer: an embedding has gigabytes."""
-        buffer = memoryview(bytearray(min(PIECE_NBYTES, info.nbytes)))
-        for start in range(0, info.nbytes, PIECE_NBYTES):
-            piece = buffer[: min(PIECE_NBYTES, info.nbytes - start)]
-            self._fill(piece, info, start)
-            yield start, piece
+    def pieces(self, info: TensorInfo) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield a tensor's bytes in pieces with their offsets: an embedding has gigabytes."""
+        try:
+            for at, piece in self._file(info.shard).pieces(info.begin, info.end):
+                yield at - info.begin, piece
+        except EOFError:
+            raise _too_short(info) from None
 
-    def _fill(self, view: memoryview, info: TensorInfo, start: int) -> None:
-        file, done = self._file(info.shard), 0
-        while done < len(view):
-            count = os.preadv(file, [view[done:]], info.begin + start + done)
-            if count == 0:
-                where = f"{info.shard}: {info.name}"
-                raise CheckpointError("the shard ends inside a tensor", where=where, fix="it changed while it was read")
-            done += count
-        # Nobody reads these bytes again; left in the page cache they would push the output out before it is hashed.
-        os.posix_fadvise(file, info.begin + start, len(view), os.POSIX_FADV_DONTNEED)
-
-    def _file(self, shard: str) -> int:
+    def _file(self, shard: str) -> File:
         with self._lock:
             if shard not in self._files:
-                self._files[shard] = os.open(shard_path(self._root, shard), os.O_RDONLY | os.O_CLOEXEC)
+                self._files[shard] = File(shard_path(self._root, shard))
             return self._files[shard]
+
+
+def _too_short(info: TensorInfo) -> CheckpointError:
+    where = f"{info.shard}: {info.name}"
+    return CheckpointError("the shard ends inside a tensor", where=where, fix="it changed while it was read")

@@ -15,36 +15,13 @@ from halfbyte.numerics.cpu.bf16_blocks import (
     decode_scale_of,
 )
 from halfbyte.numerics.cpu.jit import kernel
+from halfbyte.numerics.cpu.nibbles import count_magnitudes, look_up
 from halfbyte.numerics.cpu.rows import ERROR, MAGNITUDE, MAX_ERROR, SATURATED, SIGNAL
 from halfbyte.numerics.cpu.scalars import F, bf16_bits, bf16_rounded, bf16_value, e2m1_code_of, e2m1_value
 
 KEYS = 128  # a table's key within its scale: the largest |q| (0..8), or a given E4M3 code
 MAGNITUDES = 8  # |q| of 1..8
-
-
-def _counter_table():
-    """For each byte, the counts of |q| = 1..8 among its two nibbles, in eight 8-bit fields of one word."""
-    table = np.zeros(256, np.uint64)
-    for byte in range(256):
-        for nibble in (byte & 15, byte >> 4):
-            magnitude = abs(nibble - 8)
-            if magnitude:
-                table[byte] += np.uint64(1) << np.uint64(8 * (magnitude - 1))
-    return table
-
-
-COUNTS = _counter_table()
-
-
-@kernel
-def count_magnitudes(source, counts):
-    """Counts of |q| = 1..8 of each block of a row, packed in one word; blocks of at most 255."""
-    half = source.size // counts.size
-    for b in range(counts.size):
-        word = np.uint64(0)
-        for i in range(b * half, (b + 1) * half):
-            word += COUNTS[source[i]]
-        counts[b] = word
+_KINDS = MAGNITUDES + 1  # largest |q| of 0..8
 
 
 @kernel
@@ -85,11 +62,8 @@ def _nibble(q, scale, factor, rule):
 
 @kernel
 def _make_table(scale, factor, rule, table):
-    nibbles = np.empty(16, np.uint8)
     for u in range(16):
-        nibbles[u] = _nibble(u - 8, scale, factor, rule)
-    for byte in range(256):
-        table[byte] = nibbles[byte & 15] | np.uint8(nibbles[byte >> 4] << np.uint8(4))
+        table[u] = _nibble(u - 8, scale, factor, rule)
 
 
 @kernel
@@ -129,15 +103,6 @@ def _statistics(patterns, owner, factor, histogram, stats):
 
 
 @kernel
-def _look_up(source, slot, tables, target):
-    half = source.size // slot.size
-    for b in range(slot.size):
-        table = tables[slot[b]]
-        for i in range(b * half, (b + 1) * half):
-            target[i] = table[source[i]]
-
-
-@kernel
 def _add_counts(counts, slot, histogram):
     for b in range(slot.size):
         mine = histogram[slot[b]]
@@ -146,43 +111,65 @@ def _add_counts(counts, slot, histogram):
 
 
 @kernel
+def _largest_magnitudes(counts, largest):
+    """The largest |q| of every block; a loop of its own, because it vectorises."""
+    for b in range(counts.size):
+        largest[b] = largest_magnitude(counts[b])
+
+
+@kernel
+def _choose_slots(first, keys, per_group, slot):
+    """The slot of each block: its group's first one and its key."""
+    for g in range(first.size):
+        for b in range(g * per_group, (g + 1) * per_group):
+            slot[b] = first[g] + keys[b]
+
+
+@kernel
+def _find_slots(row, keys, per_group, slots, slot):
+    """The slot of each block whose key is a given block scale."""
+    for g in range(row.size):
+        for b in range(g * per_group, (g + 1) * per_group):
+            slot[b] = slots[row[g], keys[b]]
+
+
+@kernel
 def recode_rows(packed, scale, group, rule, block, tensor_scale, out, out_scale, stats):
     """Recode INT4 rows; `out_scale` is read for NVFP4_GIVEN and written otherwise. `stats` is one record."""
+    given = rule == NVFP4_GIVEN
     number, patterns = number_scales(scale)
-    slots = np.full((patterns.size, KEYS), -1, np.int32)
-    if rule == NVFP4_GIVEN:
-        size = _number_pairs(number, scale, group, block, out_scale, slots)
-    else:
-        size = patterns.size * (MAGNITUDES + 1)
-        for mine in range(patterns.size):
-            for key in range(MAGNITUDES + 1):
-                slots[mine, key] = mine * (MAGNITUDES + 1) + key
+    slots = np.full((patterns.size if given else 1, KEYS), -1, np.int32)
+    size = _number_pairs(number, scale, group, block, out_scale, slots) if given else patterns.size * _KINDS
     owner = np.full(size, -1, np.int32)  # -1: the table has not been needed yet
     byte = np.empty(size, np.uint8)
     factor = np.empty(size, np.float32)
-    tables = np.empty((size, 256), np.uint8)
+    tables = np.empty((size, 16), np.uint8)
     histogram = np.zeros((size, MAGNITUDES), np.int64)
     per_group = group // block
     counts = np.empty(out_scale.shape[1], np.uint64)
-    slot = np.empty(out_scale.shape[1], np.uint32)
+    largest = np.empty(out_scale.shape[1], np.uint8)
+    slot = np.empty(out_scale.shape[1], np.int32)
+    mine = np.empty(scale.shape[1], np.int32)
     for r in range(packed.shape[0]):
         count_magnitudes(packed[r], counts)
-        for g in range(scale.shape[1]):
-            mine = number[scale[r, g]]
-            for b in range(g * per_group, (g + 1) * per_group):
-                key = np.int64(out_scale[r, b]) if rule == NVFP4_GIVEN else largest_magnitude(counts[b])
-                s = slots[mine, key]
-                slot[b] = s
-                if owner[s] < 0:
-                    step = bf16_value(patterns[mine])
-                    owner[s] = mine
-                    byte[s] = key
-                    if rule != NVFP4_GIVEN:
-                        byte[s] = block_scale(rule, abs(bf16_rounded(F(key) * step)), tensor_scale)
-                    factor[s] = decode_scale_of(rule, byte[s], tensor_scale)
-                    _make_table(step, factor[s], rule, tables[s])
-                out_scale[r, b] = byte[s]
-        _look_up(packed[r], slot, tables, out[r])
+        for g in range(mine.size):
+            mine[g] = number[scale[r, g]]
+        keys = out_scale[r] if given else largest
+        if given:
+            _find_slots(mine, keys, per_group, slots, slot)
+        else:
+            _largest_magnitudes(counts, largest)
+            _choose_slots(mine * np.int32(_KINDS), keys, per_group, slot)
+        for b in range(slot.size):
+            s = slot[b]
+            if owner[s] < 0:
+                owner[s] = mine[b // per_group]
+                step = bf16_value(patterns[owner[s]])
+                byte[s] = keys[b] if given else block_scale(rule, abs(bf16_rounded(F(keys[b]) * step)), tensor_scale)
+                factor[s] = decode_scale_of(rule, byte[s], tensor_scale)
+                _make_table(step, factor[s], rule, tables[s])
+            out_scale[r, b] = byte[s]
+        look_up(packed[r], slot, tables, out[r])
         _add_counts(counts, slot, histogram)
     _statistics(patterns, owner, factor, histogram, stats)
 
@@ -191,14 +178,13 @@ def recode_rows(packed, scale, group, rule, block, tensor_scale, out, out_scale,
 def amax_bits(packed, scale):
     """Largest BF16 magnitude pattern that the rows decode to; at or above 0x7F80 it is not finite."""
     top = np.uint16(0)
+    counts = np.empty(1, np.uint64)
     half = packed.shape[1] // scale.shape[1]
     for r in range(packed.shape[0]):
         for g in range(scale.shape[1]):
             step = bf16_value(scale[r, g] & MAGNITUDE)
             if bf16_bits(F(MAGNITUDES) * step) <= top:
                 continue  # even |q| = 8 would not be larger: so it is for nearly every group
-            counts = np.uint64(0)
-            for i in range(g * half, (g + 1) * half):
-                counts += COUNTS[packed[r, i]]
-            top = max(top, bf16_bits(F(largest_magnitude(counts)) * step))
+            count_magnitudes(packed[r, g * half : (g + 1) * half], counts)
+            top = max(top, bf16_bits(F(largest_magnitude(counts[0])) * step))
     return top

@@ -7,8 +7,9 @@ weighted sum of eight numbers. This is the sweep itself, not an approximation of
 
 import numpy as np
 
-from halfbyte.numerics.cpu.int4_blocks import MAGNITUDES, count_magnitudes, largest_magnitude, number_scales
+from halfbyte.numerics.cpu.int4_blocks import MAGNITUDES, largest_magnitude, number_scales
 from halfbyte.numerics.cpu.jit import kernel
+from halfbyte.numerics.cpu.nibbles import count_magnitudes
 from halfbyte.numerics.cpu.rows import MAGNITUDE
 from halfbyte.numerics.cpu.scalars import F, bf16_rounded, bf16_value, e2m1_value
 from halfbyte.numerics.cpu.sweep import (

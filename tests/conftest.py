@@ -3,6 +3,8 @@
 import pytest
 from pico import write_pico
 
+from halfbyte import cli
+
 
 @pytest.fixture
 def pico(tmp_path):
@@ -12,3 +14,15 @@ def pico(tmp_path):
         return write_pico(tmp_path / kind, kind, **shape)
 
     return write
+
+
+@pytest.fixture
+def halfbyte(capsys):
+    """Run a command; return its exit code, what it printed on stdout, and on stderr."""
+
+    def run(*argv):
+        code = cli.run([str(argument) for argument in argv])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run

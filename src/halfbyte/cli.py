@@ -20,6 +20,8 @@ from halfbyte.usage import Group, usage_errors
 
 if TYPE_CHECKING:
     from halfbyte.numerics.formats import Format
+    from halfbyte.plan.manifest import Plan
+    from halfbyte.serve.fit import Fit
 
 EXIT_BUG = 70  # EX_SOFTWARE; Python's own 1 would read as "a check failed"
 EXIT_BROKEN_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
@@ -130,18 +132,47 @@ def inspect_command(out: Output, source: str | None, example: str | None, patter
 @click.option("--example", metavar="NAME", help="Instead of SRC: a published checkpoint that halfbyte knows by heart.")
 @click.option("-o", "--out", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the plan as JSON.")
 @click.option("--diff", "other", type=click.Path(path_type=Path), help="Say how it differs from a plan.json.")
+@click.option("--fit", "gpus", metavar="NxGPU", help="Say whether it fits, as in 8xB200. Exit code 1 if not.")
+@click.option("--to", "folder", type=click.Path(path_type=Path), help="Measure writing in this folder too.")
+@click.option("--no-measure", is_flag=True, help="Do not measure this machine (up to 2 s); no time is estimated then.")
 @click.pass_obj
 def plan_command(out: Output, source: str | None, file: Path | None, other: Path | None, **choice: Any) -> None:
-    """Show what `quantize` would do to the checkpoint SRC: fates, sizes, shards, memory. Reads headers only."""
+    """Show what `quantize` would do to the checkpoint SRC: fates, sizes, shards, time.
+
+    Reads headers only, and 128 MB of weights to measure the disk.
+    """
     from halfbyte import show
+    from halfbyte.collector import paused
     from halfbyte.inspection import open_source
     from halfbyte.pipeline import plan
     from halfbyte.recipe import load_recipe
 
-    recipe = load_recipe(choice["recipe"], choice["overrides"])
-    made = plan(open_source(source, choice["example"]), recipe, layers=choice["layers"])
-    show.plan(out, made, file, other)
+    with paused():
+        recipe = load_recipe(choice["recipe"], choice["overrides"])
+        fit = _fitter(choice["gpus"])
+        made = plan(open_source(source, choice["example"]), recipe, layers=choice["layers"])
+        seconds = None
+        if not choice["no_measure"]:
+            from halfbyte.plan.estimate import estimate
+            from halfbyte.plan.measure import measure
+
+            seconds = estimate(made, measure(made, choice["folder"]))
+        fitted = fit(made) if fit else None
+        show.plan(out, made, file, other, fitted, seconds)
+    if fitted is not None and not fitted.fits:
+        raise CheckFailedError(f"it does not fit {fitted.gpus}: {fitted.problem}", where="--fit", fix=fitted.advice)
     out.hint(f"halfbyte quantize {source or 'SRC'} OUT -r {choice['recipe']}")
+
+
+def _fitter(gpus: str | None) -> Callable[[Plan], Fit] | None:
+    """Return what tells whether a plan fits; a GPU that nobody knows is an error before any work."""
+    if gpus is None:
+        return None
+    from halfbyte.serve.fit import fit, parse_gpus
+    from halfbyte.serve.needs import needs
+
+    known = parse_gpus(gpus)
+    return lambda plan: fit(needs(plan), known)
 
 
 @cli.command("quantize")
@@ -149,6 +180,8 @@ def plan_command(out: Output, source: str | None, file: Path | None, other: Path
 @click.argument("out_folder", metavar="OUT", type=click.Path(path_type=Path))
 @recipe_options
 @click.option("--threads", type=click.IntRange(1), help="Threads that read, compute and write.  [default: cores + 2]")
+@click.option("--verify/--no-verify", default=True, show_default=True,
+              help="First compare the source's shards with their known SHA-256.")  # fmt: skip
 @click.pass_obj
 def quantize_command(out: Output, source: Path, out_folder: Path, threads: int | None, **choice: Any) -> None:
     """Make the checkpoint OUT from SOURCE as the recipe says. Run the same command again to resume."""
@@ -159,7 +192,13 @@ def quantize_command(out: Output, source: Path, out_folder: Path, threads: int |
     recipe = load_recipe(choice["recipe"], choice["overrides"])
     with out.progress() as bar:
         result = quantize(
-            source, out_folder, recipe, layers=choice["layers"], threads=threads, progress=show.steps(bar)
+            source,
+            out_folder,
+            recipe,
+            layers=choice["layers"],
+            threads=threads,
+            verify_source=choice["verify"],
+            progress=show.steps(bar),
         )
     show.result(out, result)
     out.hint(f"halfbyte audit {out_folder} --against {source}")

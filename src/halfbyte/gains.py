@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from halfbyte.models.linears import PLAIN, StoredLinear
+from halfbyte.errors import RecipeError
+from halfbyte.models.linears import StoredLinear
 from halfbyte.models.model import Model
 from halfbyte.numerics.formats import FORMATS
+from halfbyte.plan.rules import KEEP, mixes_formats, outputs
 from halfbyte.recipe import Recipe, load_recipe, recipe_names
-from halfbyte.source.headers import TensorInfo, tensor_nbytes
+from halfbyte.source.headers import tensor_nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,15 @@ def gains(model: Model) -> list[Gain]:
     kinds = model.kinds()
     plain: dict[str, Stock] = {}
     for place, tensor in model.plain.values():
-        plain[place.role] = plain.get(place.role, _NOTHING).plus(_stock(tensor))
+        plain[place.role] = plain.get(place.role, _NOTHING).plus(_stock([(tensor.dtype, tensor.shape)]))
     found = [_gain(load_recipe(name), model, kinds, plain) for name in recipe_names()]
     return sorted(found, key=lambda gain: (gain.nbytes is None, gain.nbytes or 0))
 
 
-def _stock(tensor: TensorInfo) -> Stock:
-    return Stock(tensor.nbytes, math.prod(tensor.shape))
+def _stock(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> Stock:
+    """Count tensors by dtype and shape."""
+    found = list(tensors)
+    return Stock(sum(tensor_nbytes(*tensor) for tensor in found), sum(math.prod(shape) for _, shape in found))
 
 
 def _gain(recipe: Recipe, model: Model, kinds: Kinds, plain: Mapping[str, Stock]) -> Gain:
@@ -66,11 +70,15 @@ def _gain(recipe: Recipe, model: Model, kinds: Kinds, plain: Mapping[str, Stock]
     why_not = _why_not(recipe, roles, [linear for linear, _ in kinds], plain)
     if why_not:
         return Gain(recipe.name, None, None, why_not)
+    try:
+        after = [outputs(linear, roles[linear.role], recipe) for linear, _ in kinds]
+    except RecipeError as error:
+        return Gain(recipe.name, None, None, error.what)
     kept = _kept_experts(recipe, model)
     total = _new_kv_scales(recipe, model)
-    for linear, number in kinds:
+    for (linear, number), specs in zip(kinds, after, strict=True):
         share = kept if linear.role == "routed_experts" else Fraction(1)
-        total = total.plus(_after(linear, roles[linear.role], recipe).share(share * number))
+        total = total.plus(_stock((spec.dtype, spec.shape) for spec in specs).share(share * number))
     for role, stock in plain.items():
         total = total.plus(stock.share(kept if role == "router" else Fraction(1)))
     return Gain(recipe.name, *total)
@@ -83,29 +91,13 @@ def _why_not(
     lacks = sorted({*(linear.role for linear in linears), *plain} - roles.keys())
     if lacks:
         return f"says nothing of {', '.join(lacks)}"
-    target = recipe.quantize.format if recipe.quantize is not None else None
-    if target is None and "bf16" not in roles.values():
-        return None
-    mixed = [one for one in linears if roles[one.role] == "keep" and one.format not in (target, *PLAIN)]
+    mixed = [one for one in linears if roles[one.role] == KEEP and mixes_formats(one, recipe)]
     return f"would keep {mixed[0].role} in {mixed[0].format}" if mixed else None
-
-
-def _after(linear: StoredLinear, action: str, recipe: Recipe) -> Stock:
-    """Return one linear after a recipe; a bias stays as it is."""
-    bias = _stock(linear.parts["bias"]) if "bias" in linear.parts else _NOTHING
-    if action == "keep":
-        return Stock(linear.nbytes, linear.elements)
-    if action == "bf16":
-        return encoded("bf16", linear.shape).plus(bias)
-    assert recipe.quantize is not None
-    input_scale = _F32_SCALAR if recipe.quantize.activations == "calibrated" else _NOTHING
-    return encoded(recipe.quantize.format, linear.shape).plus(bias).plus(input_scale)
 
 
 def encoded(format: str, shape: tuple[int, int]) -> Stock:
     """Return the weights of a linear in a format."""
-    shapes = [(part.dtype, part.shape(*shape)) for part in FORMATS[format].tensors]
-    return Stock(sum(tensor_nbytes(*part) for part in shapes), sum(math.prod(part) for _, part in shapes))
+    return _stock((part.dtype, part.shape(*shape)) for part in FORMATS[format].tensors)
 
 
 def _kept_experts(recipe: Recipe, model: Model) -> Fraction:

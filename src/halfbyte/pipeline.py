@@ -1,31 +1,38 @@
-"""The whole flow on one page: open, plan, run what is pending, finish, and say what happened.
+"""The whole flow on one page: open, plan, verify the source, run what is pending, finish, and say what happened.
 
 Running again is resuming: finished shards are in the journal, are verified, and are not made again.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halfbyte.errors import InterruptedRunError, MachineError, UsageError
-from halfbyte.models.model import describe
+from halfbyte.errors import CheckpointError, InterruptedRunError, MachineError, TensorError, UsageError
+from halfbyte.models.declared import stored_as_declared
+from halfbyte.models.model import Model, describe
 from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, output_config
 from halfbyte.plan.manifest import Plan, make_plan, refuse_other_plan
 from halfbyte.plan.rules import refuse_what_is_not_built
 from halfbyte.recipe_schema import Recipe
 from halfbyte.run import Progress, run_jobs
 from halfbyte.source.checkpoint import CONFIG, INDEX, Checkpoint, open_checkpoint
-from halfbyte.write import PART, Journal, file_sha256, sync_folder, write_whole
+from halfbyte.source.known_hashes import known_hashes
+from halfbyte.source.verify import Stamp, stamps_as_json, stamps_from_json, verify
+from halfbyte.write import PART, Journal, disk_error, file_sha256, sync_folder, write_whole
 
 FOLDER = "halfbyte"
 PLAN = "plan.json"
 JOURNAL = "journal.jsonl"
+VERIFIED = "verified.json"  # source shards that had the known hash, so that they are not read again
 _SPARE_NBYTES = 1 << 28  # config, index, tokenizer and the file system's own needs
 
 
@@ -39,21 +46,26 @@ class Result:
     resumed: int
     write_nbytes: int
     seconds: float
+    source_shards: int
+    verified_shards: int | None  # None: verification was not asked for
 
 
 def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None) -> Plan:
     """Decide everything that `quantize` would do. Reads headers only."""
     checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
-    return make_plan(checkpoint, describe(checkpoint), recipe, layers=layers)
+    model = describe(checkpoint)
+    _refuse_other_config(checkpoint, model)
+    return make_plan(checkpoint, model, recipe, layers=layers)
 
 
-def quantize(
+def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a byte but `layers`
     source: Path,
     out: Path,
     recipe: Recipe,
     *,
     layers: int | None = None,
     threads: int | None = None,
+    verify_source: bool = True,
     progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Make the checkpoint that the recipe describes; the same call goes on where a killed one stopped."""
@@ -61,18 +73,34 @@ def quantize(
     _refuse_nested(source, out)
     refuse_what_is_not_built(recipe)
     made = plan(source, recipe, layers=layers)
-    journal = _open_folder(out, made)
+    others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
+    _check_folder(out, made)
+    journal = Journal(out / FOLDER / JOURNAL)
     finished = _verified(out, made, journal)
     _check_space(out, made, finished)
-    try:
+    needed = sorted({info.shard for job in made.jobs for info in job.sources})
+    stamps = _verify_source(source, out, needed, threads, progress) if verify_source else None
+    with _explained(out, made, journal), _without_parts(out):  # nothing was written until here
+        _begin(out, made, stamps)
         run_jobs(made, out, journal, finished, threads=threads, progress=progress)
-    except KeyboardInterrupt:
-        final = len({line.get("shard") for line in journal.lines()})
-        what = f"stopped; {final} of {len(made.shards)} shards are final on disk, and nothing is left to clean up"
-        raise InterruptedRunError(what, where=str(out), fix="run the same command again to go on") from None
-    _write_rest(made, out)
-    resumed = len(finished)
-    return Result(out, made.fingerprint(), len(made.shards), resumed, made.write_nbytes, time.monotonic() - begin)
+        _write_rest(made, out, others)
+    return Result(
+        out=out,
+        fingerprint=made.fingerprint(),
+        shards=len(made.shards),
+        resumed=len(finished),
+        write_nbytes=made.write_nbytes,
+        seconds=time.monotonic() - begin,
+        source_shards=len(needed),
+        verified_shards=None if stamps is None else len(stamps),
+    )
+
+
+def _refuse_other_config(checkpoint: Checkpoint, model: Model) -> None:
+    level, sentence = stored_as_declared(checkpoint, model)
+    if level == "bad":
+        fix = "config.json and the weights do not belong together: download both again"
+        raise CheckpointError(sentence, where=str(checkpoint.root / CONFIG), fix=fix)
 
 
 def _refuse_nested(source: Path, out: Path) -> None:
@@ -81,19 +109,92 @@ def _refuse_nested(source: Path, out: Path) -> None:
         raise UsageError("the output folder lies inside the source", where=str(out), fix="give a folder elsewhere")
 
 
-def _open_folder(out: Path, made: Plan) -> Journal:
-    """Create the output folder, or find in it the same plan as ours."""
+def _check_folder(out: Path, made: Plan) -> None:
+    """The output folder can be made, is empty, or holds the same plan as ours; nothing is written yet."""
     known = out / FOLDER / PLAN
-    if known.exists():
+    if known.is_file():
         refuse_other_plan(json.loads(known.read_text(encoding="utf-8")), made, str(out))
-    elif out.exists() and any(out.iterdir()):
+    elif out.is_dir() and any(out.iterdir()):
         raise UsageError("the output folder is not empty", where=str(out), fix="give a new folder")
+    nearest = _nearest(out)
+    if not nearest.is_dir():
+        fix = "give a folder that does not exist yet, or an empty one"
+        raise UsageError("the output lies where a file is", where=str(nearest), fix=fix)
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        fix = "check the folder's permissions, or give a folder elsewhere"
+        raise MachineError("no permission to write here", where=str(nearest), fix=fix)
+
+
+def _nearest(out: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    return next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+
+
+def _verify_source(
+    source: Path, out: Path, shards: list[str], threads: int | None, progress: Callable[[Progress], None] | None
+) -> dict[str, Stamp]:
+    """Hash the shards of which a hash is known; return those that have it, an error if one has not."""
+    begin = time.monotonic()
+
+    def show(shard: str, done: int, total: int) -> None:
+        if progress is not None:
+            progress(Progress(done, total, time.monotonic() - begin, f"verified {shard}"))
+
+    return verify(source, known_hashes(source, shards), _earlier_stamps(out), threads=threads, progress=show)
+
+
+def _earlier_stamps(out: Path) -> dict[str, Stamp]:
     try:
-        (out / FOLDER).mkdir(parents=True, exist_ok=True)
-        write_whole(known, json.dumps(made.as_dict(), indent=1).encode())
+        return stamps_from_json(json.loads((out / FOLDER / VERIFIED).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+@contextmanager
+def _without_parts(out: Path) -> Generator[None]:
+    """Whatever ends a run, nothing half-written stays."""
+    try:
+        yield
+    except BaseException:
+        for part in out.rglob(f"*{PART}"):
+            part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _explained(out: Path, made: Plan, journal: Journal) -> Generator[None]:
+    """Say what ended a run, and how it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        final = len({line.get("shard") for line in journal.lines()})
+        what = f"stopped; {final} of {len(made.shards)} shards are final on disk, and nothing is left to clean up"
+        raise InterruptedRunError(what, where=str(out), fix="run the same command again to go on") from None
+    except TensorError as error:
+        raise _in_its_shard(error, made) from None
     except OSError as error:
-        raise MachineError(f"cannot write: {error.strerror}", where=str(out), fix="check the permissions") from None
-    return Journal(out / FOLDER / JOURNAL)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_error(error, out) from None
+        fix = "check the disk and the folder, then run the same command again: finished shards are kept"
+        what = f"cannot go on: {error.strerror or error}"
+        raise MachineError(what, where=str(error.filename or out), fix=fix) from None
+
+
+def _in_its_shard(error: TensorError, made: Plan) -> TensorError:
+    """Say which file holds a tensor that cannot be used."""
+    linear = made.model.linears.get(error.where)
+    if linear is None:
+        return error
+    shards = ", ".join(sorted({part.shard for part in linear.parts.values()}))
+    fix = f"{error.fix}; download it again, then run the same command: finished shards are kept"
+    return TensorError(error.what, where=f"{shards}: {error.where}", fix=fix)
+
+
+def _begin(out: Path, made: Plan, stamps: dict[str, Stamp] | None) -> None:
+    (out / FOLDER).mkdir(parents=True, exist_ok=True)
+    write_whole(out / FOLDER / PLAN, json.dumps(made.as_dict(), indent=1).encode())
+    if stamps:
+        write_whole(out / FOLDER / VERIFIED, json.dumps(stamps_as_json(stamps), indent=1).encode())
 
 
 def _verified(out: Path, made: Plan, journal: Journal) -> dict[str, str]:
@@ -110,18 +211,18 @@ def _verified(out: Path, made: Plan, journal: Journal) -> dict[str, str]:
 
 def _check_space(out: Path, made: Plan, finished: dict[str, str]) -> None:
     for stale in out.glob(f"*{PART}"):
-        stale.unlink()
+        stale.unlink()  # of a run that was killed
     needed = sum(shard.nbytes for shard in made.shards if shard.name not in finished) + _SPARE_NBYTES
-    free = shutil.disk_usage(out).free
+    free = shutil.disk_usage(_nearest(out)).free
     if finished.keys() != {shard.name for shard in made.shards} and free < needed:
         what = f"the output needs {needed / 1e9:,.1f} GB, the disk has {free / 1e9:,.1f} GB free"
         raise MachineError(what, where=str(out), fix="free some space, or give a folder on another disk")
 
 
-def _write_rest(made: Plan, out: Path) -> None:
+def _write_rest(made: Plan, out: Path, others: list[Path]) -> None:
     """Copy what is not weights and write config and index, after the last shard: a folder with a config is whole."""
     root = made.checkpoint.root
-    for relative in made.checkpoint.other_files():
+    for relative in others:
         # A source that halfbyte made has a plan and a journal of its own, which are not ours.
         if relative.parts[0] != FOLDER and str(relative) not in (CONFIG, MODELOPT_FILE):
             target = out / relative

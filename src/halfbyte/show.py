@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from halfbyte.console import Bar, Column, Output
 from halfbyte.errors import UsageError
@@ -12,18 +13,46 @@ from halfbyte.pipeline import Result
 from halfbyte.plan import summary
 from halfbyte.plan.manifest import Plan
 from halfbyte.run import Progress
+from halfbyte.serve.fit import RESERVE_NBYTES, UTILIZATION, Fit
 from halfbyte.status import Status
 from halfbyte.units import size
 from halfbyte.write import write_whole
 
+if TYPE_CHECKING:
+    from halfbyte.plan.estimate import Estimate
+
 _MINUTE, _HOUR = 60, 3600
 
 
-def plan(out: Output, made: Plan, file: Path | None, other: Path | None) -> None:
-    """Show a plan, and how it differs from another one."""
+def plan(
+    out: Output, made: Plan, file: Path | None, other: Path | None, fit: Fit | None = None, time: Estimate | None = None
+) -> None:
+    """Show a plan, how it differs from another one, whether it fits, and how long it would take."""
     value = summary.as_dict(made)
+    if file is not None:
+        write_whole(file, (json.dumps(value, indent=1) + "\n").encode())
     if other is not None:
         value["differs_in"] = summary.difference(_read_plan(other), made)
+    lines = [
+        ("total", f"{size(made.read_nbytes)} -> {size(made.write_nbytes)}"),
+        ("shards", f"{len(made.shards)}, {value['tensors']:,} tensors"),
+        ("memory", f"at most {size(value['peak_memory_nbytes'])} for jobs in flight, whatever the layers"),
+    ]
+    if time is not None:
+        value["time"] = time.as_dict()
+        lines.append(("time", _time(time)))
+    lines.append(("plan", f"{value['fingerprint']} (same plan, same bytes)"))
+    if fit is not None:
+        value["fit"] = fit.as_dict()
+        lines += _fit(fit)
+    if other is not None:
+        lines.append(("differs in", ", ".join(value["differs_in"]) or "nothing"))
+    if not out.as_json:
+        _roles(out, value["roles"])
+    out.facts(value, lines)
+
+
+def _roles(out: Output, rows: Sequence[Mapping[str, Any]]) -> None:
     columns = [
         Column("role", "role"),
         Column("action", "action"),
@@ -31,23 +60,30 @@ def plan(out: Output, made: Plan, file: Path | None, other: Path | None) -> None
         Column("before", "before", number=True),
         Column("after", "after", number=True),
     ]
-    if out.as_json:
-        out.facts(value, [])
-    else:
-        sizes = [(size(row.read_nbytes), size(row.write_nbytes)) for row in summary.by_role(made)]
-        rows = [{**row, "before": a, "after": b} for row, (a, b) in zip(value["roles"], sizes, strict=True)]
-        out.table(rows, columns)
-        lines = [
-            ("total", f"{size(made.read_nbytes)} -> {size(made.write_nbytes)}"),
-            ("shards", f"{len(made.shards)}, {value['tensors']:,} tensors"),
-            ("memory", f"at most {size(value['peak_memory_nbytes'])} for jobs in flight, whatever the layers"),
-            ("plan", f"{value['fingerprint']} (same plan, same bytes)"),
-        ]
-        if other is not None:
-            lines.append(("differs in", ", ".join(value["differs_in"]) or "nothing"))
-        out.facts(value, lines)
-    if file is not None:
-        write_whole(file, (json.dumps(value, indent=1) + "\n").encode())
+    out.table(
+        [{**row, "before": size(row["read_nbytes"]), "after": size(row["write_nbytes"])} for row in rows], columns
+    )
+
+
+def _time(time: Estimate) -> str:
+    parts = f"disk {duration(time.disk_s)}, processors {duration(time.cores_s)}"
+    return f"about {duration(time.seconds)}: {parts} ({time.basis()})"
+
+
+def _fit(fit: Fit) -> list[tuple[str, str]]:
+    """Say whether and how it fits, and what is left for the KV cache."""
+    if not fit.fits:
+        return [("fits", f"{fit.gpus}: no, {fit.problem}; {fit.advice}")]
+    weights = f"{size(fit.weights_nbytes)} of weights on each GPU of {size(fit.gpus.memory_nbytes)}"
+    assumed = f"{UTILIZATION:.0%} used, {size(RESERVE_NBYTES)} of it for activations"
+    lines = [("fits", f"{fit.gpus}: yes, {weights} ({assumed})")]
+    if fit.fp8_tokens is not None and fit.bf16_tokens is not None:
+        text = f"{size(fit.kv_nbytes)}: {fit.fp8_tokens:,} tokens in FP8, {fit.bf16_tokens:,} in BF16"
+        if fit.contexts is not None:
+            few = "; serve it with a shorter context" if fit.contexts < 1 else ""
+            text += f"; {fit.contexts:.1f} contexts of {fit.context:,} in FP8{few}"
+        lines.append(("kv cache", text))
+    return lines
 
 
 def _read_plan(path: Path) -> dict[str, object]:
@@ -78,6 +114,7 @@ def result(out: Output, made: Result) -> None:
         ("plan", made.fingerprint),
         ("shards", f"{made.shards}" + (f", {made.resumed} of them from an earlier run, verified" * bool(made.resumed))),
         ("written", f"{size(made.write_nbytes)} in {duration(made.seconds)}"),
+        ("source", _verified(made)),
     ]
     value = {
         "out": str(made.out),
@@ -86,8 +123,21 @@ def result(out: Output, made: Result) -> None:
         "resumed": made.resumed,
         "write_nbytes": made.write_nbytes,
         "seconds": made.seconds,
+        "source_shards": made.source_shards,
+        "verified_shards": made.verified_shards,
     }
     out.facts(value, lines)
+
+
+def _verified(made: Result) -> str:
+    """Say of how many source shards the hash was known and right."""
+    if made.verified_shards is None:
+        return f"{made.source_shards} shards, not verified as you asked"
+    if not made.verified_shards:
+        return f"{made.source_shards} shards, of which no SHA-256 is known"
+    unknown = made.source_shards - made.verified_shards
+    rest = f"; of the other {unknown} none is known" if unknown else ""
+    return f"{made.verified_shards} of {made.source_shards} shards have the SHA-256 that is known of them{rest}"
 
 
 def status(out: Output, found: Status) -> None:

@@ -14,7 +14,7 @@ from halfbyte.direct_io import File
 from halfbyte.errors import MachineError
 
 PART = ".part"
-_WAITING_NBYTES = 1 << 28  # how far ahead of the digest a piece may come and be kept
+WAITING_NBYTES = 1 << 28  # how far ahead of the digest a piece may come and be kept
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -68,9 +68,10 @@ class ShardFile:
         """Bring every byte to the disk, give the file its name, and return its SHA-256."""
         try:
             self._file.sync()
+            digest = self._digest.finish(self._file, self._nbytes)
         except OSError as error:
+            self.abandon()
             raise disk_error(error, self.path) from None
-        digest = self._digest.finish(self._file, self._nbytes)
         self._file.close()
         self._part.rename(self.path)
         sync_folder(self.path.parent)
@@ -98,7 +99,7 @@ class OrderedDigest:
     def add(self, data: memoryview, offset: int) -> None:
         """Take a piece, and hash what is in order, unless another thread is at it: then that one goes on with it."""
         with self._lock:
-            if not data or offset - self._at > _WAITING_NBYTES:
+            if not data or offset - self._at > WAITING_NBYTES:
                 return
             self._waiting[offset] = data
             if self._hashing:

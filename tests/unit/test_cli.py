@@ -16,18 +16,6 @@ from halfbyte.recipe import recipe_names, recipe_text
 RECIPE = "kimi-k2.6-nvfp4-wafer"
 
 
-@pytest.fixture
-def halfbyte(capsys):
-    """Run a command; return its exit code, what it printed on stdout, and on stderr."""
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        code = cli.run(argv)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
-
-
 def test_recipes_list_is_a_table_with_every_recipe(halfbyte):
     code, out, err = halfbyte("recipes", "list")
     assert code == 0

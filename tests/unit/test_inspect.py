@@ -9,7 +9,6 @@ import pytest
 from pico import KINDS
 from test_imports import loaded_by
 
-from halfbyte import cli
 from halfbyte.errors import RecipeError
 from halfbyte.inspection import inspect
 from halfbyte.recipe import recipe_names
@@ -21,18 +20,6 @@ from halfbyte.units import count, size
 @pytest.fixture(scope="module")
 def k26():
     return inspect(example("kimi-k2.6"))
-
-
-@pytest.fixture
-def halfbyte(capsys):
-    """Run a command; return its exit code, what it printed on stdout, and on stderr."""
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        code = cli.run(argv)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 def test_parameters_as_people_count_them(k26):

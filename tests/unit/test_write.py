@@ -19,7 +19,7 @@ def pieces(data, count, seed):
 @pytest.mark.parametrize("window", [0, 5_000, 1 << 28])
 @pytest.mark.parametrize("order", ["file", "shuffled", "reversed"])
 def test_digest_of_pieces_in_any_order(tmp_path, monkeypatch, window, order):
-    monkeypatch.setattr(write, "_WAITING_NBYTES", window)
+    monkeypatch.setattr(write, "WAITING_NBYTES", window)
     data = random.Random(5).randbytes(100_000)
     parts = pieces(data, 50, 6)
     if order == "shuffled":

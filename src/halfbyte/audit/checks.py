@@ -9,12 +9,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-from halfbyte.audit.evidence import BLOCK, Evidence
+from halfbyte.audit.evidence import BLOCK, Contents, Evidence
 from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
 from halfbyte.audit.matchers import Block, EngineModule, broken_patterns, engine_modules, quantizes, read_block
 from halfbyte.errors import CheckpointError
 from halfbyte.models.linears import StoredLinear
-from halfbyte.models.model import describe
+from halfbyte.models.model import Model, describe
 from halfbyte.numerics.formats import FORMATS
 from halfbyte.plan.engine_config import MODELOPT_FILE, output_config
 from halfbyte.plan.rules import DECODE, ENCODE, KEEP
@@ -156,7 +156,7 @@ def ignore(evidence: Evidence) -> list[Finding]:
         return [bad("ignore", "patterns that are no regular expressions", why="engines stop while reading config.json",
                     fix="correct them in the recipe's ignore_patterns", examples=broken)]  # fmt: skip
     stored = {linear.module for linear in quantized(evidence)}
-    modules = engine_modules(evidence.model.architecture, _module_roles(evidence))
+    modules = engine_modules(evidence.model.architecture, module_roles(evidence.model))
     wrong = [said for module in modules if (said := _disagreement(module, block, stored))]
     if wrong:
         why = "engines build a module by the list and fill it by the tensors: it fails to load, or loads as noise"
@@ -175,10 +175,10 @@ def ignore(evidence: Evidence) -> list[Finding]:
     return [good("ignore", text)]
 
 
-def _module_roles(evidence: Evidence) -> dict[str, str]:
+def module_roles(model: Model | Contents) -> dict[str, str]:
     """Return the modules that an engine builds with a quantization method, with their roles."""
-    roles = {linear.module: linear.role for linear in evidence.model.linears.values()}
-    for name, (place, info) in evidence.model.plain.items():
+    roles = {linear.module: linear.role for linear in model.linears.values()}
+    for name, (place, info) in model.plain.items():
         if place.role in ("vision", "projector") and name.endswith(".weight") and len(info.shape) == _MATRIX:
             roles[name.removesuffix(".weight")] = place.role
     return roles

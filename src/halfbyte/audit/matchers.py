@@ -1,14 +1,16 @@
 """Which modules an engine takes for quantized: the matching rules of vLLM's loaders, in checkpoint names.
 
 vLLM 0.32: ModelOpt's list is matched exactly, as substrings, then as globs; compressed-tensors' and Quark's exactly or,
-after `re:`, as a regular expression from the start of the name. Layers that are loaded as one are decided as one.
+after `re:`, as a regular expression from the start of the name. Layers that are loaded as one are decided as one. For
+some families vLLM renames modules and lists before it matches. What it answers is recorded in
+tests/golden/vllm_matching.json.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, cast
 
@@ -22,6 +24,17 @@ FUSED_NAMES: Mapping[tuple[str, ...], str] = {
     ("q_a_proj", "kv_a_proj_with_mqa"): "fused_qkv_a_proj",
     ("q_proj", "k_proj", "v_proj"): "qkv_proj",
 }
+# What each family's model in vLLM renames, by the start of a name; a family that is not here has no such table at all.
+_RENAMES: Mapping[str, Mapping[str, str]] = {
+    "kimi-k25": {
+        "language_model.layers.": "language_model.model.layers.",
+        "mm_projector.proj.0": "mm_projector.linear_1",
+        "mm_projector.proj.2": "mm_projector.linear_2",
+    },
+    "qwen3-moe": {},
+}
+# By whose names compressed-tensors' groups may take a module.
+_CLASSES: Mapping[Kind, str] = {"linear": "ParallelLinear", "experts": "RoutedExperts", "head": "ParallelLMHead"}
 _REGEX = "re:"
 _MATCHERS = ("modelopt", "compressed-tensors", "quark", "fp8")
 
@@ -34,6 +47,7 @@ class EngineModule:
     kind: Kind
     role: str
     parts: tuple[str, ...]
+    family: str = ""  # the name of its architecture
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +89,8 @@ def engine_modules(architecture: Architecture, roles: Mapping[str, str]) -> list
     groups: dict[tuple[str, Kind], list[str]] = {}
     for module, role in roles.items():
         groups.setdefault(_seat(architecture, module, role, roles), []).append(module)
-    return [EngineModule(name, kind, roles[parts[0]], tuple(parts)) for (name, kind), parts in groups.items()]
+    family = architecture.name
+    return [EngineModule(name, kind, roles[parts[0]], tuple(parts), family) for (name, kind), parts in groups.items()]
 
 
 def _seat(architecture: Architecture, module: str, role: str, roles: Mapping[str, str]) -> tuple[str, Kind]:
@@ -92,25 +107,55 @@ def _seat(architecture: Architecture, module: str, role: str, roles: Mapping[str
 
 def quantizes(module: EngineModule, block: Block) -> bool | None:
     """Whether an engine takes a module for quantized; None where it refuses, because fused parts disagree."""
-    if not _is_candidate(module, block):
-        return False
-    ignored = _IGNORES[block.method](module, block.ignore)
-    return None if ignored is None else not ignored
+    candidate = _is_candidate(module, block)
+    if not candidate:
+        return candidate
+    held_back = ignored(module, block)
+    return None if held_back is None else not held_back
 
 
-def _is_candidate(module: EngineModule, block: Block) -> bool:
-    """Whether an engine would quantize the module if no list held it back."""
+def ignored(module: EngineModule, block: Block) -> bool | None:
+    """Whether the block's list holds a module back; None where fused parts disagree."""
+    patterns: Sequence[str] = block.ignore
+    if module.family in _RENAMES:
+        if block.method == "modelopt":
+            patterns = [spelling for pattern in patterns for spelling in _spellings(pattern)]
+        patterns = [_renamed(pattern, module.family) for pattern in patterns]
+        parts = tuple(_renamed(part, module.family) for part in module.parts)
+        module = replace(module, name=_renamed(module.name, module.family), parts=parts)
+    return _IGNORES[block.method](module, patterns)
+
+
+def _renamed(name: str, family: str) -> str:
+    for old, new in _RENAMES[family].items():
+        if name.startswith(old):
+            name = new + name.removeprefix(old)
+    return name
+
+
+def _is_candidate(module: EngineModule, block: Block) -> bool | None:
+    """Whether an engine would quantize the module if no list held it back; None where it refuses."""
     if module.role == "vision":
         return block.method == "quark"  # the others never hand the block to the vision tower
     if module.role == "projector":
         return block.method in ("quark", "modelopt")
-    if module.kind == "head":
-        return block.method == "modelopt" or any(regex_match(module.name, target) for target in block.targets)
-    if block.method == "compressed-tensors" and block.targets:
-        names = (module.name, *module.parts)
-        return any(target in ("Linear", "FusedMoE") or any(regex_match(n, target) for n in names)
-                   for target in block.targets)  # fmt: skip
-    return True
+    if block.method == "compressed-tensors" and (block.targets or module.kind == "head"):
+        return _is_targeted(module, block.targets)
+    return module.kind != "head" or block.method == "modelopt"
+
+
+def _is_targeted(module: EngineModule, targets: Sequence[str]) -> bool | None:
+    """Whether one of compressed-tensors' groups takes a module: by its name, by all its parts, or by its class."""
+    if any(_names_class(target, _CLASSES[module.kind]) for target in targets):
+        return True
+    if module.kind == "experts":
+        return "Linear" in targets or _by_parts(_first_expert(module), targets)
+    fused = len(module.parts) > 1 and all(_matches(part, targets) for part in module.parts)
+    return fused or _matches(module.name, targets)
+
+
+def _names_class(target: str, name: str) -> bool:
+    return regex_match(name, target) if target.startswith(_REGEX) else target.lower() in name.lower()
 
 
 def regex_match(name: str, pattern: str) -> bool:
@@ -136,7 +181,6 @@ def broken_patterns(patterns: Iterable[str]) -> list[str]:
 
 def modelopt_ignores(module: EngineModule, patterns: Sequence[str]) -> bool | None:
     """Match ModelOpt's list: exactly, then as substrings, then as globs; None where fused parts disagree."""
-    patterns = [spelling for pattern in patterns for spelling in _spellings(pattern)]
     exact = _exactly(module, patterns)
     if exact is not False:
         return exact
@@ -166,9 +210,12 @@ def _exactly(module: EngineModule, patterns: Sequence[str]) -> bool | None:
 def compressed_tensors_ignores(module: EngineModule, patterns: Sequence[str]) -> bool | None:
     """Match compressed-tensors' list; the linears of expert 0 decide for all experts."""
     if module.kind == "experts":
-        first = [part for part in module.parts if part.startswith(f"{module.name}.0.")]
-        return _by_parts(first or module.parts, patterns)
+        return _by_parts(_first_expert(module), patterns)
     return _matches(module.name, patterns) or _by_parts(module.parts, patterns)
+
+
+def _first_expert(module: EngineModule) -> Sequence[str]:
+    return [part for part in module.parts if part.startswith(f"{module.name}.0.")] or module.parts
 
 
 def quark_ignores(module: EngineModule, patterns: Sequence[str]) -> bool | None:

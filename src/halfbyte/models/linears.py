@@ -67,7 +67,7 @@ class StoredLinear:
 
 def signature(parts: Mapping[str, TensorInfo]) -> Signature:
     """Return all that decides a linear's format; equal for all experts of a model, so that each is read once."""
-    return tuple((suffix, tensor.dtype, tensor.shape) for suffix, tensor in sorted(parts.items()))
+    return tuple([(suffix, tensor.dtype, tensor.shape) for suffix, tensor in parts.items()])
 
 
 def identify(found: Signature, module: str) -> Stored:

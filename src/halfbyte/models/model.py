@@ -59,9 +59,13 @@ class Model:
 
 def describe(checkpoint: Checkpoint) -> Model:
     """Give every tensor its role and every linear its format; CheckpointError for whatever does not fit together."""
-    architecture = architecture_of(checkpoint.config)
     with paused():
-        linears, plain = _sort(architecture, checkpoint.tensors)
+        return _describe(checkpoint)
+
+
+def _describe(checkpoint: Checkpoint) -> Model:
+    architecture = architecture_of(checkpoint.config)
+    linears, plain = _sort(architecture, checkpoint.tensors)
     contents = Contents(architecture, checkpoint.config, linears, plain)
     layers = count_layers(contents)
     experts = count_experts(contents)

@@ -9,8 +9,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from halfbyte.collector import paused
 from halfbyte.errors import UsageError
 from halfbyte.models.model import Model
 from halfbyte.plan.layout import Shard, lay_out_shards
@@ -21,7 +23,7 @@ from halfbyte.source.checkpoint import Checkpoint
 BYTES_VERSION = 1  # raised whenever the same recipe and source would give other bytes; see CHANGELOG, Output bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """Everything that will be written."""
 
@@ -49,8 +51,12 @@ class Plan:
 
     def parts(self) -> dict[str, str]:
         """Return a hash of each thing that decides bytes."""
+        return dict(self._parts)
+
+    @cached_property
+    def _parts(self) -> Mapping[str, str]:
         tensors = self.checkpoint.tensors.values()
-        headers = [(t.name, t.dtype, t.shape, t.shard, t.begin) for t in tensors]
+        headers = [tensor[:5] for tensor in tensors]  # name, dtype, shape, shard, begin
         shards = [(shard.name, hashlib.sha256(shard.head).hexdigest()) for shard in self.shards]
         return {
             "bytes_version": str(BYTES_VERSION),
@@ -80,10 +86,12 @@ class Plan:
 def make_plan(checkpoint: Checkpoint, model: Model, recipe: Recipe, *, layers: int | None = None) -> Plan:
     """Decide everything. Reads nothing but what the headers said."""
     refuse_pruning(recipe)
-    jobs = make_jobs(model, recipe)
-    if layers is not None:
-        jobs = [job for job in jobs if job.layer is None or job.layer < layers]
-    return Plan(checkpoint, model, recipe, tuple(jobs), tuple(lay_out_shards(jobs, recipe.shard_nbytes)), layers)
+    with paused():
+        jobs = make_jobs(model, recipe)
+        if layers is not None:
+            jobs = [job for job in jobs if job.layer is None or job.layer < layers]
+        shards = lay_out_shards(jobs, recipe.shard_nbytes)
+    return Plan(checkpoint, model, recipe, tuple(jobs), tuple(shards), layers)
 
 
 def refuse_other_plan(found: Mapping[str, Any], plan: Plan, where: str) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from halfbyte.errors import RecipeError
-from halfbyte.models.linears import StoredLinear
+from halfbyte.models.linears import PLAIN, StoredLinear
 from halfbyte.models.model import Model
 from halfbyte.numerics.formats import FORMATS
 from halfbyte.recipe_schema import Recipe
-from halfbyte.source.headers import TensorInfo, TensorSpec
+from halfbyte.source.headers import TensorInfo, TensorSpec, tensor_nbytes
 
 KEEP, DECODE, ENCODE = "keep", "bf16", "quantize"
 BIAS = "bias"
@@ -39,12 +40,15 @@ class Job:
     @property
     def read_nbytes(self) -> int:
         """Return how much of the source this job reads."""
-        return sum(source.nbytes for source in self.sources)
+        return sum([source.end - source.begin for source in self.sources])
 
     @property
     def write_nbytes(self) -> int:
         """Return how much it writes."""
-        return sum(output.nbytes for output in self.outputs)
+        return sum([_nbytes(output.dtype, output.shape) for output in self.outputs])
+
+
+_nbytes = cache(tensor_nbytes)  # a model has few shapes, and hundreds of thousands of tensors
 
 
 def make_jobs(model: Model, recipe: Recipe) -> list[Job]:
@@ -85,26 +89,33 @@ def _plain_jobs(model: Model, recipe: Recipe) -> Iterator[Job]:
 
 def _linear_jobs(model: Model, recipe: Recipe) -> Iterator[Job]:
     groups: dict[str, list[StoredLinear]] = {}
+    actions: dict[str, str] = {}
+    fuses = recipe.quantize is not None and _shares_scale(recipe.quantize.format)
     for linear in model.linears.values():
-        action = _action(recipe, linear.role, linear.module)
-        fused = action == ENCODE and recipe.quantize is not None and _shares_scale(recipe.quantize.format)
+        if linear.role not in actions:
+            actions[linear.role] = _action(recipe, linear.role, linear.module)
+        fused = fuses and actions[linear.role] == ENCODE
         key = model.architecture.fused_group(linear.module) if fused else linear.module
         groups.setdefault(key, []).append(linear)
     for key, linears in groups.items():
-        members = tuple(sorted(linears, key=lambda linear: linear.module))
-        action = _action(recipe, members[0].role, key)
+        members = tuple(sorted(linears, key=lambda linear: linear.module) if len(linears) > 1 else linears)
+        action = actions[members[0].role]
         if action == KEEP:
             _refuse_mixed_formats(members[0], recipe)
-        sources = tuple(info for linear in members for info in linear.parts.values())
-        outputs = tuple(spec for linear in members for spec in _outputs(linear, action, recipe))
-        yield Job(key, members[0].role, members[0].layer, action, members, sources, outputs)
+        sources = tuple([info for linear in members for info in linear.parts.values()])
+        written = tuple([spec for linear in members for spec in outputs(linear, action, recipe)])
+        yield Job(key, members[0].role, members[0].layer, action, members, sources, written)
+
+
+def mixes_formats(linear: StoredLinear, recipe: Recipe) -> bool:
+    """Whether keeping a linear leaves a second quantized format: a config describes one, engines would misread it."""
+    target = recipe.quantize.format if recipe.quantize is not None else None
+    changes = target is not None or DECODE in recipe.roles.values()
+    return changes and linear.format not in (target, *PLAIN)
 
 
 def _refuse_mixed_formats(linear: StoredLinear, recipe: Recipe) -> None:
-    """A config describes one quantized format: what is kept in another one would be read as BF16."""
-    target = recipe.quantize.format if recipe.quantize is not None else None
-    changes = target is not None or DECODE in recipe.roles.values()
-    if changes and linear.format not in (target, "bf16", "f16", "f32"):
+    if mixes_formats(linear, recipe):
         what = f"{linear.role} is stored as {linear.format} and kept, but the output's config would not say so"
         fix = f"decode it: --set roles.{linear.role}=bf16"
         raise RecipeError(what, where=linear.module, fix=fix)
@@ -119,9 +130,9 @@ def _kv_scale_jobs(model: Model, recipe: Recipe) -> Iterator[Job]:
     }
     for layer, module in sorted(modules, key=str):
         names = (f"{module}.k_proj.k_scale", f"{module}.v_proj.v_scale")
-        outputs = tuple(TensorSpec(name, "F32", ()) for name in names if name not in model.plain)
-        if outputs:
-            yield Job(f"{module}.kv_scales", "attention", layer, ENCODE, (), (), outputs)
+        scales = tuple(TensorSpec(name, "F32", ()) for name in names if name not in model.plain)
+        if scales:
+            yield Job(f"{module}.kv_scales", "attention", layer, ENCODE, (), (), scales)
 
 
 def _attends(linear: StoredLinear) -> bool:
@@ -132,20 +143,33 @@ def _shares_scale(format: str) -> bool:
     return any(part.fixed is not None and part.dtype == "F32" for part in FORMATS[format].tensors)
 
 
-def _outputs(linear: StoredLinear, action: str, recipe: Recipe) -> Iterator[TensorSpec]:
+def outputs(linear: StoredLinear, action: str, recipe: Recipe) -> list[TensorSpec]:
     """Return the tensors of a linear after its fate. Input scales belong to the format that goes; a bias stays."""
-    for suffix, info in linear.parts.items():
-        if action == KEEP or suffix == BIAS:
-            yield TensorSpec(info.name, info.dtype, info.shape)
-    if action == DECODE:
-        yield TensorSpec(f"{linear.module}.weight", "BF16", linear.shape)
-    elif action == ENCODE:
+    parts = linear.parts.items()
+    kept = [TensorSpec(info.name, info.dtype, info.shape) for suffix, info in parts if action == KEEP or suffix == BIAS]
+    if action == KEEP:
+        return kept
+    format, calibrated = "bf16", False
+    if action == ENCODE:
         assert recipe.quantize is not None
-        row = FORMATS[recipe.quantize.format]
-        if row.block and linear.shape[1] % row.block:
-            what = f"K = {linear.shape[1]} is not a multiple of {row.name}'s block of {row.block}"
-            raise RecipeError(what, where=linear.module, fix=f"keep {linear.role} in the recipe")
-        for part in row.tensors:
-            yield TensorSpec(f"{linear.module}.{part.suffix}", part.dtype, part.shape(*linear.shape))
-        if recipe.quantize.activations == "calibrated":
-            yield TensorSpec(f"{linear.module}.{_INPUT_SCALES[row.name][0]}", "F32", _INPUT_SCALES[row.name][1])
+        format, calibrated = recipe.quantize.format, recipe.quantize.activations == "calibrated"
+        _refuse_part_of_a_block(linear, format)
+    made = _parts(format, calibrated, linear.shape)
+    return kept + [TensorSpec(f"{linear.module}.{suffix}", dtype, shape) for suffix, dtype, shape in made]
+
+
+@cache  # a model has few shapes, and tens of thousands of linears
+def _parts(format: str, calibrated: bool, shape: tuple[int, int]) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    """Return suffix, dtype and shape of each tensor that a format has, with the calibrated input scale last."""
+    found = [(part.suffix, part.dtype, part.shape(*shape)) for part in FORMATS[format].tensors]
+    if calibrated:
+        suffix, scale_shape = _INPUT_SCALES[format]
+        found.append((suffix, "F32", scale_shape))
+    return tuple(found)
+
+
+def _refuse_part_of_a_block(linear: StoredLinear, format: str) -> None:
+    row = FORMATS[format]
+    if row.block and linear.shape[1] % row.block:
+        what = f"K = {linear.shape[1]} is not a multiple of {row.name}'s block of {row.block}"
+        raise RecipeError(what, where=linear.module, fix=f"keep {linear.role} in the recipe")

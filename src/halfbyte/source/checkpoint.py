@@ -12,6 +12,7 @@ from typing import Any, cast
 from halfbyte.collector import paused
 from halfbyte.errors import CheckpointError
 from halfbyte.source.headers import TensorInfo, parse_header, read_raw_header
+from halfbyte.source.known_hashes import SUMS, hub_blob
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -42,12 +43,16 @@ class Checkpoint:
 
     def other_files(self) -> list[Path]:
         """Return what is not weights, relative to the folder: tokenizer, template, licences, processor code."""
-        found = (path.relative_to(self.root) for path in self.root.rglob("*") if path.is_file())
+        entries = (path for path in self.root.rglob("*") if path.is_symlink() or path.is_file())
+        found = (path.relative_to(self.root) for path in entries)
         kept = (path for path in found if not (path.suffix in _WEIGHTS or path.name.endswith(_INDICES)))
         files = sorted(path for path in kept if not any(part.startswith(".") for part in path.parts))
         for path in files:
             _check_inside(self.root, path)  # what is copied would be published
-        return files
+            if not (self.root / path).exists():
+                raise CheckpointError(f"'{path}' is a link to nothing", where=str(self.root), fix="download it again")
+        # The sums are those of the source's shards; a folder that is linked to is in the listing as itself.
+        return [path for path in files if (self.root / path).is_file() and path.as_posix() != SUMS]
 
     def stray_shards(self) -> list[str]:
         """Return the .safetensors files in the folder that belong to no part of this checkpoint."""
@@ -114,10 +119,8 @@ def check_shard_name(shard: str) -> None:
 
 
 def _check_inside(root: Path, file: Path) -> None:
-    resolved, inside = (root / file).resolve(), root.resolve()
     # The Hub's cache keeps files as links from snapshots/REVISION into blobs/ beside it.
-    blobs = inside.parent.parent / "blobs" if inside.parent.name == "snapshots" else inside
-    if not (resolved.is_relative_to(inside) or resolved.is_relative_to(blobs)):
+    if not (root / file).resolve().is_relative_to(root.resolve()) and hub_blob(root, file) is None:
         fix = "copy the file into the folder, or give the folder it lies in"
         raise CheckpointError(f"'{file}' is a link that leaves the folder", where=str(root), fix=fix)
 

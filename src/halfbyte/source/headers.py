@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from json.encoder import encode_basestring as _quote
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -157,8 +157,7 @@ def _check_layout(tensors: Mapping[str, TensorInfo], start: int, file_nbytes: in
         raise CheckpointError(what, where=shard, fix="download this shard again")
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """A tensor that will be written: everything but its place."""
 
     name: str
@@ -174,16 +173,22 @@ class TensorSpec:
 def lay_out(specs: Iterable[TensorSpec], shard: str) -> tuple[bytes, list[TensorInfo]]:
     """Return the bytes before the first tensor and every tensor's place, as safetensors' writer would give them."""
     ordered = sorted(specs, key=lambda spec: (_RANK[spec.dtype], spec.name))
-    entries: dict[str, Any] = {}
-    places: list[tuple[TensorSpec, int, int]] = []
+    entries: list[str] = []
+    places: list[tuple[int, int]] = []
+    known: dict[tuple[str, tuple[int, ...]], tuple[int, str]] = {}  # a model has few shapes
     at = 0
-    for spec in ordered:
-        end = at + spec.nbytes
-        entries[spec.name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [at, end]}
-        places.append((spec, at, end))
+    for name, dtype, shape in ordered:
+        if (dtype, shape) not in known:
+            text = json.dumps({"dtype": dtype, "shape": shape}, separators=(",", ":"))
+            known[dtype, shape] = tensor_nbytes(dtype, shape), text.removesuffix("}")
+        nbytes, text = known[dtype, shape]
+        end = at + nbytes
+        entries.append(f'{_quote(name)}:{text},"data_offsets":[{at},{end}]}}')
+        places.append((at, end))
         at = end
-    raw = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    raw = ("{" + ",".join(entries) + "}").encode()
     raw += b" " * (-len(raw) % LENGTH_NBYTES)  # tensors start at a multiple of 8
     start = LENGTH_NBYTES + len(raw)
-    infos = [TensorInfo(s.name, s.dtype, s.shape, shard, start + begin, start + end) for s, begin, end in places]
+    pairs = zip(ordered, places, strict=True)
+    infos = [TensorInfo(*spec, shard, start + begin, start + end) for spec, (begin, end) in pairs]
     return len(raw).to_bytes(LENGTH_NBYTES, "little") + raw, infos

@@ -166,23 +166,6 @@ def test_other_files_do_not_bring_strangers_along(k26):
         open_checkpoint(k26).other_files()
 
 
-def test_the_cache_of_the_hub_is_links_to_blobs(k26, tmp_path):
-    repository = tmp_path / "models--org--name"
-    snapshot = repository / "snapshots" / "0123abc"
-    snapshot.mkdir(parents=True)
-    (repository / "blobs").mkdir()
-    for i, path in enumerate(sorted(k26.glob("*.*"))):
-        shutil.copy(path, repository / "blobs" / str(i))
-        (snapshot / path.name).symlink_to(Path("../../blobs") / str(i))
-    checkpoint = open_checkpoint(snapshot)
-    assert len(checkpoint.tensors) == 138
-    assert Path("config.json") in checkpoint.other_files()
-    (repository / "beside").write_text("")
-    (snapshot / "stranger.txt").symlink_to(Path("../../beside"))
-    with pytest.raises(CheckpointError, match=r"'stranger\.txt' is a link that leaves the folder"):
-        checkpoint.other_files()
-
-
 def test_pickled_weights_only(k26):
     for path in k26.glob("*.safetensors*"):
         path.unlink()

@@ -1,0 +1,228 @@
+"""How fast this machine is, measured within two seconds: its disk on the source's own shard, its cores on the kernels.
+
+Kernels run on invented weights of the source's format and width, on all cores at once, as in a run. Reading goes
+through the same reader and as many threads as a run has. What cannot be measured is None.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halfbyte.direct_io import File
+from halfbyte.models.linears import StoredLinear
+from halfbyte.numerics.chunks import usable_cores
+from halfbyte.numerics.codec import amax, decode, encode
+from halfbyte.numerics.encoded import Encoded
+from halfbyte.numerics.formats import FORMATS, Part
+from halfbyte.plan.manifest import Plan
+from halfbyte.plan.rules import DECODE, KEEP
+from halfbyte.recipe_schema import Recipe
+from halfbyte.source.checkpoint import Checkpoint
+from halfbyte.source.headers import TensorInfo
+from halfbyte.source.read import NUMPY_DTYPES, Reader
+
+_KERNEL_S = 0.2  # for each kernel, besides its first calls
+_ROUNDS = 3
+_DISK_S = 0.5  # for reading, and for writing
+_DISK_NBYTES = 1 << 27
+_PIECE_NBYTES = 1 << 23  # about what one tensor of an expert has
+_SAMPLE_WEIGHTS = 1 << 22
+_ROWS = 128
+_WAITING_THREADS = 2  # as many as a run has besides one a core
+
+
+class Kernel(NamedTuple):
+    """What is done to linears that are stored alike; `fused`: their largest magnitude is found first, for a group."""
+
+    action: str
+    format: str
+    group: int
+    fused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Bytes a second of the whole disk, and seconds of one core while all are busy."""
+
+    cores: int
+    read_nbytes_per_s: float | None
+    write_nbytes_per_s: float | None
+    same_disk: bool
+    core_s_per_read_byte: float
+    core_s_per_copied_byte: float
+    core_s_per_hashed_byte: float
+    core_s_per_weight: Mapping[Kernel, float]
+
+
+def measure(plan: Plan, out: Path | None) -> Speeds:
+    """Measure what a run of this plan would wait for; `out` is where it would write."""
+    cores = usable_cores()
+    read, read_core_s = _read_speed(plan.checkpoint, cores + _WAITING_THREADS)
+    folder = _existing(out) if out is not None else None
+    block = np.random.default_rng(0).integers(0, 256, _PIECE_NBYTES, np.uint8)
+    target = np.empty((cores, _PIECE_NBYTES), np.uint8)
+    copy = _core_seconds(lambda core: np.copyto(target[core], block), cores, _KERNEL_S / 4) / block.size
+    hashed = _core_seconds(lambda _: hashlib.sha256(block.data), cores, _KERNEL_S / 2) / block.size
+    return Speeds(
+        cores=cores,
+        read_nbytes_per_s=read,
+        write_nbytes_per_s=_write_speed(folder) if folder is not None else None,
+        same_disk=folder is None or read is None or folder.stat().st_dev == plan.checkpoint.root.stat().st_dev,
+        core_s_per_read_byte=copy if read is None else read_core_s,
+        core_s_per_copied_byte=copy,
+        core_s_per_hashed_byte=hashed,
+        core_s_per_weight={
+            kernel: _kernel_speed(kernel, linear, plan.recipe, cores) for kernel, linear in _samples(plan).items()
+        },
+    )
+
+
+def kernels(plan: Plan) -> Iterator[tuple[Kernel, StoredLinear]]:
+    """Yield each linear that changes, with what is done to it."""
+    for job in plan.jobs:
+        if job.action != KEEP:
+            fused = len(job.linears) > 1
+            for linear in job.linears:
+                yield Kernel(job.action, linear.format, linear.group, fused), linear
+
+
+def _samples(plan: Plan) -> dict[Kernel, StoredLinear]:
+    found: dict[Kernel, StoredLinear] = {}
+    for kernel, linear in kernels(plan):
+        found.setdefault(kernel, linear)
+    return found
+
+
+def _core_seconds(work: Callable[[int], object], cores: int, seconds: float) -> float:
+    """Return the core time of one call while all cores make it: the best of some rounds, after one to warm up.
+
+    Core time, not time: what another program takes from us now it will not take all night.
+    """
+
+    def repeat(core: int) -> tuple[float, int]:
+        calls, begin = 0, time.thread_time()
+        while calls == 0 or time.perf_counter() < end:
+            work(core)
+            calls += 1
+        return time.thread_time() - begin, calls
+
+    best, end = math.inf, 0.0
+    with ThreadPoolExecutor(cores) as pool:
+        for number in range(1 + _ROUNDS):
+            end = time.perf_counter() + (seconds / _ROUNDS if number else 0)
+            spent, calls = zip(*pool.map(repeat, range(cores)), strict=True)
+            best = min(best, sum(spent) / sum(calls))
+    return best
+
+
+def _kernel_speed(kernel: Kernel, linear: StoredLinear, recipe: Recipe, cores: int) -> float:
+    source = invented(linear)
+
+    def work(_: int) -> object:
+        if kernel.action == DECODE:
+            return decode(source, threads=1)
+        assert recipe.quantize is not None
+        shared = amax(source, threads=1) if kernel.fused else None
+        return encode(source, recipe.quantize.format, method=recipe.quantize.scales, amax=shared, threads=1)
+
+    return _core_seconds(work, cores, _KERNEL_S) / (source.shape[0] * source.shape[1])
+
+
+def invented(linear: StoredLinear) -> Encoded:
+    """Return random weights as this linear stores its own: finite, its width, at most four million."""
+    n, k = linear.shape
+    shape = min(n, max(_ROWS, _SAMPLE_WEIGHTS // k // _ROWS * _ROWS)), k
+    random = np.random.default_rng(0)
+    tensors = {part.suffix: _tensor(part, linear, shape, random) for part in FORMATS[linear.format].tensors}
+    return Encoded(linear.format, shape, tensors)
+
+
+def _tensor(part: Part, linear: StoredLinear, shape: tuple[int, int], random: np.random.Generator) -> NDArray[Any]:
+    if part.suffix == "weight_shape":
+        return np.array(shape, np.int32)
+    grouped = bool(FORMATS[linear.format].groups) and part.columns == FORMATS[linear.format].block
+    size = (shape[0], shape[1] // linear.group) if grouped else part.shape(*shape)
+    dtype = linear.parts[part.suffix].dtype
+    scale = part.suffix != FORMATS[linear.format].tensors[0].suffix
+    if dtype in ("F32", "F16", "BF16"):
+        values = random.standard_normal(size, np.float32)
+        values = np.exp(values / 4 - 5) if scale else values / 50  # scales of one tensor are of one size, or nearly
+        return (
+            (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "BF16" else values.astype(NUMPY_DTYPES[dtype])
+        )
+    bits = random.integers(0, 256, (*size, np.dtype(NUMPY_DTYPES[dtype]).itemsize), np.uint8)
+    if dtype == "F8_E4M3":
+        bits = bits & 0x3F | 0x08 if scale else bits & 0xBF  # no NaN; of scales neither zero nor a sign
+    elif dtype == "U8" and scale:
+        bits = bits & 0x07 | 0x78  # E8M0 near one
+    return bits.view(NUMPY_DTYPES[dtype]).reshape(size)
+
+
+def _read_speed(checkpoint: Checkpoint, threads: int) -> tuple[float | None, float]:
+    """Return bytes a second from the middle of the largest shard, and core-seconds a byte; None without a file."""
+    shard = max(checkpoint.shards, key=lambda name: checkpoint.shards[name])
+    if not (checkpoint.root / shard).is_file():
+        return None, 0.0
+    nbytes = min(_DISK_NBYTES, checkpoint.shards[shard])
+    first = (checkpoint.shards[shard] - nbytes) // 2
+    _forget(checkpoint.root / shard, first, nbytes)
+    starts = range(first, first + nbytes - nbytes % _PIECE_NBYTES, _PIECE_NBYTES) or range(first, first + 1)
+    piece = min(_PIECE_NBYTES, nbytes)
+    begin, core_begin = time.perf_counter(), time.process_time()
+
+    with Reader(checkpoint) as reader, ThreadPoolExecutor(threads) as pool:
+
+        def read(start: int) -> int:
+            if time.perf_counter() - begin > _DISK_S:
+                return 0
+            return reader.raw(TensorInfo("", "U8", (piece,), shard, start, start + piece)).size
+
+        done = sum(pool.map(read, starts))
+        seconds, core_s = time.perf_counter() - begin, time.process_time() - core_begin
+    return done / max(seconds, 1e-9), core_s / max(done, 1)
+
+
+def _forget(path: Path, begin: int, nbytes: int) -> None:
+    """Take a part of a file out of the page cache, so that reading reaches the disk."""
+    if hasattr(os, "posix_fadvise"):
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        os.posix_fadvise(file, begin, nbytes, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+
+def _write_speed(folder: Path) -> float | None:
+    """Return bytes a second of a file in the folder, written as shards are; None where nothing can be written."""
+    block = memoryview(os.urandom(_PIECE_NBYTES))  # a disk that compresses must not shine
+    try:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".halfbyte-") as scratch:
+            file = File(Path(scratch) / "speed", create=True)
+            try:
+                file.reserve(_DISK_NBYTES)
+                done, begin = 0, time.perf_counter()
+                while done < _DISK_NBYTES and time.perf_counter() - begin < _DISK_S:
+                    file.write(block, done)
+                    done += len(block)
+                file.sync()
+                return done / (time.perf_counter() - begin)
+            finally:
+                file.close()
+    except OSError:
+        return None
+
+
+def _existing(folder: Path) -> Path:
+    """Return the nearest folder that is there."""
+    around: Iterable[Path] = (folder.absolute(), *folder.absolute().parents)
+    return next(path for path in around if path.is_dir())

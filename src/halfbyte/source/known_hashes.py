@@ -1,0 +1,116 @@
+"""What the SHA-256 of a source shard should be, from what a download leaves behind.
+
+Three places know it. `hf download --local-dir` writes .cache/huggingface/download/FILE.metadata: commit, etag, time.
+In the Hub's cache a file is a link to blobs/ETAG. For the large files of a repository the etag is their SHA-256. And a
+folder may hold a SHA256SUMS file, as `sha256sum` writes it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+SUMS = "SHA256SUMS"
+_SHA256 = re.compile("[0-9a-f]{64}")
+_ETAG = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # Git's SHA-1 of a small file, or the SHA-256 of a large one
+_REPOSITORY = re.compile("models--.+")
+_SHARED_MARKER = ".huggingface-shared-blobs"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownHash:
+    """What a shard should be, who says so, and what to type when it is not."""
+
+    sha256: str
+    source: str
+    remedy: str
+
+
+def hub_blob(root: Path, file: Path) -> str | None:
+    """Return the etag of a file in a snapshot of the Hub's cache, where that is exactly what it is, else None.
+
+    The layout: CACHE/models--ORG--NAME/snapshots/REVISION/FILE is a link to CACHE/models--ORG--NAME/blobs/ETAG, which
+    is a file, or a link to CACHE/blobs/XX/XET_HASH, the store that repositories share. A link to anywhere else is none.
+    """
+    snapshot = root.resolve()
+    repository = snapshot.parent.parent
+    link = snapshot / file
+    if snapshot.parent.name != "snapshots" or not _REPOSITORY.fullmatch(repository.name):
+        return None
+    if not link.parent.resolve().is_relative_to(snapshot) or not link.is_symlink():
+        return None
+    blob = _target(link)
+    if blob.parent != repository / "blobs" or not _ETAG.fullmatch(blob.name) or blob.parent.is_symlink():
+        return None
+    if blob.is_symlink() and not _is_shared(_target(blob), repository.parent / "blobs"):
+        return None
+    return blob.name
+
+
+def _target(link: Path) -> Path:
+    """Return where a link points to, without following what lies there."""
+    return Path(os.path.normpath(link.parent.resolve() / link.readlink()))
+
+
+def _is_shared(target: Path, store: Path) -> bool:
+    marked = (store / _SHARED_MARKER).is_file() and not store.is_symlink()
+    named = _SHA256.fullmatch(target.name) is not None and target.parent == store / target.name[:2]
+    return marked and named and not target.parent.is_symlink() and _is_plain_file(target)
+
+
+def _is_plain_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def known_hashes(root: Path, shards: Iterable[str]) -> dict[str, KnownHash]:
+    """Return what is known of these shards; the Hub's word counts before that of a file beside them."""
+    sums = _read_sums(root)
+    found: dict[str, KnownHash] = {}
+    for shard in shards:
+        known = _from_cache(root, shard) or _from_download(root, shard)
+        if known is None and shard in sums:
+            known = KnownHash(sums[shard], SUMS, f"copy this shard again from where {SUMS} comes from")
+        if known is not None:
+            found[shard] = known
+    return found
+
+
+def _from_cache(root: Path, shard: str) -> KnownHash | None:
+    etag = hub_blob(root, Path(shard))
+    if etag is None or not _SHA256.fullmatch(etag):
+        return None
+    snapshot = root.resolve()
+    name = snapshot.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+    return KnownHash(etag, "the Hub", _download(name, shard, snapshot.name))
+
+
+def _from_download(root: Path, shard: str) -> KnownHash | None:
+    path = root / ".cache" / "huggingface" / "download" / f"{shard}.metadata"
+    try:
+        commit, etag, *_ = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return None
+    if not _SHA256.fullmatch(etag.strip()):
+        return None
+    command = _download("ORGANISATION/NAME", shard, commit.strip())
+    return KnownHash(etag.strip(), "the Hub", f"{command} --local-dir {root}")
+
+
+def _download(name: str, shard: str, revision: str) -> str:
+    return f"hf download {name} {shard} --revision {revision} --force-download"
+
+
+def _read_sums(root: Path) -> dict[str, str]:
+    try:
+        text = (root / SUMS).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    lines = (re.fullmatch(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)", line) for line in text.splitlines())
+    return {match[2]: match[1].lower() for match in lines if match}

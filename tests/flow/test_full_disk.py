@@ -1,0 +1,217 @@
+"""Disks that are full, over quota, read-only or not ours: finished shards stay, nothing half-written does, and the same
+command goes on once there is room.
+
+Where the kernel lets us, the disk is a real one: a tmpfs of a few megabytes more than a run asks for, mounted in a
+namespace of its own, and filled by a ballast file at the worst moment.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+from pico import write_pico
+
+from halfbyte.pipeline import plan, quantize
+from halfbyte.recipe import load_recipe
+
+RECIPE = "kimi-k2.6-mxfp4-wafer"
+DISK = "272m"  # what a run asks to be free before it begins, and four megabytes
+
+# Runs inside the namespace: the command on a disk that fills up at a moment, then, with room again, the same command.
+DRIVER = """
+import hashlib, json, subprocess, sys
+from pathlib import Path
+source, disk, moment = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+out, ballast = disk / "out", disk / "ballast"
+FILL = '''
+import os, sys
+from pathlib import Path
+import halfbyte.pipeline as pipeline
+import halfbyte.run as run
+disk, moment = Path(sys.argv.pop()), sys.argv.pop()
+def fill():
+    with open(disk / "ballast", "ab") as file:
+        for nbytes in (1 << 20, 1 << 12):
+            try:
+                while True:
+                    file.write(bytes(nbytes))
+                    file.flush()
+            except OSError:
+                pass
+def before(module, name, ready):
+    function = getattr(module, name)
+    def call(*arguments, **options):
+        if ready():
+            fill()
+        return function(*arguments, **options)
+    setattr(module, name, call)
+if moment == "shards":
+    before(run, "apply", lambda: len(list(disk.glob("out/*.safetensors"))) >= 2)
+else:
+    before(pipeline, {"begin": "_begin", "rest": "_write_rest"}[moment], lambda: True)
+from halfbyte.cli import main
+main(sys.argv[1:])
+'''
+command = ["-q", "quantize", source, str(out), "-r", "kimi-k2.6-mxfp4-wafer", "--threads", "1"]
+def start(*how):
+    return subprocess.run([sys.executable, *how], capture_output=True, text=True)
+def left():
+    return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+full = start("-c", FILL, *command, moment, str(disk))
+facts = {"code": full.returncode, "words": full.stderr, "left": left()}
+ballast.unlink()
+again = start("-m", "halfbyte", *command)
+facts |= {"again": again.returncode, "said": again.stderr, "whole": left()}
+facts["hashes"] = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.glob("*.safetensors")}
+facts["journal"] = (out / "halfbyte/journal.jsonl").read_text()
+print(json.dumps(facts))
+"""
+
+
+def on_a_disk_of_its_own(folder, options, *command):
+    """Run a command that sees a fresh tmpfs in a folder; nobody else sees it, and it goes with the command."""
+    mount = f'mount -t tmpfs -o "{options}" none "{folder}" && exec "$@"'
+    namespace = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
+    return subprocess.run([*namespace, *map(str, command)], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def namespaces(tmp_path_factory):
+    """Skip where a user may not mount anything."""
+    try:
+        allowed = on_a_disk_of_its_own(tmp_path_factory.mktemp("disk"), "size=1m", "true").returncode == 0
+    except FileNotFoundError:
+        allowed = False
+    if not allowed:
+        pytest.skip("this machine lets nobody mount a tmpfs in a namespace")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return write_pico(tmp_path_factory.mktemp("source"), "int4-k2.6")
+
+
+@pytest.fixture(scope="module")
+def whole(source, tmp_path_factory):
+    """The hashes and files of a run that nothing stopped."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    quantize(source, out, load_recipe(RECIPE))
+    return hashes(out), files(out)
+
+
+def hashes(out):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.glob("*.safetensors")}
+
+
+def files(out):
+    return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+
+
+@pytest.mark.usefixtures("namespaces")
+@pytest.mark.parametrize(("moment", "finished"), [("begin", 0), ("shards", 2), ("rest", 6)])
+def test_a_disk_that_fills_up(source, tmp_path, whole, moment, finished):
+    (tmp_path / "disk").mkdir()
+    done = on_a_disk_of_its_own(
+        tmp_path / "disk", f"size={DISK}", sys.executable, "-c", DRIVER, source, tmp_path / "disk", moment
+    )
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["code"] == 3, facts["words"]
+    what, where, fix = facts["words"].splitlines()
+    assert what == "✗ the disk is full"
+    assert str(tmp_path / "disk" / "out") in where
+    assert fix == "  fix   free some space and run the same command again: finished shards are kept"
+    assert not [name for name in facts["left"] if name.endswith(".part")]
+    assert sum(name.endswith(".safetensors") for name in facts["left"]) == finished
+    assert "config.json" not in facts["left"]
+    assert facts["again"] == 0, facts["said"]
+    assert (facts["hashes"], facts["whole"]) == whole
+    lines = [json.loads(line)["shard"] for line in facts["journal"].splitlines() if line]
+    assert sorted(lines) == sorted(whole[0])  # what was finished before was not made again
+
+
+@pytest.mark.usefixtures("namespaces")
+@pytest.mark.parametrize(
+    ("options", "sentence"), [("ro", "no permission to write here"), ("size=64k", "the output needs")]
+)
+def test_a_disk_that_cannot_be_used(source, tmp_path, options, sentence):
+    (tmp_path / "disk").mkdir()
+    script = 'python=$1; shift; "$python" -m halfbyte "$@"; code=$?; ls -A "$DISK"; exit $code'
+    command = ["-q", "quantize", source, tmp_path / "disk" / "out", "-r", RECIPE]
+    disk = tmp_path / "disk"
+    done = on_a_disk_of_its_own(
+        disk, options, "env", f"DISK={disk}", "sh", "-c", script, "sh", sys.executable, *command
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith(f"✗ {sentence}")
+    assert len(done.stderr.splitlines()) == 3
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="no folder is closed to root")
+def test_a_folder_without_permission(source, tmp_path, halfbyte):
+    (tmp_path / "closed").mkdir(mode=0o555)
+    code, out, words = halfbyte("quantize", source, tmp_path / "closed" / "out", "-r", RECIPE)
+    assert (code, out) == (3, "")
+    assert words.startswith("✗ no permission to write here")
+
+
+def test_a_folder_that_says_no_only_when_it_is_written_to(source, tmp_path, halfbyte, monkeypatch):
+    """A network disk may refuse what its permissions allow."""
+
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", "/far/out")
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    code, out, words = halfbyte("-q", "quantize", source, tmp_path / "out", "-r", RECIPE)
+    assert (code, out) == (3, "")
+    assert words.splitlines()[:2] == ["✗ cannot go on: Permission denied", "  where /far/out"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_that_may_not_grow(source, tmp_path, whole):
+    """The limit of a shell (`ulimit -f`): larger shards cannot be written, smaller ones are kept."""
+    out = tmp_path / "out"
+    limit = max(shard.nbytes for shard in plan(source, load_recipe(RECIPE)).shards) - 1
+    command = [sys.executable, "-m", "halfbyte", "-q", "quantize", str(source), str(out), "-r", RECIPE, "--threads=1"]
+    limited = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert limited.returncode == 3, limited.stderr
+    assert limited.stderr.startswith("✗ cannot write: File too large")
+    assert not list(out.rglob("*.part"))
+    assert not (out / "config.json").exists()
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert (hashes(out), files(out)) == whole
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "pwrite", "fsync", "rename"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_quota_that_is_used_up(source, tmp_path, whole, halfbyte, monkeypatch, call, number):
+    """A quota says so wherever it likes, a network disk as late as in fsync."""
+    out, real, seen = tmp_path / "out", getattr(os, call), []
+
+    def limited(*arguments, **options):
+        seen.append(call)
+        if len(list(out.glob("*.safetensors"))) >= 2:
+            raise OSError(number, os.strerror(number))
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, limited)
+        code, _, words = halfbyte("-q", "quantize", source, out, "-r", RECIPE, "--threads", "1")
+    assert seen
+    assert code == 3, words
+    assert words.startswith("✗ the disk is full\n")
+    assert not list(out.rglob("*.part"))
+    assert len(list(out.glob("*.safetensors"))) >= 2
+    assert halfbyte("-q", "quantize", source, out, "-r", RECIPE)[0] == 0
+    assert (hashes(out), files(out)) == whole

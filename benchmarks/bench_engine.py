@@ -1,7 +1,7 @@
 """Speed and memory of `halfbyte quantize` on Kimi-K2.6's layers, against copying the same bytes on the same disk.
 
     python benchmarks/bench_engine.py DIR                  two MoE layers of 384 experts, 20 GB (needs 45 GB free)
-    python benchmarks/bench_engine.py DIR --peer PYTHON    and llm-compressor in that environment, on 12 experts
+    python benchmarks/bench_engine.py DIR --peer PYTHON    and llm-compressor in that environment, on 40 experts
 
 Every run starts with the source out of the page cache (fadvise) and ends with the output on the disk (fsync). "cp" is
 `cp -r` and `sync`; "dd" copies shard by shard past the page cache, the most that this disk does for one process. Memory
@@ -27,7 +27,7 @@ from halfbyte.numerics.chunks import usable_cores
 
 RECIPES = ("kimi-k2.6-mxfp4-wafer", "kimi-k2.6-nvfp4a16")
 PEER_SCHEMES = dict(zip(RECIPES, ("MXFP4A16", "NVFP4A16"), strict=True))
-PEER_EXPERTS = 12  # of one layer: the peer takes a minute for 0.3 GB
+PEER_EXPERTS = 40  # of one layer, 1 GB: the peer takes minutes for them
 COPIES = {
     "cp": 'cp -r "$0" "$1" && sync -f "$1"',
     "dd": 'mkdir -p "$1" && for shard in "$0"/*.safetensors; do '

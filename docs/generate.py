@@ -87,6 +87,14 @@ def speed_table() -> str:
     return f"{words}\n\n{_markdown(heading, rows)}"
 
 
+def engine_table() -> str:
+    """The newest benchmark of the engine, as its own file has it, without its title."""
+    newest = max(RESULTS.glob("engine_*.md"), key=lambda path: path.stem[-6:])
+    title, *lines = newest.read_text().rstrip().splitlines()
+    link = f"[benchmarks/results](benchmarks/results/{newest.name})"
+    return "\n".join([f"{title.removeprefix('# ')} ({link}):", *lines])
+
+
 def inspect_example() -> str:
     """What `halfbyte inspect` says of Kimi-K2.6."""
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.redirect_stderr(io.StringIO()):

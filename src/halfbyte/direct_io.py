@@ -44,6 +44,9 @@ class _Bounce(threading.local):
         self.memory = aligned(_BOUNCE_NBYTES)
 
 
+_BOUNCE = _Bounce()
+
+
 class File:
     """An open file; any thread may read or write at any place."""
 
@@ -51,7 +54,6 @@ class File:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC if create else os.O_RDONLY
         self._buffered = os.open(path, flags | os.O_CLOEXEC, 0o666)
         self._direct = self._blocks = _open_direct(path, writes=create)
-        self._bounce = _Bounce()
         if self._direct is not None:  # then this one reads scalars here and there
             os.posix_fadvise(self._buffered, 0, 0, os.POSIX_FADV_RANDOM)
 
@@ -91,7 +93,7 @@ class File:
         if self._direct is None or len(data) < _SMALL_NBYTES:
             return _write_all(self._buffered, data, offset)
         _write_all(self._buffered, data[:head], offset)
-        memory = self._bounce.memory
+        memory = _BOUNCE.memory
         for at in range(head, head + blocks, _BOUNCE_NBYTES):
             count = min(_BOUNCE_NBYTES, head + blocks - at)
             memory[:count] = data[at : at + count]

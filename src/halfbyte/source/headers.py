@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from json.encoder import encode_basestring as _quote
 from operator import itemgetter
 from pathlib import Path
@@ -50,7 +51,8 @@ class TensorInfo(NamedTuple):
 _EXTENT = (TensorInfo._fields.index("begin"), TensorInfo._fields.index("end"))
 
 
-def tensor_nbytes(dtype: str, shape: Iterable[int]) -> int:
+@lru_cache(maxsize=4096)  # asked half a million times for a model's few shapes
+def tensor_nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Return how many bytes a tensor takes."""
     return DTYPE_NBYTES[dtype] * math.prod(shape)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from halfbyte.models.model import describe
-from halfbyte.plan.engine_config import modelopt_file, quantization_block
+from halfbyte.plan.engine_config import modelopt_file, output_config, quantization_block
 from halfbyte.plan.manifest import make_plan
 from halfbyte.recipe import load_recipe
 from halfbyte.source.example import example
@@ -40,3 +40,42 @@ def test_the_ignore_list_that_nvidia_publishes(kimi):
     made = make_plan(*kimi, load_recipe("kimi-k2.6-nvfp4-nvidia"))
     assert quantization_block(made.recipe.quantize, made)["ignore"] == sorted(pairs + ends)
     assert modelopt_file(made)["quantization"]["exclude_modules"] == sorted(pairs + ends)
+
+
+# The quantization_config block that the card of the MXFP4 release prints.
+_MX = {
+    "dtype": "fp4",
+    "qscheme": "per_group",
+    "ch_axis": -1,
+    "group_size": 32,
+    "scale_format": "e8m0",
+    "scale_calculation_mode": "even",
+    "observer_cls": "PerBlockMXObserver",
+}
+MXFP4_CARD = {
+    "quant_method": "quark",
+    "version": "0.11+4a34634b4a",
+    "global_quant_config": {"weight": {**_MX, "is_dynamic": False}, "input_tensors": {**_MX, "is_dynamic": True}},
+    "exclude": [
+        "lm_head",
+        "re:.*self_attn.*",
+        "re:.*shared_experts.*",
+        "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+        "re:mm_projector.*",
+        "re:vision_tower.*",
+    ],
+    "algo_config": None,
+    "export": {"pack_method": "reorder", "weight_format": "real_quantized"},
+}
+# What the card leaves out and vLLM's Quark reader asks for; all of it empty.
+_EMPTY = {"layer_quant_config": {}, "layer_type_quant_config": {}}
+_EMPTY_GLOBAL = {"output_tensors": None, "bias": None}
+
+
+def test_the_mxfp4_cards_block_key_by_key(kimi):
+    config = output_config(make_plan(*kimi, load_recipe("kimi-k2.6-mxfp4-wafer")))
+    expected = MXFP4_CARD | _EMPTY
+    expected["global_quant_config"] = MXFP4_CARD["global_quant_config"] | _EMPTY_GLOBAL
+    expected["export"] = MXFP4_CARD["export"] | {"kv_cache_group": []}
+    assert config["quantization_config"] == expected
+    assert "quantization_config" not in config["text_config"]

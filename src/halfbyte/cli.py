@@ -235,10 +235,10 @@ def audit_command(out: Output, out_folder: Path, source: Path | None, sample: in
     from halfbyte.audit.run import audit, save
 
     found = audit(out_folder, against=source, sample=sample)
-    saved = save(found)
     if out.as_json:
         out.facts(found.as_dict(), [])
     out.verdicts(found.sentences())
+    saved = save(found)  # after the verdicts: a folder that cannot be written to can still be judged
     if found.failed:
         raise CheckFailedError(found.summary(), where=str(saved or out_folder), fix="do what each of them says above")
     out.note(f"{found.summary()} in {found.seconds:.1f} s" + (f"; {saved}" if saved else ""))

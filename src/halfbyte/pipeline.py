@@ -6,15 +6,16 @@ Running again is resuming: finished shards are in the journal, are verified, and
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from halfbyte.errors import CheckpointError, InterruptedRunError, MachineError, TensorError, UsageError
 from halfbyte.models.declared import stored_as_declared
@@ -25,6 +26,7 @@ from halfbyte.plan.rules import refuse_what_is_not_built
 from halfbyte.recipe_schema import Recipe
 from halfbyte.run import Progress, run_jobs
 from halfbyte.source.checkpoint import CONFIG, INDEX, Checkpoint, open_checkpoint
+from halfbyte.source.identity import identity
 from halfbyte.source.known_hashes import known_hashes
 from halfbyte.source.verify import Stamp, stamps_as_json, stamps_from_json, verify
 from halfbyte.write import PART, Journal, disk_error, file_sha256, sync_folder, write_whole
@@ -74,14 +76,17 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     refuse_what_is_not_built(recipe)
     made = plan(source, recipe, layers=layers)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
+    weights = identity(made.checkpoint)
     _check_folder(out, made)
     journal = Journal(out / FOLDER / JOURNAL)
     finished = _verified(out, made, journal)
+    _check_source(out, made, weights, finished)
     _check_space(out, made, finished)
     needed = sorted({info.shard for job in made.jobs for info in job.sources})
     stamps = _verify_source(source, out, needed, threads, progress) if verify_source else None
-    with _explained(out, made, journal), _without_parts(out):  # nothing was written until here
-        _begin(out, made, stamps)
+    with _explained(out, made, journal), _alone(out), _without_parts(out):  # nothing was written until here
+        _check_folder(out, made)  # again, now that nobody else can begin
+        _begin(out, made, weights, stamps)
         run_jobs(made, out, journal, finished, threads=threads, progress=progress)
         _write_rest(made, out, others)
     return Result(
@@ -109,12 +114,24 @@ def _refuse_nested(source: Path, out: Path) -> None:
         raise UsageError("the output folder lies inside the source", where=str(out), fix="give a folder elsewhere")
 
 
+def read_plan(out: Path) -> dict[str, Any]:
+    """Return the plan.json of an output folder."""
+    path = out / FOLDER / PLAN
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        if all(isinstance(found[key], dict) for key in ("parts", "shards", "recipe")):
+            return cast("dict[str, Any]", found)
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    fix = "restore the file, or remove the folder and begin anew"
+    raise UsageError("the plan of this folder cannot be read", where=str(path), fix=fix)
+
+
 def _check_folder(out: Path, made: Plan) -> None:
     """The output folder can be made, is empty, or holds the same plan as ours; nothing is written yet."""
-    known = out / FOLDER / PLAN
-    if known.is_file():
-        refuse_other_plan(json.loads(known.read_text(encoding="utf-8")), made, str(out))
-    elif out.is_dir() and any(out.iterdir()):
+    if (out / FOLDER / PLAN).is_file():
+        refuse_other_plan(read_plan(out), made, str(out))
+    elif out.is_dir() and any(path.name != FOLDER or any(path.iterdir()) for path in out.iterdir()):
         raise UsageError("the output folder is not empty", where=str(out), fix="give a new folder")
     nearest = _nearest(out)
     if not nearest.is_dir():
@@ -123,6 +140,20 @@ def _check_folder(out: Path, made: Plan) -> None:
     if not os.access(nearest, os.W_OK | os.X_OK):
         fix = "check the folder's permissions, or give a folder elsewhere"
         raise MachineError("no permission to write here", where=str(nearest), fix=fix)
+
+
+def _check_source(out: Path, made: Plan, weights: Mapping[str, str], finished: Mapping[str, str]) -> None:
+    """What is finished was made from this source. A shard that was damaged and is whole now made nothing final."""
+    if not finished:
+        return
+    before = read_plan(out).get("source", weights)
+    done = {tensor.name for shard in made.shards if shard.name in finished for tensor in shard.tensors}
+    jobs = (job for job in made.jobs if any(output.name in done for output in job.outputs))
+    changed = sorted({s.shard for job in jobs for s in job.sources if before.get(s.shard) != weights[s.shard]})
+    if changed:
+        what = f"this folder was begun from other weights with the same names and shapes ({changed[0]})"
+        fix = "give another output folder, or the source that this one was begun from"
+        raise UsageError(what, where=str(out), fix=fix)
 
 
 def _nearest(out: Path) -> Path:
@@ -190,9 +221,26 @@ def _in_its_shard(error: TensorError, made: Plan) -> TensorError:
     return TensorError(error.what, where=f"{shards}: {error.where}", fix=fix)
 
 
-def _begin(out: Path, made: Plan, stamps: dict[str, Stamp] | None) -> None:
+@contextmanager
+def _alone(out: Path) -> Generator[None]:
+    """One run at a time in a folder: two would write into each other's shards. A killed run's lock dies with it."""
     (out / FOLDER).mkdir(parents=True, exist_ok=True)
-    write_whole(out / FOLDER / PLAN, json.dumps(made.as_dict(), indent=1).encode())
+    folder = os.open(out / FOLDER, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fix = f"wait for it (halfbyte status {out} --watch), or give another folder"
+            raise UsageError("another run is writing into this folder", where=str(out), fix=fix) from None
+        yield
+    finally:
+        os.close(folder)
+
+
+def _begin(out: Path, made: Plan, weights: Mapping[str, str], stamps: dict[str, Stamp] | None) -> None:
+    for stale in out.glob(f"*{PART}"):
+        stale.unlink()  # of a run that was killed
+    write_whole(out / FOLDER / PLAN, json.dumps({**made.as_dict(), "source": weights}, indent=1).encode())
     if stamps:
         write_whole(out / FOLDER / VERIFIED, json.dumps(stamps_as_json(stamps), indent=1).encode())
 
@@ -210,10 +258,8 @@ def _verified(out: Path, made: Plan, journal: Journal) -> dict[str, str]:
 
 
 def _check_space(out: Path, made: Plan, finished: dict[str, str]) -> None:
-    for stale in out.glob(f"*{PART}"):
-        stale.unlink()  # of a run that was killed
     needed = sum(shard.nbytes for shard in made.shards if shard.name not in finished) + _SPARE_NBYTES
-    free = shutil.disk_usage(_nearest(out)).free
+    free = shutil.disk_usage(_nearest(out)).free + sum(stale.stat().st_size for stale in out.glob(f"*{PART}"))
     if finished.keys() != {shard.name for shard in made.shards} and free < needed:
         what = f"the output needs {needed / 1e9:,.1f} GB, the disk has {free / 1e9:,.1f} GB free"
         raise MachineError(what, where=str(out), fix="free some space, or give a folder on another disk")

@@ -7,6 +7,7 @@ number of threads, and never on the number of layers or shards.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -83,8 +84,9 @@ class _Run:
         complete: list[str] = []
         for info in job.sources:
             if (place := self.places.get(info.name)) is not None:
+                file = self.file(place.shard)  # also for a tensor without elements, which has no pieces
                 for start, piece in reader.pieces(info):
-                    self.file(place.shard).write(piece.data, place.begin + start)
+                    file.write(piece.data, place.begin + start)
                 complete += self._count(place, None)
         return complete
 
@@ -108,7 +110,9 @@ class _Run:
         seconds = round(time.monotonic() - self.begin, 3)
         sqnr = total.sqnr_db if total else None
         entry = {"shard": shard, "sha256": digest, "nbytes": self.shards[shard].nbytes, "seconds": seconds}
-        self.journal.add({**entry, "sqnr_db": sqnr, "worst": worst})
+        # JSON has no infinity: null is "nothing was lost", or nothing was quantized.
+        finite = sqnr if sqnr is not None and math.isfinite(sqnr) else None
+        self.journal.add({**entry, "sqnr_db": finite, "worst": worst if worst and math.isfinite(worst[1]) else None})
         all_nbytes = sum(place.nbytes for place in self.places.values())
         return Progress(self.done_nbytes, all_nbytes, seconds, shard, sqnr, worst)
 
@@ -142,6 +146,7 @@ def run_jobs(
                 return
             keep = job.action == KEEP
             for shard in run.copy(job, reader) if keep else run.write(apply(job, reader, plan.recipe.quantize)):
+                reader.refuse_changes()
                 result = run.finish(shard)
                 if progress is not None:
                     progress(result)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from halfbyte.errors import UsageError
-from halfbyte.pipeline import FOLDER, JOURNAL, PLAN
+from halfbyte.pipeline import FOLDER, JOURNAL, PLAN, read_plan
 from halfbyte.source.checkpoint import CONFIG
 from halfbyte.write import Journal
 
@@ -38,13 +38,12 @@ def read_status(out: Path) -> Status:
     path = out / FOLDER / PLAN
     if not path.is_file():
         raise UsageError("no run was started in this folder", where=str(out), fix="give the OUT of `halfbyte quantize`")
-    plan = json.loads(path.read_text(encoding="utf-8"))
+    plan = read_plan(out)
     sizes: dict[str, int] = plan["shards"]
     lines = {str(line.get("shard")): line for line in Journal(out / FOLDER / JOURNAL).lines()}
     done = {name: line for name, line in lines.items() if name in sizes and (out / name).is_file()}
     nbytes_done, nbytes = sum(sizes[name] for name in done), sum(sizes.values())
-    seconds = max((float(line.get("seconds", 0)) for line in done.values()), default=0.0)
-    known = len(done) >= _FEWEST_SAMPLES and seconds > 0 and nbytes_done < nbytes
+    rate = _rate(list(done.values())) if nbytes_done < nbytes else None
     return Status(
         fingerprint=plan["fingerprint"],
         recipe=plan["recipe"]["name"],
@@ -53,5 +52,17 @@ def read_status(out: Path) -> Status:
         nbytes_done=nbytes_done,
         nbytes=nbytes,
         whole=len(done) == len(sizes) and (out / CONFIG).is_file(),
-        eta_seconds=(nbytes - nbytes_done) / (nbytes_done / seconds) if known else None,
+        eta_seconds=(nbytes - nbytes_done) / rate if rate else None,
     )
+
+
+def _rate(lines: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return bytes a second of the last run; its seconds begin anew, so that a smaller number is a new run."""
+    run: list[Mapping[str, Any]] = []
+    for line in lines:
+        if run and float(line.get("seconds", 0)) < float(run[-1].get("seconds", 0)):
+            run = []
+        run.append(line)
+    seconds = float(run[-1].get("seconds", 0)) if run else 0
+    known = len(run) >= _FEWEST_SAMPLES and seconds > 0
+    return sum(int(line.get("nbytes", 0)) for line in run) / seconds if known else None

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from halfbyte.direct_io import File
 from halfbyte.errors import MachineError
@@ -152,9 +152,11 @@ class Journal:
         text = self._path.read_text(encoding="utf-8", errors="replace") if self._path.exists() else ""
         for line in text.splitlines():
             try:
-                found.append(json.loads(line))
+                entry = json.loads(line)
             except ValueError:
                 continue
+            if isinstance(entry, dict):
+                found.append(cast("dict[str, Any]", entry))
         return found
 
     def add(self, entry: dict[str, Any]) -> None:

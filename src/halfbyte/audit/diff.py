@@ -6,6 +6,7 @@ other. Zero and minus zero are the same value.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from halfbyte.models.linears import StoredLinear
 from halfbyte.models.model import Model, describe
 from halfbyte.numerics.codec import decode
 from halfbyte.numerics.encoded import Array
-from halfbyte.numerics.reference.floats import bf16_to_f32, f32_to_bf16
+from halfbyte.numerics.reference.floats import bf16_to_f32
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.headers import TensorInfo
 from halfbyte.source.read import NUMPY_DTYPES, Reader
@@ -60,7 +61,9 @@ class Diff:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the facts for --json."""
-        different = [{"name": d.name, "reason": d.reason, "max_abs_difference": d.max_abs} for d in self.different]
+        different = [
+            {"name": d.name, "reason": d.reason, "max_abs_difference": _finite(d.max_abs)} for d in self.different
+        ]
         return {
             "equal": self.equal,
             "same_bytes": self.same_bytes,
@@ -79,6 +82,11 @@ class Diff:
             shown.append((label, f"{len(names):,}"))
             shown += [("", name) for name in names[:_SHOWN]]
         return shown
+
+
+def _finite(number: float | None) -> float | None:
+    """JSON has no infinity: null where a number stands against a NaN or an infinity."""
+    return number if number is not None and math.isfinite(number) else None
 
 
 def diff(a: Path, b: Path) -> Diff:
@@ -146,7 +154,7 @@ def _parts(item: Item) -> Mapping[str, TensorInfo]:
 
 
 def _values(name: str, a: Side, b: Side) -> Iterator[tuple[Array | None, Array | None]]:
-    """Yield both sides as FP32, after a trip through BF16: plain tensors in pieces, other linears whole."""
+    """Yield both sides as numbers, exactly: plain tensors in pieces, other linears whole."""
     infos = [_plain(item) for item, _ in (a, b)]
     if None not in infos and infos[0].dtype == infos[1].dtype:  # pyright: ignore[reportOptionalMemberAccess]
         for left, right in zip(*(chunks(info) for info in infos if info), strict=True):
@@ -166,7 +174,7 @@ def _floats(raw: Array, dtype: str) -> Array | None:
     if dtype not in _FLOATS:
         return None
     found = raw.view(NUMPY_DTYPES[dtype]).reshape(-1)
-    return bf16_to_f32(found if dtype == "BF16" else f32_to_bf16(found.astype(np.float32)))
+    return bf16_to_f32(found) if dtype == "BF16" else found.astype(np.float64)
 
 
 def _whole(name: str, item: Item, reader: Reader) -> Array | None:

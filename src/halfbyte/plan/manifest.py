@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -86,12 +86,22 @@ class Plan:
 def make_plan(checkpoint: Checkpoint, model: Model, recipe: Recipe, *, layers: int | None = None) -> Plan:
     """Decide everything. Reads nothing but what the headers said."""
     refuse_pruning(recipe)
+    layers = layers if layers is not None and layers < model.layers else None  # all of them is not a truncation
     with paused():
         jobs = make_jobs(model, recipe)
         if layers is not None:
+            _refuse_no_experts(jobs, layers)
             jobs = [job for job in jobs if job.layer is None or job.layer < layers]
         shards = lay_out_shards(jobs, recipe.shard_nbytes)
     return Plan(checkpoint, model, recipe, tuple(jobs), tuple(shards), layers)
+
+
+def _refuse_no_experts(jobs: Sequence[Job], layers: int) -> None:
+    """A config that speaks of experts and no tensor that is one: no engine loads that."""
+    first = min((job.layer for job in jobs if job.role == "routed_experts" and job.layer is not None), default=0)
+    if first >= layers:
+        what = f"the first {layers} layers hold no experts, and no engine would load them alone"
+        raise UsageError(what, where="--layers", fix=f"give {first + 1} or more")
 
 
 def refuse_other_plan(found: Mapping[str, Any], plan: Plan, where: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from halfbyte.direct_io import PIECE_NBYTES
 from halfbyte.numerics.chunks import usable_cores
@@ -69,5 +69,6 @@ def as_dict(plan: Plan) -> dict[str, Any]:
 
 def difference(found: Mapping[str, Any], plan: Plan) -> list[str]:
     """Return which parts of another plan.json differ from this plan."""
-    theirs = found.get("parts", {})
+    theirs = found.get("parts")
+    theirs = cast("dict[str, Any]", theirs) if isinstance(theirs, dict) else {}
     return [name for name, digest in plan.parts().items() if theirs.get(name) != digest]

@@ -13,6 +13,7 @@ which, and a draft model takes its share there. So it is a guide to what is wort
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -107,7 +108,7 @@ def gpu_memory() -> Mapping[str, int]:
 def parse_gpus(text: str) -> Gpus:
     """Read `8xB200`, in any case and with any spaces, dashes or underscores in the name."""
     count, _, word = text.lower().partition("x")
-    if not count.strip().isascii() or not count.strip().isdigit() or int(count) < 1:
+    if not re.fullmatch(r"\s*[1-9][0-9]{0,4}\s*", count, re.ASCII):
         raise UsageError(f"'{text}' is no number of GPUs", where="--fit", fix="write it like 8xB200")
     names = {_plain(name): name for name in gpu_memory()}
     if _plain(word) not in names:

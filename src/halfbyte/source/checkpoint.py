@@ -113,9 +113,19 @@ def shard_path(root: Path, shard: str) -> Path:
 def check_shard_name(shard: str) -> None:
     """Refuse what is no name of a shard inside its folder."""
     pure = PurePosixPath(shard)
-    if pure.is_absolute() or ".." in pure.parts or "\\" in shard or not shard.endswith(".safetensors"):
+    odd = pure.is_absolute() or ".." in pure.parts or "\\" in shard or not shard.endswith(".safetensors")
+    if odd or "\0" in shard or not _is_text(shard):
         fix = "shards are .safetensors files inside the checkpoint's own folder"
-        raise CheckpointError(f"the index names a shard '{shard}'", where=INDEX, fix=fix)
+        shown = shard.encode(errors="backslashreplace").decode().replace("\0", "\\0")
+        raise CheckpointError(f"the index names a shard '{shown}'", where=INDEX, fix=fix)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_inside(root: Path, file: Path) -> None:

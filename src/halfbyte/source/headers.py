@@ -103,6 +103,10 @@ def parse_header(raw: bytes, file_nbytes: int, shard: str) -> dict[str, TensorIn
         raise CheckpointError("the header is not a JSON object", where=shard, fix="download this shard again")
     start = LENGTH_NBYTES + len(raw)
     entries = cast("dict[str, Any]", header)
+    try:
+        "".join(entries).encode()
+    except UnicodeEncodeError:
+        raise CheckpointError("a tensor's name is no text", where=shard, fix="download this shard again") from None
     tensors = {name: _tensor(name, entry, shard, start) for name, entry in entries.items() if name != METADATA}
     _check_layout(tensors, start, file_nbytes, shard)
     return tensors

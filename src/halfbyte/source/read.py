@@ -31,6 +31,7 @@ class Reader:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._root: Path = checkpoint.root
         self._files: dict[str, File] = {}
+        self._stamps: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> Reader:
@@ -66,8 +67,21 @@ class Reader:
     def _file(self, shard: str) -> File:
         with self._lock:
             if shard not in self._files:
+                self._stamps[shard] = self._stamp(shard)
                 self._files[shard] = File(shard_path(self._root, shard))
             return self._files[shard]
+
+    def _stamp(self, shard: str) -> tuple[int, int]:
+        found = shard_path(self._root, shard).stat()
+        return found.st_size, found.st_mtime_ns
+
+    def refuse_changes(self) -> None:
+        """Raise if a shard that was read from has been written to since."""
+        with self._lock:
+            changed = [shard for shard, stamp in self._stamps.items() if self._stamp(shard) != stamp]
+        if changed:
+            what, fix = "the shard changed while it was read", "leave the source alone, and begin in a new folder"
+            raise CheckpointError(what, where=changed[0], fix=fix)
 
 
 def _too_short(info: TensorInfo) -> CheckpointError:

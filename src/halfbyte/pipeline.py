@@ -28,6 +28,7 @@ from halfbyte.run import Progress, run_jobs
 from halfbyte.source.checkpoint import CONFIG, INDEX, Checkpoint, open_checkpoint
 from halfbyte.source.identity import identity
 from halfbyte.source.known_hashes import known_hashes
+from halfbyte.source.read import stamps as source_stamps
 from halfbyte.source.verify import Stamp, stamps_as_json, stamps_from_json, verify
 from halfbyte.write import PART, Journal, disk_error, file_sha256, sync_folder, write_whole
 
@@ -76,7 +77,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     refuse_what_is_not_built(recipe)
     made = plan(source, recipe, layers=layers)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
-    weights = identity(made.checkpoint)
+    weights, seen = identity(made.checkpoint), source_stamps(made.checkpoint)
     _check_folder(out, made)
     journal = Journal(out / FOLDER / JOURNAL)
     finished = _verified(out, made, journal)
@@ -87,7 +88,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     with _explained(out, made, journal), _alone(out), _without_parts(out):  # nothing was written until here
         _check_folder(out, made)  # again, now that nobody else can begin
         _begin(out, made, weights, stamps)
-        run_jobs(made, out, journal, finished, threads=threads, progress=progress)
+        run_jobs(made, out, journal, finished, seen=seen, threads=threads, progress=progress)
         _write_rest(made, out, others)
     return Result(
         out=out,

@@ -20,7 +20,7 @@ from halfbyte.numerics.encoded import Quality
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import KEEP, Job
 from halfbyte.source.headers import TensorInfo
-from halfbyte.source.read import Reader
+from halfbyte.source.read import Reader, Stamps
 from halfbyte.transform.apply import Done, apply, as_bytes
 from halfbyte.write import Journal, ShardFile
 
@@ -125,12 +125,13 @@ def _keep_freed_memory() -> None:
             libc.mallopt(option, 1 << 30)
 
 
-def run_jobs(
+def run_jobs(  # noqa: PLR0913 - keyword-only, but for what a run cannot be without
     plan: Plan,
     out: Path,
     journal: Journal,
     finished: Mapping[str, str],
     *,
+    seen: Stamps,
     threads: int | None,
     progress: Callable[[Progress], None] | None,
 ) -> None:
@@ -139,7 +140,7 @@ def run_jobs(
     run = _Run(plan, out, journal, finished)
     pending = [job for job in plan.jobs if any(output.name in run.places for output in job.outputs)]
     pending.sort(key=run.first_place)  # in the order of the files, so that they are hashed as they are written
-    with Reader(plan.checkpoint) as reader:
+    with Reader(plan.checkpoint, seen) as reader:
 
         def work(job: Job) -> None:
             if run.stop.is_set():

@@ -67,6 +67,19 @@ def test_a_source_that_changes_meanwhile_makes_nothing_final(source, tmp_path):
     assert not list((tmp_path / "out").glob("*.part"))
 
 
+def test_a_change_before_a_shard_is_first_read_counts_too(source, tmp_path):
+    """What was verified is what must be read, however late."""
+    last = max(source.glob("*.safetensors"))
+
+    def meddle(progress):
+        if progress.shard:
+            last.touch()
+
+    with pytest.raises(CheckpointError, match="changed while it was read") as caught:
+        quantize(source, tmp_path / "out", RECIPE, threads=1, progress=meddle)
+    assert caught.value.where == last.name
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"parts": 5}', '{"parts": {}, "shards": [], "recipe": {}}'])
 def test_a_damaged_plan_is_said(source, tmp_path, text):
     quantize(source, tmp_path / "out", RECIPE)

@@ -30,6 +30,8 @@ ENOUGH = 7  # of those asked: a model that is right in nine of ten cases falls b
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, vllm_server, cpu_options):
+    if not list(FOLDER.glob("*.safetensors")):
+        pytest.skip("models/kimi-mini has no weights yet; HALFBYTE_KIMI_MINI names a folder that has")
     twin = tmp_path_factory.mktemp("kimi-mini") / "bf16"
     quantize(FOLDER, twin, load_recipe("kimi-k2.6-bf16"))
     return vllm_server(twin, *OPTIONS, *cpu_options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,13 +25,29 @@ NUMPY_DTYPES = {
 }  # fmt: skip
 
 
+Stamps = Mapping[str, tuple[int, int] | None]
+
+
+def stamps(checkpoint: Checkpoint) -> Stamps:
+    """Return size and time of the last change of every shard."""
+    return {shard: _stamp(checkpoint.root, shard) for shard in checkpoint.shards}
+
+
+def _stamp(root: Path, shard: str) -> tuple[int, int] | None:
+    try:
+        found = shard_path(root, shard).stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
 class Reader:
     """Open shards of one checkpoint; any thread may read."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, seen: Stamps | None = None) -> None:
         self._root: Path = checkpoint.root
         self._files: dict[str, File] = {}
-        self._stamps: dict[str, tuple[int, int]] = {}
+        self._seen = stamps(checkpoint) if seen is None else seen
         self._lock = threading.Lock()
 
     def __enter__(self) -> Reader:
@@ -67,18 +83,12 @@ class Reader:
     def _file(self, shard: str) -> File:
         with self._lock:
             if shard not in self._files:
-                self._stamps[shard] = self._stamp(shard)
                 self._files[shard] = File(shard_path(self._root, shard))
             return self._files[shard]
 
-    def _stamp(self, shard: str) -> tuple[int, int]:
-        found = shard_path(self._root, shard).stat()
-        return found.st_size, found.st_mtime_ns
-
     def refuse_changes(self) -> None:
-        """Raise if a shard that was read from has been written to since."""
-        with self._lock:
-            changed = [shard for shard, stamp in self._stamps.items() if self._stamp(shard) != stamp]
+        """Raise if a shard has been written to since it was seen."""
+        changed = [shard for shard, stamp in self._seen.items() if _stamp(self._root, shard) != stamp]
         if changed:
             what, fix = "the shard changed while it was read", "leave the source alone, and begin in a new folder"
             raise CheckpointError(what, where=changed[0], fix=fix)

@@ -132,7 +132,7 @@ def _check_folder(out: Path, made: Plan) -> None:
     """The output folder can be made, is empty, or holds the same plan as ours; nothing is written yet."""
     if (out / FOLDER / PLAN).is_file():
         refuse_other_plan(read_plan(out), made, str(out))
-    elif out.is_dir() and any(path.name != FOLDER or any(path.iterdir()) for path in out.iterdir()):
+    elif out.is_dir() and any(map(_is_foreign, out.iterdir())):
         raise UsageError("the output folder is not empty", where=str(out), fix="give a new folder")
     nearest = _nearest(out)
     if not nearest.is_dir():
@@ -141,6 +141,11 @@ def _check_folder(out: Path, made: Plan) -> None:
     if not os.access(nearest, os.W_OK | os.X_OK):
         fix = "check the folder's permissions, or give a folder elsewhere"
         raise MachineError("no permission to write here", where=str(nearest), fix=fix)
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether something lies in an output folder that no run of ours left before its first byte."""
+    return path.name != FOLDER or not path.is_dir() or any(path.iterdir())
 
 
 def _check_source(out: Path, made: Plan, weights: Mapping[str, str], finished: Mapping[str, str]) -> None:

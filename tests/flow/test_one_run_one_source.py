@@ -146,3 +146,13 @@ def test_the_time_left_is_told_from_the_last_run_alone(source, tmp_path):
     left = read_status(tmp_path / "out").eta_seconds
     fast = sum(line["nbytes"] for line in lines[2:5])
     assert left == pytest.approx(lines[5]["nbytes"] / (fast / 30))
+
+
+def test_an_empty_folder_of_ours_is_empty_and_a_file_of_that_name_is_not(source, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "halfbyte").write_text("not ours")
+    with pytest.raises(UsageError, match="not empty"):
+        quantize(source, tmp_path / "out", RECIPE)
+    (tmp_path / "out" / "halfbyte").unlink()
+    (tmp_path / "out" / "halfbyte").mkdir()
+    assert quantize(source, tmp_path / "out", RECIPE).shards == 6

@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from halfbyte.numerics.chunks import usable_cores
+from halfbyte.numerics.chunks import run_threads
 from halfbyte.numerics.encoded import Quality
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import KEEP, Job
@@ -25,7 +25,6 @@ from halfbyte.transform.apply import Done, apply, as_bytes
 from halfbyte.write import Journal, ShardFile
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
-_WAITING_THREADS = 2  # besides one a core: while some wait for the disk, the others compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ def run_jobs(  # noqa: PLR0913 - keyword-only, but for what a run cannot be with
                 if progress is not None:
                     progress(result)
 
-        pool = ThreadPoolExecutor(threads or usable_cores() + _WAITING_THREADS)
+        pool = ThreadPoolExecutor(threads or run_threads())
         try:  # Ctrl-C may come between any two lines from here on: submitting thousands of jobs takes a while
             futures = [pool.submit(work, job) for job in pending]
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)

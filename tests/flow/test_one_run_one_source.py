@@ -156,3 +156,16 @@ def test_an_empty_folder_of_ours_is_empty_and_a_file_of_that_name_is_not(source,
     (tmp_path / "out" / "halfbyte").unlink()
     (tmp_path / "out" / "halfbyte").mkdir()
     assert quantize(source, tmp_path / "out", RECIPE).shards == 6
+
+
+def test_an_audit_is_shown_even_where_it_cannot_be_saved(source, tmp_path, halfbyte, monkeypatch):
+    quantize(source, tmp_path / "out", RECIPE)
+
+    def full(*_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("halfbyte.audit.run.write_whole", full)
+    code, shown, errors = halfbyte("audit", tmp_path / "out")
+    assert code == 3
+    assert "shards have the size and SHA-256" in shown
+    assert "Read-only file system" in errors

@@ -34,6 +34,11 @@ def usable_cores() -> int:
     return cores if limit is None else max(1, min(cores, int(limit)))
 
 
+def run_threads() -> int:
+    """Threads of a run: one a core, and two more, so that some compute while others wait for the disk."""
+    return usable_cores() + 2
+
+
 def _worker_count(threads: int | None, chunks: int) -> int:
     if threads is not None and (type(threads) is not int or threads < 1):
         raise UsageError(f"threads is {threads!r}", fix="give a number from 1 on, or none for one a core")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from halfbyte.direct_io import File
 from halfbyte.models.linears import StoredLinear
-from halfbyte.numerics.chunks import usable_cores
+from halfbyte.numerics.chunks import run_threads, usable_cores
 from halfbyte.numerics.codec import amax, decode, encode
 from halfbyte.numerics.encoded import Encoded
 from halfbyte.numerics.formats import FORMATS, Part
@@ -40,7 +40,6 @@ _DISK_NBYTES = 1 << 27
 _PIECE_NBYTES = 1 << 23  # about what one tensor of an expert has
 _SAMPLE_WEIGHTS = 1 << 22
 _ROWS = 128
-_WAITING_THREADS = 2  # as many as a run has besides one a core
 
 
 class Kernel(NamedTuple):
@@ -69,7 +68,7 @@ class Speeds:
 def measure(plan: Plan, out: Path | None) -> Speeds:
     """Measure what a run of this plan would wait for; `out` is where it would write."""
     cores = usable_cores()
-    read, read_core_s = _read_speed(plan.checkpoint, cores + _WAITING_THREADS)
+    read, read_core_s = _read_speed(plan.checkpoint, run_threads())
     folder = _existing(out) if out is not None else None
     block = np.random.default_rng(0).integers(0, 256, _PIECE_NBYTES, np.uint8)
     target = np.empty((cores, _PIECE_NBYTES), np.uint8)

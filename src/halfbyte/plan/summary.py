@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from halfbyte.direct_io import PIECE_NBYTES
-from halfbyte.numerics.chunks import usable_cores
+from halfbyte.numerics.chunks import run_threads
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import ENCODE, KEEP
 from halfbyte.write import WAITING_NBYTES
@@ -54,7 +54,7 @@ def by_role(plan: Plan) -> list[RoleSummary]:
 def peak_memory_nbytes(plan: Plan, threads: int | None = None) -> int:
     """Return an upper bound of the memory that jobs in flight hold; it depends on no number of layers."""
     changed = [max(job.read_nbytes, job.write_nbytes) for job in plan.jobs if job.action != KEEP]
-    return (threads or usable_cores() + 2) * _COPIES * max(changed, default=PIECE_NBYTES) + WAITING_NBYTES
+    return (threads or run_threads()) * _COPIES * max(changed, default=PIECE_NBYTES) + WAITING_NBYTES
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:

@@ -5,8 +5,8 @@ A stamp remembers size, time and hash of a shard that was right, so that a run t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from halfbyte.direct_io import File
 from halfbyte.errors import CheckpointError
 from halfbyte.numerics.chunks import usable_cores
 from halfbyte.source.known_hashes import KnownHash
-
-_READ_NBYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +66,16 @@ def _still(path: Path, stamp: Stamp, known: KnownHash | None) -> bool:
 
 
 def _stamp(path: Path, stop: threading.Event) -> Stamp:
-    """Hash a file; what was read leaves the page cache at once, which could not hold a checkpoint anyway."""
-    digest, buffer, at = hashlib.sha256(), bytearray(_READ_NBYTES), 0
-    with path.open("rb", buffering=0) as file:
-        status = os.fstat(file.fileno())
-        while (count := file.readinto(buffer)) and not stop.is_set():
-            digest.update(memoryview(buffer)[:count])
-            os.posix_fadvise(file.fileno(), at, count, os.POSIX_FADV_DONTNEED)
-            at += count
+    """Hash a file, past the page cache, until somebody says stop. One that shrinks meanwhile has another hash."""
+    digest, status, file = hashlib.sha256(), path.stat(), File(path)
+    try:
+        with contextlib.suppress(EOFError):
+            for _, piece in file.pieces(0, status.st_size):
+                if stop.is_set():
+                    break
+                digest.update(piece.data)
+    finally:
+        file.close()
     return Stamp(status.st_size, status.st_mtime_ns, digest.hexdigest())
 
 

@@ -124,3 +124,8 @@ def test_the_command_says_it_and_fails_if_it_does_not_fit(halfbyte):
     assert code == 1
     assert "fits     4xRTX PRO 6000: no, each GPU would need" in printed
     assert "8xRTX PRO 6000 would do" in error
+
+
+def test_a_number_of_gpus_that_nobody_has():
+    with pytest.raises(UsageError, match="is no number of GPUs"):
+        parse_gpus("9" * 5000 + "xB200")

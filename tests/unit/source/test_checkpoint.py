@@ -209,3 +209,9 @@ def test_no_folder(tmp_path):
 def test_a_shard_that_no_index_names_is_a_stray(k26):
     shutil.copy(k26 / FIRST, k26 / "consolidated.safetensors")
     assert open_checkpoint(k26).stray_shards() == ["consolidated.safetensors"]
+
+
+@pytest.mark.parametrize(("shard", "shown"), [("a\0b.safetensors", r"a\0b"), ("a\ud800.safetensors", r"a\ud800")])
+def test_a_shard_name_that_no_file_can_have(k26, shard, shown):
+    edit_index(k26, another=shard)
+    assert refused(k26).what == f"the index names a shard '{shown}.safetensors'"

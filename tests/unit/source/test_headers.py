@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from halfbyte.errors import CheckpointError
-from halfbyte.source.headers import DTYPE_NBYTES, TensorSpec, lay_out, read_header
+from halfbyte.source.headers import DTYPE_NBYTES, TensorSpec, lay_out, parse_header, read_header
 
 A = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
 B = {"dtype": "BF16", "shape": [4], "data_offsets": [24, 32]}
@@ -136,3 +136,9 @@ def test_every_dtype_has_a_rank_and_a_size():
         head, (info,) = lay_out([TensorSpec("x", dtype, (3,))], "s")
         assert info.nbytes == 3 * DTYPE_NBYTES[dtype]
         assert len(head) % 8 == 0
+
+
+def test_a_name_that_is_no_text():
+    raw = json.dumps({"a\ud800": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    with pytest.raises(CheckpointError, match="a tensor's name is no text"):
+        parse_header(raw, 8 + len(raw) + 1, "model.safetensors")

@@ -19,13 +19,16 @@ HERE = Path(__file__).resolve().parent
 PEERS = {
     "modelopt-0.41.0": ("nvidia-modelopt", "make_modelopt.py"),
     "modelopt-0.47.0": ("nvidia-modelopt", "make_modelopt.py"),
+    "modelopt-calibrated-0.41.0": ("nvidia-modelopt", "make_calibrated_modelopt_0_41.py"),
+    "modelopt-calibrated-0.47.0": ("nvidia-modelopt", "make_calibrated_modelopt.py"),
     "compressed-tensors-0.17.1": ("compressed-tensors", "make_compressed_tensors.py"),
     "compressed-tensors-0.20.0": ("compressed-tensors", "make_compressed_tensors.py"),
     "quark-0.11.1": ("amd-quark", "make_quark.py"),
     "checkpoint-compressed-tensors-0.20.0": ("compressed-tensors", "make_checkpoint_compressed_tensors.py"),
     "checkpoint-quark-0.11.1": ("amd-quark", "make_checkpoint_quark.py"),
 }
-CHECKPOINT = "checkpoint-"  # made in the environment of the same peer; only hashes are kept
+CHECKPOINT = "checkpoint-"  # made in the environment of the same peer
+ONLY_HASHES = (CHECKPOINT, "modelopt-calibrated-")  # no tensors are kept
 COMPARED_FACTS = {
     "wheel_sha256",
     "inputs_sha256",
@@ -34,6 +37,8 @@ COMPARED_FACTS = {
     "source_sha256",
     "quantization_config",
     "tensors",
+    "tokens_sha256",
+    "models",
 }
 
 
@@ -50,7 +55,7 @@ def build_environment(folder: Path, stem: str) -> Path:
 
 def suffixes(stem: str) -> tuple[str, ...]:
     """The files that a golden consists of."""
-    return ("json",) if stem.startswith(CHECKPOINT) else ("safetensors", "json")
+    return ("json",) if stem.startswith(ONLY_HASHES) else ("safetensors", "json")
 
 
 def pip(environment: Path, *arguments: str) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from halfbyte.compare.command import compare_command
 from halfbyte.console import Column, Output
 from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
 from halfbyte.usage import Group, usage_errors
@@ -36,6 +37,17 @@ def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the recipe."),
         click.option("-r", "--recipe", required=True, help="A recipe's name or file; see `halfbyte recipes list`."),
     ):
+        command = option(command)
+    return command
+
+
+def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what `calibrate` and `quantize` share: other data than the recipe names."""
+    for option in (
+        click.option("--samples", type=click.IntRange(1), help="How many samples of --data, evenly of each file."),
+        click.option("--data", multiple=True, metavar="DOMAIN=FILE[:COLUMNS]",
+                     help="Calibrate with this .jsonl, .parquet or .txt instead of the recipe's data sets."),
+    ):  # fmt: skip
         command = option(command)
     return command
 
@@ -179,6 +191,8 @@ def _fitter(gpus: str | None) -> Callable[[Plan], Fit] | None:
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out_folder", metavar="OUT", type=click.Path(path_type=Path))
 @recipe_options
+@data_options
+@click.option("--stats", type=click.Path(path_type=Path), help="Take statistics of `halfbyte calibrate`; run no data.")
 @click.option("--threads", type=click.IntRange(1), help="Threads that read, compute and write.  [default: cores + 2]")
 @click.option("--verify/--no-verify", default=True, show_default=True,
               help="First compare the source's shards with their known SHA-256.")  # fmt: skip
@@ -186,22 +200,49 @@ def _fitter(gpus: str | None) -> Callable[[Plan], Fit] | None:
 def quantize_command(out: Output, source: Path, out_folder: Path, threads: int | None, **choice: Any) -> None:
     """Make the checkpoint OUT from SOURCE as the recipe says. Run the same command again to resume."""
     from halfbyte import show
+    from halfbyte.calibrate.named_files import with_data
     from halfbyte.pipeline import quantize
     from halfbyte.recipe import load_recipe
 
-    recipe = load_recipe(choice["recipe"], choice["overrides"])
+    recipe = with_data(load_recipe(choice["recipe"], choice["overrides"]), choice["data"], choice["samples"])
     with out.progress() as bar:
         result = quantize(
             source,
             out_folder,
             recipe,
             layers=choice["layers"],
+            stats=choice["stats"],
             threads=threads,
             verify_source=choice["verify"],
             progress=show.steps(bar),
         )
     show.result(out, result)
     out.hint(f"halfbyte audit {out_folder} --against {source}")
+
+
+@cli.command("calibrate")
+@click.argument("source", type=click.Path(path_type=Path))
+@recipe_options
+@data_options
+@click.option("-o", "--out", "folder", metavar="STATS", required=True, type=click.Path(path_type=Path),
+              help="The folder for the statistics.")  # fmt: skip
+@click.option("--threads", type=click.IntRange(1), help="Threads that compute.  [default: cores]")
+@click.pass_obj
+def calibrate_command(out: Output, source: Path, folder: Path, threads: int | None, **choice: Any) -> None:
+    """Measure the activations of SOURCE on the recipe's data, a layer in memory at a time.
+
+    Many recipes can use the statistics (`quantize --stats STATS`). Run the same command again to resume.
+    """
+    from halfbyte import show
+    from halfbyte.calibrate.named_files import with_data
+    from halfbyte.pipeline import calibrate
+    from halfbyte.recipe import load_recipe
+
+    recipe = with_data(load_recipe(choice["recipe"], choice["overrides"]), choice["data"], choice["samples"])
+    with out.progress() as bar:
+        result = calibrate(source, folder, recipe, layers=choice["layers"], threads=threads, progress=show.steps(bar))
+    show.calibration(out, result)
+    out.hint(f"halfbyte quantize {source} OUT -r {choice['recipe']} --stats {folder}")
 
 
 @cli.command("status")
@@ -258,6 +299,9 @@ def diff_command(out: Output, a: Path, b: Path) -> None:
     if not found.equal:
         fix = "the names above differ; --json has all of them"
         raise CheckFailedError("the checkpoints are not the same model", where=f"{a} and {b}", fix=fix)
+
+
+cli.add_command(compare_command)
 
 
 @cli.command()

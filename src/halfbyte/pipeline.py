@@ -15,16 +15,17 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+from halfbyte.calibrate.store import ABOUT, refuse_other
 from halfbyte.errors import CheckpointError, InterruptedRunError, MachineError, TensorError, UsageError
 from halfbyte.models.declared import stored_as_declared
 from halfbyte.models.model import Model, describe
 from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, output_config
 from halfbyte.plan.manifest import Plan, make_plan, refuse_other_plan
-from halfbyte.plan.rules import refuse_what_is_not_built
+from halfbyte.plan.rules import ENCODE, Job, refuse_pruning
 from halfbyte.recipe_schema import Recipe
-from halfbyte.run import Progress, run_jobs
+from halfbyte.run import Progress, Runner
 from halfbyte.source.checkpoint import CONFIG, INDEX, Checkpoint, open_checkpoint
 from halfbyte.source.identity import identity
 from halfbyte.source.known_hashes import known_hashes
@@ -32,9 +33,16 @@ from halfbyte.source.read import stamps as source_stamps
 from halfbyte.source.verify import Stamp, stamps_as_json, stamps_from_json, verify
 from halfbyte.write import PART, Journal, disk_error, file_sha256, sync_folder, write_whole
 
+if TYPE_CHECKING:
+    from halfbyte.calibrate.choose import Statistics
+    from halfbyte.calibrate.report import Report
+    from halfbyte.calibrate.stats import LayerStats
+
 FOLDER = "halfbyte"
 PLAN = "plan.json"
 JOURNAL = "journal.jsonl"
+STATS = "stats"  # a folder: statistics while they are made, and then one file
+COVERAGE = "coverage.json"  # how many tokens each expert saw
 VERIFIED = "verified.json"  # source shards that had the known hash, so that they are not read again
 _SPARE_NBYTES = 1 << 28  # config, index, tokenizer and the file system's own needs
 
@@ -51,6 +59,17 @@ class Result:
     seconds: float
     source_shards: int
     verified_shards: int | None  # None: verification was not asked for
+    coverage: Report | None  # how the calibration data covered the experts; None: no data was needed
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a calibration did."""
+
+    folder: Path
+    about: Mapping[str, Any]
+    coverage: Report
+    seconds: float
 
 
 def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None) -> Plan:
@@ -67,6 +86,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     recipe: Recipe,
     *,
     layers: int | None = None,
+    stats: Path | None = None,
     threads: int | None = None,
     verify_source: bool = True,
     progress: Callable[[Progress], None] | None = None,
@@ -74,11 +94,12 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     """Make the checkpoint that the recipe describes; the same call goes on where a killed one stopped."""
     begin = time.monotonic()
     _refuse_nested(source, out)
-    refuse_what_is_not_built(recipe)
+    refuse_pruning(recipe)
     made = plan(source, recipe, layers=layers)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
     weights, seen = identity(made.checkpoint), source_stamps(made.checkpoint)
-    _check_folder(out, made)
+    measured = _statistics(made, out, weights, stats)
+    _check_folder(out, made, measured)
     journal = Journal(out / FOLDER / JOURNAL)
     finished = _verified(out, made, journal)
     _check_source(out, made, weights, finished)
@@ -86,9 +107,10 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     needed = sorted({info.shard for job in made.jobs for info in job.sources})
     stamps = _verify_source(source, out, needed, threads, progress) if verify_source else None
     with _explained(out, made, journal), _alone(out), _without_parts(out):  # nothing was written until here
-        _check_folder(out, made)  # again, now that nobody else can begin
-        _begin(out, made, weights, stamps)
-        run_jobs(made, out, journal, finished, seen=seen, threads=threads, progress=progress)
+        _check_folder(out, made, measured)  # again, now that nobody else can begin
+        _begin(out, made, weights, measured, stamps)
+        with Runner(made, out, journal, finished, seen=seen, threads=threads, progress=progress) as runner:
+            coverage = _run(made, out, runner, measured, threads)
         _write_rest(made, out, others)
     return Result(
         out=out,
@@ -99,7 +121,103 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
         seconds=time.monotonic() - begin,
         source_shards=len(needed),
         verified_shards=None if stamps is None else len(stamps),
+        coverage=coverage,
     )
+
+
+def calibrate(
+    source: Path,
+    folder: Path,
+    recipe: Recipe,
+    *,
+    layers: int | None = None,
+    threads: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Measured:
+    """Measure activations without writing a checkpoint; the same call goes on where a killed one stopped."""
+    begin = time.monotonic()
+    _refuse_nested(source, folder)
+    if recipe.calibrate is None:
+        fix = "use a recipe that calibrates, such as kimi-k2.6-nvfp4-nvidia"
+        raise UsageError(f"recipe '{recipe.name}' has no data to measure on", where="-r", fix=fix)
+    checkpoint = open_checkpoint(source)
+    model = describe(checkpoint)
+    _refuse_other_config(checkpoint, model)
+    from halfbyte.calibrate.choose import measure_alone  # noqa: PLC0415 - the other commands take no forward
+
+    all_layers = min(layers or model.layers, model.layers)
+    measured = measure_alone(checkpoint, model, recipe, identity(checkpoint), folder, all_layers)
+    _refuse_foreign(folder)
+
+    def say(what: str, done: int, total: int) -> None:
+        if progress is not None:
+            progress(Progress(done, total, time.monotonic() - begin, what))
+
+    with _measuring(folder):
+        coverage = measured.run(threads, say)
+    return Measured(folder, measured.about, coverage, time.monotonic() - begin)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Statistics go into a folder of their own."""
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / ABOUT).exists())):
+        raise UsageError("this is not a folder of statistics", where=str(folder), fix="give a new folder")
+
+
+@contextmanager
+def _measuring(folder: Path) -> Generator[None]:
+    """Say how an interrupted measurement goes on; what is measured is on disk."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        what = "stopped; the layers that were measured are kept"
+        raise InterruptedRunError(what, where=str(folder), fix="run the same command again to go on") from None
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_error(error, folder) from None
+        raise
+
+
+def _statistics(made: Plan, out: Path, weights: Mapping[str, str], stats: Path | None) -> Statistics | None:
+    """Return where the statistics of a recipe that needs data come from: a file, or this run."""
+    if made.recipe.calibrate is None:
+        if stats is not None:
+            what = f"recipe '{made.recipe.name}' reads no statistics"
+            raise UsageError(what, where="--stats", fix="leave it out, or use a recipe that calibrates")
+        return None
+    from halfbyte.calibrate.choose import given, measured_here  # noqa: PLC0415 - most recipes take no forward
+
+    layers = made.layers or made.model.layers
+    if stats is not None:
+        return given(stats, weights, layers)
+    return measured_here(made.checkpoint, made.model, made.recipe, weights, out / FOLDER / STATS, layers)
+
+
+def _run(made: Plan, out: Path, runner: Runner, measured: Statistics | None, threads: int | None) -> Report | None:
+    """Do every job that is pending: in the order of the files, or layer by layer as they are measured."""
+    pending = runner.pending()
+    if measured is None:
+        runner.do(pending)
+        return None
+    from halfbyte.calibrate.report import report  # noqa: PLC0415
+    from halfbyte.transform.scales import scales_of  # noqa: PLC0415
+
+    quantize = made.recipe.quantize
+    by_layer: dict[int | None, list[Job]] = {}
+    for job in pending:
+        by_layer.setdefault(job.layer, []).append(job)
+    layers: dict[int, LayerStats] = {}
+    for layer, found in measured.layers(runner.reader, threads, runner.say):
+        layers[layer] = found
+
+        def scales(job: Job, stats: LayerStats = found) -> Mapping[str, Any]:
+            return scales_of(job, stats, quantize) if quantize is not None and job.action == ENCODE else {}
+
+        runner.do(by_layer.get(layer, []), scales)
+    runner.do(by_layer.get(None, []))
+    coverage = report(layers, quantize.input_scale if quantize else None)
+    write_whole(out / FOLDER / COVERAGE, (json.dumps(coverage.as_dict(), indent=1) + "\n").encode())
+    return coverage
 
 
 def _refuse_other_config(checkpoint: Checkpoint, model: Model) -> None:
@@ -128,10 +246,13 @@ def read_plan(out: Path) -> dict[str, Any]:
     raise UsageError("the plan of this folder cannot be read", where=str(path), fix=fix)
 
 
-def _check_folder(out: Path, made: Plan) -> None:
+def _check_folder(out: Path, made: Plan, measured: Statistics | None) -> None:
     """The output folder can be made, is empty, or holds the same plan as ours; nothing is written yet."""
     if (out / FOLDER / PLAN).is_file():
-        refuse_other_plan(read_plan(out), made, str(out))
+        found = read_plan(out)
+        refuse_other_plan(found, made, str(out))
+        if measured is not None:
+            refuse_other(found.get("calibration", {}), measured.about, str(out))
     elif out.is_dir() and any(map(_is_foreign, out.iterdir())):
         raise UsageError("the output folder is not empty", where=str(out), fix="give a new folder")
     nearest = _nearest(out)
@@ -243,10 +364,17 @@ def _alone(out: Path) -> Generator[None]:
         os.close(folder)
 
 
-def _begin(out: Path, made: Plan, weights: Mapping[str, str], stamps: dict[str, Stamp] | None) -> None:
+def _begin(
+    out: Path,
+    made: Plan,
+    weights: Mapping[str, str],
+    measured: Statistics | None,
+    stamps: dict[str, Stamp] | None,
+) -> None:
     for stale in out.glob(f"*{PART}"):
         stale.unlink()  # of a run that was killed
-    write_whole(out / FOLDER / PLAN, json.dumps({**made.as_dict(), "source": weights}, indent=1).encode())
+    plan = {**made.as_dict(), "source": weights, **({"calibration": dict(measured.about)} if measured else {})}
+    write_whole(out / FOLDER / PLAN, json.dumps(plan, indent=1).encode())
     if stamps:
         write_whole(out / FOLDER / VERIFIED, json.dumps(stamps_as_json(stamps), indent=1).encode())
 

@@ -150,6 +150,9 @@ class Quantize(Part):
     kv_cache: Literal["none", "fp8", "fp8_cast"] | None = Field(
         None, description="none, fp8 (calibrated scales) or fp8_cast (FP8 declared, no scales)"
     )
+    kv_scale_min: float | None = Field(
+        None, gt=0, description="the smallest scale that K and V may get, as ModelOpt 0.41 allows none below 1"
+    )
     config: EngineConfig = Field(description="the block with what engines read in config.json")
 
     def _contradictions(self) -> Iterator[Problem]:
@@ -177,6 +180,8 @@ class Quantize(Part):
                 yield Problem(f"{self.format} has no {key} '{value}'", (key,), f"use {either(allowed)}")
         if self.activations == "calibrated" and self.input_scale is None:
             yield Problem("missing key 'input_scale'", ("input_scale",), "add 'input_scale': {per: layer}")
+        if self.kv_scale_min is not None and self.kv_cache != "fp8":
+            yield Problem("nothing reads 'kv_scale_min'", ("kv_scale_min",), "remove it, or set kv_cache to fp8")
         if self.activations != "calibrated" and self.input_scale is not None:
             yield Problem(
                 "nothing reads 'input_scale'", ("input_scale",), "remove it, or set activations to calibrated"

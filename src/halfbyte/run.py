@@ -10,21 +10,31 @@ import ctypes
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
 
 from halfbyte.numerics.chunks import run_threads
 from halfbyte.numerics.encoded import Quality
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import KEEP, Job
 from halfbyte.source.headers import TensorInfo
+from halfbyte.source.hold import HoldingReader
 from halfbyte.source.read import Reader, Stamps
-from halfbyte.transform.apply import Done, apply, as_bytes
+from halfbyte.transform.apply import Array, Done, apply, as_bytes
 from halfbyte.write import Journal, ShardFile
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+
+
+Given = Callable[[Job], Mapping[str, Array]]  # tensors of a job that data decides, such as input scales
+
+
+def nothing_given(_: Job) -> Mapping[str, Array]:
+    """Return no tensors: everything is made from the source."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +122,12 @@ class _Run:
         # JSON has no infinity: null is "nothing was lost", or nothing was quantized.
         finite = sqnr if sqnr is not None and math.isfinite(sqnr) else None
         self.journal.add({**entry, "sqnr_db": finite, "worst": worst if worst and math.isfinite(worst[1]) else None})
+        return replace(self.progress(shard), sqnr_db=sqnr, worst=worst)
+
+    def progress(self, what: str) -> Progress:
+        """Return where the run is."""
         all_nbytes = sum(place.nbytes for place in self.places.values())
-        return Progress(self.done_nbytes, all_nbytes, seconds, shard, sqnr, worst)
+        return Progress(self.done_nbytes, all_nbytes, round(time.monotonic() - self.begin, 3), what)
 
 
 def _keep_freed_memory() -> None:
@@ -124,41 +138,67 @@ def _keep_freed_memory() -> None:
             libc.mallopt(option, 1 << 30)
 
 
-def run_jobs(  # noqa: PLR0913 - keyword-only, but for what a run cannot be without
-    plan: Plan,
-    out: Path,
-    journal: Journal,
-    finished: Mapping[str, str],
-    *,
-    seen: Stamps,
-    threads: int | None,
-    progress: Callable[[Progress], None] | None,
-) -> None:
-    """Do every job that an unfinished shard needs."""
-    _keep_freed_memory()
-    run = _Run(plan, out, journal, finished)
-    pending = [job for job in plan.jobs if any(output.name in run.places for output in job.outputs)]
-    pending.sort(key=run.first_place)  # in the order of the files, so that they are hashed as they are written
-    with Reader(plan.checkpoint, seen) as reader:
+class Runner:
+    """Does jobs of a plan, all at once or some at a time; a context manager that leaves no file open."""
 
-        def work(job: Job) -> None:
-            if run.stop.is_set():
-                return
-            keep = job.action == KEEP
-            for shard in run.copy(job, reader) if keep else run.write(apply(job, reader, plan.recipe.quantize)):
-                reader.refuse_changes()
-                result = run.finish(shard)
-                if progress is not None:
-                    progress(result)
+    def __init__(  # noqa: PLR0913 - keyword-only, but for what a run cannot be without
+        self,
+        plan: Plan,
+        out: Path,
+        journal: Journal,
+        finished: Mapping[str, str],
+        *,
+        seen: Stamps,
+        threads: int | None,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._run = _Run(plan, out, journal, finished)
+        self._plan, self._progress = plan, progress
+        self.reader = HoldingReader(plan.checkpoint, seen)
+        self._pool = ThreadPoolExecutor(threads or run_threads())
 
-        pool = ThreadPoolExecutor(threads or run_threads())
-        try:  # Ctrl-C may come between any two lines from here on: submitting thousands of jobs takes a while
-            futures = [pool.submit(work, job) for job in pending]
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-        finally:
-            run.stop.set()  # an error or Ctrl-C: jobs in flight end within a second, the others never begin
-            pool.shutdown(cancel_futures=True)
-            for file in run.files.values():
-                file.abandon()
+    def __enter__(self) -> Runner:
+        _keep_freed_memory()
+        self.reader.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run.stop.set()  # an error or Ctrl-C: jobs in flight end within a second, the others never begin
+        self._pool.shutdown(cancel_futures=True)
+        for file in self._run.files.values():
+            file.abandon()
+        self.reader.__exit__(kind, error, trace)
+
+    def pending(self) -> list[Job]:
+        """Return what unfinished shards need, in the order of the files: so they are hashed as they are written."""
+        places = self._run.places
+        found = [job for job in self._plan.jobs if any(output.name in places for output in job.outputs)]
+        return sorted(found, key=self._run.first_place)
+
+    def do(self, jobs: Sequence[Job], given: Given = nothing_given) -> None:
+        """Do jobs; `given` knows the tensors that are not made from the source."""
+        futures = [self._pool.submit(self._work, job, given) for job in jobs]
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+
+    def say(self, what: str) -> None:
+        """Tell whoever watches about something that is no shard."""
+        if self._progress is not None:
+            self._progress(self._run.progress(what))
+
+    def _work(self, job: Job, given: Given) -> None:
+        if self._run.stop.is_set():
+            return
+        for shard in self._do(job, given):
+            self.reader.refuse_changes()
+            result = self._run.finish(shard)
+            if self._progress is not None:
+                self._progress(result)
+
+    def _do(self, job: Job, given: Given) -> list[str]:
+        if job.action == KEEP:
+            return self._run.copy(job, self.reader)
+        return self._run.write(apply(job, self.reader, self._plan.recipe.quantize, given(job)))

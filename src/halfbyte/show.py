@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from halfbyte.console import Bar, Column, Output
 from halfbyte.errors import UsageError
-from halfbyte.pipeline import Result
+from halfbyte.pipeline import Measured, Result
 from halfbyte.plan import summary
 from halfbyte.plan.manifest import Plan
 from halfbyte.run import Progress
@@ -116,6 +116,8 @@ def result(out: Output, made: Result) -> None:
         ("written", f"{size(made.write_nbytes)} in {duration(made.seconds)}"),
         ("source", _verified(made)),
     ]
+    if made.coverage is not None:
+        lines.append(("coverage", made.coverage.line()))
     value = {
         "out": str(made.out),
         "fingerprint": made.fingerprint,
@@ -125,8 +127,23 @@ def result(out: Output, made: Result) -> None:
         "seconds": made.seconds,
         "source_shards": made.source_shards,
         "verified_shards": made.verified_shards,
+        "coverage": made.coverage.summary() if made.coverage else None,
     }
     out.facts(value, lines)
+
+
+def calibration(out: Output, made: Measured) -> None:
+    """Show what a calibration measured."""
+    domains: Mapping[str, int] = made.about["domains"]
+    rows, length = made.about["rows"]
+    lines = [
+        ("data", ", ".join(f"{name} {tokens:,}" for name, tokens in domains.items()) + " tokens"),
+        ("rows", f"{rows} of {length}, {made.about['dtype']}, tokens {made.about['tokens_sha256'][:16]}"),
+        ("coverage", made.coverage.line()),
+        ("statistics", f"{made.folder} in {duration(made.seconds)}"),
+    ]
+    value = {"out": str(made.folder), "seconds": made.seconds, "about": dict(made.about)}
+    out.facts({**value, "coverage": made.coverage.as_dict()}, lines)
 
 
 def _verified(made: Result) -> str:

@@ -57,14 +57,6 @@ def make_jobs(model: Model, recipe: Recipe) -> list[Job]:
     return sorted(jobs, key=lambda job: (job.layer is None, job.layer or 0, job.name))
 
 
-def refuse_what_is_not_built(recipe: Recipe) -> None:
-    """Plans of every recipe can be made; this version runs those that need no calibration."""
-    if recipe.calibrate is not None and recipe.prune is None:
-        fix = "use a recipe without calibration, such as kimi-k2.6-mxfp4-wafer, kimi-k2.6-nvfp4a16 or kimi-k2.6-bf16"
-        raise RecipeError(f"recipe '{recipe.name}' calibrates, which this version does not do", fix=fix)
-    refuse_pruning(recipe)
-
-
 def refuse_pruning(recipe: Recipe) -> None:
     """Which experts stay is not known before they are measured, so not even a plan can be made."""
     if recipe.prune is not None:

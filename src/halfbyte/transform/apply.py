@@ -28,8 +28,8 @@ class Done:
     quality: Mapping[str, Quality]
 
 
-def apply(job: Job, reader: Reader, quantize: Quantize | None) -> Done:
-    """Return the output tensors of a job that changes some. Kernels run on the calling thread."""
+def apply(job: Job, reader: Reader, quantize: Quantize | None, given: Mapping[str, Array]) -> Done:
+    """Return the output tensors of a job that changes some, with those that are given. Kernels run on this thread."""
     assert job.action != KEEP  # such a job is copied, piece by piece
     biases = [info for info in job.sources if info.name.endswith(f".{BIAS}")]
     tensors: dict[str, Array] = {info.name: reader.raw(info) for info in biases}
@@ -44,6 +44,8 @@ def apply(job: Job, reader: Reader, quantize: Quantize | None) -> Done:
             tensors |= {f"{module}.{suffix}": tensor for suffix, tensor in encoded.tensors.items()}
             if encoded.quality is not None:
                 quality[module] = encoded.quality
+    tensors |= given
+    assert {output.name for output in job.outputs} == tensors.keys(), job.name
     return Done(tensors, quality)
 
 

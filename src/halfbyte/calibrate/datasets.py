@@ -1,0 +1,287 @@
+"""The texts of a data set, one after the other: from a file, or from the Hub by name.
+
+Nothing is read before it is asked for, so that 512 samples cost 512 samples, however large the data set is. With a
+seed, samples are drawn from windows of 10,000; without one they come as they are stored. Samples without a text are
+passed over.
+
+A data set is one domain, under whose name its statistics are kept. Where its samples name their own domains in a
+column, a domain in braces says so: `{domain}` keeps the statistics apart by the column `domain`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import random
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from halfbyte.errors import CheckpointError, HalfbyteError, MachineError, UsageError
+
+if TYPE_CHECKING:
+    from halfbyte.calibrate.chat import ChatTemplate
+    from halfbyte.recipe_schema import Dataset
+
+WINDOW = 10_000  # samples that are shuffled together: what a seed may cost in memory and reading
+FILES = (".jsonl", ".parquet", ".txt")
+_BATCH = 256  # samples that are decoded from a Parquet file at a time
+_ROLES = ("user", "assistant")  # who says the texts of several columns, in turn
+_SPEAKERS = {"human": "user", "gpt": "assistant"}  # the names in conversations of {from, value}
+CONVERSATIONS = ("messages", "conversations")
+TEXTS = ("text", "article", "content")
+_TOOLS = "tools"
+_SPOKEN = {
+    "int": "a number",
+    "float": "a number",
+    "bool": "true or false",
+    "NoneType": "null",
+    "dict": "an object",
+    "list": "a list",
+    "str": "a text",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One sample."""
+
+    text: str
+    domain: str
+    from_template: bool  # only then are the special tokens in it meant as such
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """A sample as it is stored, and where, for those who must repair it."""
+
+    row: Mapping[str, Any]
+    where: str
+
+
+def read_texts(dataset: Dataset, seed: int | None = None, template: ChatTemplate | None = None) -> Iterator[Text]:
+    """Give the texts of a data set, shuffled where there is a seed."""
+    if dataset.chat_template and template is None:
+        what, fix = "this checkpoint has no chat template", "set chat_template to false"
+        raise CheckpointError(what, where=f"data set '{dataset.source}'", fix=fix)
+    samples = _samples(dataset)
+    for sample in samples if seed is None else _shuffled(samples, seed):
+        text = _text(sample, dataset, template)
+        if text:
+            yield Text(text, _domain(sample, dataset), dataset.chat_template)
+
+
+def _shuffled(samples: Iterator[_Sample], seed: int) -> Iterator[_Sample]:
+    """Shuffle window by window."""
+    # Python promises the same random() for the same seed for ever, and nothing about the rest of this module.
+    source = random.Random(seed)
+    while window := list(itertools.islice(samples, WINDOW)):
+        keys = [source.random() for _ in window]
+        for at in sorted(range(len(window)), key=keys.__getitem__):
+            yield window[at]
+
+
+def _samples(dataset: Dataset) -> Iterator[_Sample]:
+    if Path(dataset.source).suffix in FILES:
+        return records(dataset.source, _columns(dataset))
+    if Path(dataset.source).is_file():
+        what = f"files of this kind are not read; those of {', '.join(FILES)} are"
+        raise UsageError(what, where=dataset.source, fix="convert it, to .jsonl for example")
+    return _from_hub(dataset)
+
+
+def _columns(dataset: Dataset) -> set[str]:
+    """Return all that a data set is asked for, what it may lack included."""
+    named = _domain_column(dataset)
+    return {*(dataset.columns or ()), *([named] if named else []), *([_TOOLS] if dataset.chat_template else [])}
+
+
+def records(source: str, columns: set[str] | None = None) -> Iterator[_Sample]:
+    """Give the records of a file; at least one, or an error."""
+    path = Path(source)
+    if not path.is_file():
+        raise UsageError("there is no such file", where=source, fix="check the path")
+    read = {".jsonl": _from_jsonl, ".txt": _from_lines}.get(path.suffix)
+    records = _from_parquet(path, columns) if read is None else read(path)
+    first = next(records, None)
+    if first is None:
+        raise UsageError("the file is empty", where=source, fix="give one with samples in it")
+    return itertools.chain([first], records)
+
+
+def _from_lines(path: Path) -> Iterator[_Sample]:
+    """Give the lines of a text file, a sample each."""
+    for where, line in _lines(path):
+        try:
+            yield _Sample({"": line.decode().rstrip("\r\n")}, where)
+        except UnicodeDecodeError as error:
+            raise UsageError(f"it is not UTF-8: {error.reason}", where=where, fix="save the file as UTF-8") from error
+
+
+def _from_jsonl(path: Path) -> Iterator[_Sample]:
+    for where, line in _lines(path):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"it is not JSON: {error}", where=where, fix="repair or remove the line") from error
+        if not isinstance(row, dict):
+            what = f"it is a JSON {type(row).__name__}, not an object"
+            raise UsageError(what, where=where, fix="write each sample as {column: value}")
+        yield _Sample(cast("dict[str, Any]", row), where)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Give each line that says something, and its place."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield f"{path}, line {number}", line
+
+
+def _from_parquet(path: Path, columns: set[str] | None) -> Iterator[_Sample]:
+    parquet = _library("pyarrow.parquet", "pyarrow", f"{path.name} is a Parquet file")
+    with _raising(
+        lambda error: UsageError(f"it is not a Parquet file: {error}", where=str(path), fix="download it again")
+    ):
+        file = parquet.ParquetFile(path)
+        stored: list[str] = file.schema_arrow.names
+        # Of all columns only those that are asked for are decoded; where one is missing, the error names what is there.
+        known = columns is not None and columns - {_TOOLS} <= set(stored)
+        wanted = [name for name in stored if name in columns] if columns is not None and known else stored
+        number = 0
+        for batch in file.iter_batches(batch_size=_BATCH, columns=wanted):
+            for row in batch.to_pylist():
+                number += 1
+                yield _Sample(row, f"{path}, row {number}")
+
+
+def _from_hub(dataset: Dataset) -> Iterator[_Sample]:
+    """Give the rows of a data set on the Hub, streamed."""
+    library = _library("datasets", "datasets", f"'{dataset.source}' is a data set on the Hub")
+    place = f"data set '{dataset.source}', split '{dataset.split}'"
+    local = f"download it, and give the file: {dataset.domain}=path"
+    with _raising(lambda error: _hub_error(error, place, local)):
+        stream = library.load_dataset(dataset.source, name=dataset.subset, split=dataset.split, streaming=True)
+        for number, row in enumerate(stream, 1):
+            yield _Sample(row, f"{place}, row {number}")
+
+
+def _hub_error(error: Exception, place: str, local: str) -> HalfbyteError:
+    said = (str(error).splitlines() or [type(error).__name__])[0]
+    if type(error).__name__ == "DatasetNotFoundError":
+        fix = "check the name, accept its terms on the Hub and log in, or " + local
+        return UsageError(f"the Hub does not give it: {said}", where=place, fix=fix)
+    if isinstance(error, ValueError | TypeError | KeyError):
+        return UsageError(f"the Hub has it in another form: {said}", where=place, fix="check subset and split")
+    return MachineError(f"the Hub cannot be reached: {said}", where=place, fix="connect this machine, or " + local)
+
+
+@contextmanager
+def _raising(ours: Callable[[Exception], HalfbyteError]) -> Generator[None]:
+    """Turn whatever a library raises into an error of ours."""
+    try:
+        yield
+    except Exception as error:
+        raise ours(error) from error
+
+
+def _library(module: str, package: str, reason: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        what = f"{reason}, and the library '{package}' is not installed"
+        raise MachineError(what, fix=f"pip install {package}") from error
+
+
+def _text(sample: _Sample, dataset: Dataset, template: ChatTemplate | None) -> str:
+    """Return a sample's text; none where its columns are empty."""
+    if dataset.columns is None:
+        return sample.row[""]
+    values = [_value(sample, name) for name in dataset.columns]
+    if len(values) == 1 and (values[0] is None or isinstance(values[0], str)):
+        return _plain(values[0], sample, dataset)
+    messages = _messages(values, sample, dataset.columns)
+    if not messages:
+        return ""
+    if template is not None and dataset.chat_template:
+        return template.text(messages, _tools(sample))
+    from halfbyte.calibrate.chat import joined  # noqa: PLC0415 - jinja2, for those who have conversations
+
+    return joined(messages)
+
+
+def _value(sample: _Sample, name: str) -> Any:
+    if name not in sample.row:
+        what = f"there is no column '{name}'; there is {', '.join(sample.row) or 'none'}"
+        raise UsageError(what, where=sample.where, fix="name the right columns, as in news=articles.jsonl:article")
+    return sample.row[name]
+
+
+def _plain(text: str | None, sample: _Sample, dataset: Dataset) -> str:
+    if text and dataset.chat_template:
+        what = "it is a text, and a chat template needs messages"
+        raise UsageError(what, where=sample.where, fix="set chat_template to false")
+    return text or ""
+
+
+def _messages(values: Sequence[Any], sample: _Sample, columns: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Return a conversation: messages in one column, or the texts of several, said in turn."""
+    if len(values) == 1:
+        if not isinstance(values[0], list):
+            raise _wrong(columns[0], values[0], "a text or a list of messages", sample)
+        return [_message(value, columns[0], sample) for value in cast("list[Any]", values[0])]
+    for value, name in zip(values, columns, strict=True):
+        if value is not None and not isinstance(value, str):
+            raise _wrong(name, value, "a text", sample)
+    if not any(values):
+        return []
+    return [{"role": _ROLES[at % 2], "content": value or ""} for at, value in enumerate(values)]
+
+
+def _message(value: Any, column: str, sample: _Sample) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(column, value, "a list of messages", sample, inside="a list with ")
+    message = cast("dict[str, Any]", value)
+    if "role" in message:
+        return message
+    if "from" in message and "value" in message:
+        return {"role": _SPEAKERS.get(message["from"], message["from"]), "content": message["value"]}
+    what = f"a message in '{column}' has no role, only {', '.join(message) or 'nothing'}"
+    raise UsageError(what, where=sample.where, fix="write messages as {role, content}")
+
+
+def _wrong(column: str, value: Any, wanted: str, sample: _Sample, inside: str = "") -> UsageError:
+    kind = type(value).__name__
+    what = f"'{column}' is {inside}{_SPOKEN.get(kind, kind)}, not {wanted}"
+    return UsageError(what, where=sample.where, fix="name the columns that hold the text")
+
+
+def _tools(sample: _Sample) -> list[Any] | None:
+    """Return the tools that a conversation may call; tables keep them as JSON."""
+    tools = sample.row.get(_TOOLS)
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools or "null")
+        except ValueError as error:
+            what = f"'{_TOOLS}' is not JSON: {error}"
+            raise UsageError(what, where=sample.where, fix="write a list of tools") from error
+    return cast("list[Any]", tools) if isinstance(tools, list) and tools else None
+
+
+def _domain_column(dataset: Dataset) -> str | None:
+    inside = dataset.domain.startswith("{") and dataset.domain.endswith("}")
+    return dataset.domain[1:-1] if inside else None
+
+
+def _domain(sample: _Sample, dataset: Dataset) -> str:
+    """Return the domain that a sample's statistics are kept under."""
+    column = _domain_column(dataset)
+    if column is None:
+        return dataset.domain
+    domain = _value(sample, column)
+    if not isinstance(domain, str) or not domain:
+        raise _wrong(column, domain, "the name of a domain", sample)
+    return domain

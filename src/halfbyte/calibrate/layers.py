@@ -1,0 +1,71 @@
+"""Layer after layer: read the next while this one runs, keep what was measured, go on where a killed run stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from halfbyte.calibrate.stats import LayerStats
+from halfbyte.calibrate.store import Store
+from halfbyte.calibrate.stream import Calibration, Stream
+from halfbyte.forward.weights import Weights
+from halfbyte.models.model import Model
+from halfbyte.source.headers import TensorInfo
+from halfbyte.source.hold import HoldingReader
+
+
+def measured_layers(  # noqa: PLR0913 - keyword-only from the reader on
+    calibration: Calibration,
+    store: Store,
+    model: Model,
+    layers: int,
+    *,
+    reader: HoldingReader,
+    threads: int | None,
+    say: Callable[[str], None],
+) -> Iterator[tuple[int, LayerStats]]:
+    """Yield every layer with its statistics; while a layer is yielded, the reader holds its tensors.
+
+    A layer that an earlier run measured is not run again; what it holds is read anew if someone asks for it.
+    """
+    if (whole := store.whole()) is not None:
+        yield from whole.items()
+        return
+    stream = Stream(calibration, Weights(model, reader), threads)
+    first, stream.hidden = store.load_hidden() or (0, stream.hidden)
+    for layer in range(first):
+        stats = store.load(layer)
+        assert stats is not None
+        yield layer, stats
+    if first == 0:
+        stream.start()
+    tensors = _tensors_by_layer(model)
+    with ThreadPoolExecutor(1) as ahead:  # which also waits, should an error or Ctrl-C come between
+        coming: Future[None] = ahead.submit(reader.hold, tensors[first] if first < layers else [])
+        for layer in range(first, layers):
+            coming.result()
+            coming = ahead.submit(reader.hold, tensors[layer + 1] if layer + 1 < layers else [])
+            stats = stream.through(layer)
+            reader.refuse_changes()
+            store.save(layer, stats)
+            store.save_hidden(layer + 1, stream.hidden)
+            say(f"measured layer {layer} of {layers}")
+            yield layer, stats
+            reader.release(tensors[layer])
+    store.finish(layers)
+
+
+def layer_nbytes(model: Model) -> list[int]:
+    """Return how much is read for each layer."""
+    return [sum(info.nbytes for info in infos) for infos in _tensors_by_layer(model)]
+
+
+def _tensors_by_layer(model: Model) -> list[list[TensorInfo]]:
+    found: list[list[TensorInfo]] = [[] for _ in range(model.layers)]
+    for linear in model.linears.values():
+        if linear.layer is not None:
+            found[linear.layer] += linear.parts.values()
+    for place, info in model.plain.values():
+        if place.layer is not None:
+            found[place.layer].append(info)
+    return found

@@ -1,0 +1,128 @@
+"""What calibration measures in a layer: sums in FP64 and counts in 64 bits, so that parts of a data set add up.
+
+Two kinds of tokens count. Largest values (amax) are over all tokens that flow through the model, because that is what
+an engine's scale must cover and what ModelOpt measures, padding included where rows are padded. Sums per expert and
+domain are over real tokens only, because pruning by them must not care how rows were filled.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Amax = NDArray[np.float32]
+Sums = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+# g is the router's weight of a token, n the L2 norm of the expert's output for it, before that weight.
+SUMS = ("g", "g2", "n", "n2", "gn", "g2n", "g2n2")
+MAXES = ("n", "gn")
+_EXPERTS = "experts."
+_INPUTS = "input_amax."
+
+
+@dataclass(slots=True, eq=False)
+class ExpertStats:
+    """Of E routed experts, in B domains. An amax of 0 is one that was never measured."""
+
+    count: Counts  # [E, B]: real tokens
+    sums: dict[str, Sums]  # [E, B] by SUMS
+    maxes: dict[str, Sums]  # [E, B] by MAXES
+    seen: Counts  # [E]: tokens, padding included where it counts
+    input_amax: Amax  # [E]: of what gate_proj and up_proj are given
+    down_amax: Amax  # [E]: of what down_proj is given
+    out_amax: Amax  # [E]
+    all_down_amax: (
+        Amax  # [E]: of what down_proj would be given if the expert had all tokens; where a recipe asks for it
+    )
+
+    @classmethod
+    def empty(cls, experts: int, domains: int) -> ExpertStats:
+        """Return what was measured before the first token."""
+
+        def zeros() -> Sums:
+            return np.zeros((experts, domains), np.float64)
+
+        def amax() -> Amax:
+            return np.zeros(experts, np.float32)
+
+        return cls(
+            count=np.zeros((experts, domains), np.int64),
+            sums={name: zeros() for name in SUMS},
+            maxes={name: zeros() for name in MAXES},
+            seen=np.zeros(experts, np.int64),
+            input_amax=amax(),
+            down_amax=amax(),
+            out_amax=amax(),
+            all_down_amax=amax(),
+        )
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """Return every array by its name in a file."""
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        sums = {f"sum_{name}": self.sums[name] for name in SUMS}
+        return {**plain, **sums, **{f"max_{name}": self.maxes[name] for name in MAXES}}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, NDArray[Any]]) -> ExpertStats:
+        """Return what a file holds."""
+        return cls(
+            sums={name: tensors[f"sum_{name}"] for name in SUMS},
+            maxes={name: tensors[f"max_{name}"] for name in MAXES},
+            **{name: tensors[name] for name in _PLAIN},
+        )
+
+
+_PLAIN = ("count", "seen", "input_amax", "down_amax", "out_amax", "all_down_amax")
+
+
+@dataclass(slots=True, eq=False)
+class LayerStats:
+    """Of one decoder layer: amax by module ("mlp.down_proj", "self_attn.k", ...), and its routed experts if it has."""
+
+    input_amax: dict[str, float] = field(default_factory=dict[str, float])
+    experts: ExpertStats | None = None
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """Return every array by its name in a file."""
+        found: dict[str, NDArray[Any]] = {
+            _INPUTS + name: np.array(amax, np.float32) for name, amax in sorted(self.input_amax.items())
+        }
+        if self.experts is not None:
+            found |= {_EXPERTS + name: array for name, array in self.experts.tensors().items()}
+        return found
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, NDArray[Any]]) -> LayerStats:
+        """Return what a file holds."""
+        amax = {name.removeprefix(_INPUTS): float(a) for name, a in tensors.items() if name.startswith(_INPUTS)}
+        experts = {name.removeprefix(_EXPERTS): a for name, a in tensors.items() if name.startswith(_EXPERTS)}
+        return cls(amax, ExpertStats.of(experts) if experts else None)
+
+
+def merge(parts: Sequence[LayerStats]) -> LayerStats:
+    """Return the statistics of all tokens from those of parts of them, added in the order given."""
+    names = sorted({name for part in parts for name in part.input_amax})
+    amax = {name: max(part.input_amax.get(name, 0.0) for part in parts) for name in names}
+    experts = [part.experts for part in parts if part.experts is not None]
+    return LayerStats(amax, _merge_experts(experts) if experts else None)
+
+
+def _merge_experts(parts: Sequence[ExpertStats]) -> ExpertStats:
+    added, largest = ("count", "seen"), ("input_amax", "down_amax", "out_amax", "all_down_amax")
+    return ExpertStats(
+        sums={name: _added(part.sums[name] for part in parts) for name in SUMS},
+        maxes={name: np.maximum.reduce([part.maxes[name] for part in parts]) for name in MAXES},
+        **{name: _added(getattr(part, name) for part in parts) for name in added},
+        **{name: np.maximum.reduce([getattr(part, name) for part in parts]) for name in largest},
+    )
+
+
+def _added(arrays: Iterable[NDArray[Any]]) -> NDArray[Any]:
+    """Add one after the other: in another order, FP64 sums could differ in their last bit."""
+    return functools.reduce(np.add, arrays)

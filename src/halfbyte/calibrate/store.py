@@ -1,0 +1,141 @@
+"""A folder of statistics while they are made, and the file that they become.
+
+calibration.json          what was measured on what: two calibrations never share a folder
+layer-00007.safetensors   a layer's statistics, whole as soon as it exists
+hidden-00008.safetensors  hidden states before layer 8, where a killed run goes on; only the last is kept
+stats.safetensors         all layers, at the end; then the rest goes
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from halfbyte.calibrate.stats import LayerStats
+from halfbyte.errors import UsageError
+from halfbyte.write import PART, sync_folder, write_whole
+
+if TYPE_CHECKING:
+    import torch
+
+ABOUT = "calibration.json"
+STATS = "stats.safetensors"
+_METADATA = "halfbyte"
+_HIDDEN = "hidden"
+
+
+class Store:
+    """Statistics in a folder; `about` says what they are of."""
+
+    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+        self.folder, self.about = folder, dict(about)
+
+    def check(self) -> None:
+        """Refuse a folder in which something else was measured."""
+        path = self.folder / ABOUT
+        if not path.exists():
+            return
+        try:
+            found: Any = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            found = {}
+        refuse_other(found, self.about, str(self.folder))
+
+    def begin(self) -> None:
+        """Make the folder; what a killed run left half-written goes."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for stale in self.folder.glob(f"*{PART}"):
+            stale.unlink()
+        write_whole(self.folder / ABOUT, (json.dumps(self.about, indent=1) + "\n").encode())
+
+    def save(self, layer: int, stats: LayerStats) -> None:
+        """Keep a layer's statistics."""
+        write_whole(self._layer(layer), safetensors.numpy.save(stats.tensors()))
+
+    def load(self, layer: int) -> LayerStats | None:
+        """Return a layer's statistics if they are there."""
+        path = self._layer(layer)
+        return LayerStats.of(safetensors.numpy.load(path.read_bytes())) if path.exists() else None
+
+    def save_hidden(self, layer: int, hidden: torch.Tensor) -> None:
+        """Keep the hidden states before a layer, and no others."""
+        import safetensors.torch as files  # noqa: PLC0415 - reading statistics takes no torch
+
+        path = self.folder / f"hidden-{layer:05d}.safetensors"
+        part = path.with_name(path.name + PART)
+        cast("Any", files).save_file({_HIDDEN: hidden}, part)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+        sync_folder(self.folder)
+        for older in self.folder.glob("hidden-*.safetensors"):
+            if older != path:
+                older.unlink()
+
+    def load_hidden(self) -> tuple[int, torch.Tensor] | None:
+        """Return the layer to go on with and the hidden states before it, if all layers before it were measured."""
+        import safetensors.torch as files  # noqa: PLC0415
+
+        found = sorted(self.folder.glob("hidden-*.safetensors"))
+        if not found:
+            return None
+        layer = int(found[-1].stem.removeprefix("hidden-"))
+        if not all(self._layer(before).exists() for before in range(layer)):
+            return None
+        return layer, cast("Any", files).load_file(found[-1])[_HIDDEN]
+
+    def finish(self, layers: int) -> None:
+        """Make one file of all layers, and remove what only a killed run would have needed."""
+        tensors: dict[str, NDArray[Any]] = {}
+        for layer in range(layers):
+            stats = self.load(layer)
+            assert stats is not None
+            tensors |= {f"layers.{layer}.{name}": array for name, array in stats.tensors().items()}
+        data = safetensors.numpy.save(tensors, {_METADATA: json.dumps(self.about)})
+        write_whole(self.folder / STATS, data)
+        for part in (*self.folder.glob("layer-*.safetensors"), *self.folder.glob("hidden-*.safetensors")):
+            part.unlink()
+
+    def whole(self) -> dict[int, LayerStats] | None:
+        """Return all layers, if all were measured."""
+        return read_stats(self.folder)[1] if (self.folder / STATS).exists() else None
+
+    def _layer(self, layer: int) -> Path:
+        return self.folder / f"layer-{layer:05d}.safetensors"
+
+
+def read_stats(path: Path) -> tuple[dict[str, Any], dict[int, LayerStats]]:
+    """Read finished statistics, from their file or its folder: what they are of, and each layer's."""
+    file = path / STATS if path.is_dir() else path
+    if not file.is_file():
+        unfinished = (path / ABOUT).exists()
+        fix = "run the same `halfbyte calibrate` again to finish them" if unfinished else "give the OUT of `calibrate`"
+        raise UsageError("there are no finished statistics here", where=str(path), fix=fix)
+    try:
+        with cast("Any", safetensors).safe_open(file, "np") as opened:
+            about = json.loads((opened.metadata() or {})[_METADATA])
+            tensors: dict[str, NDArray[Any]] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        by_layer: dict[int, dict[str, NDArray[Any]]] = {}
+        for name, array in tensors.items():
+            _, layer, rest = name.split(".", 2)
+            by_layer.setdefault(int(layer), {})[rest] = array
+        return about, {layer: LayerStats.of(found) for layer, found in sorted(by_layer.items())}
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        what = f"these are no statistics of halfbyte's: {error}"
+        raise UsageError(what, where=str(file), fix="give the OUT of `halfbyte calibrate`") from None
+
+
+def refuse_other(found: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> None:
+    """Refuse statistics of something else; say what differs."""
+    different = [name for name in wanted if found.get(name) != wanted[name]]
+    if different:
+        what = (
+            f"this folder holds another calibration: {', '.join(different)} differ{'s' if len(different) == 1 else ''}"
+        )
+        raise UsageError(what, where=where, fix="give another folder, or repeat the command that began this one")

@@ -1,0 +1,140 @@
+"""Run the calibration tokens through the model, a layer at a time, and measure each layer on the way.
+
+Hidden states come from the unquantized weights, as in ModelOpt's max calibration. Every sum is over rows in an order
+that the rows alone decide, so that the number of threads changes no bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from halfbyte.calibrate.chat import load_template
+from halfbyte.calibrate.observe import SUM_ROWS, Observer
+from halfbyte.calibrate.rows import Rows, make_rows
+from halfbyte.calibrate.stats import ExpertStats, LayerStats
+from halfbyte.calibrate.vocabulary import load_vocabulary
+from halfbyte.errors import CheckpointError, RecipeError
+from halfbyte.forward.config import TextModel, text_model
+from halfbyte.forward.ends import embed
+from halfbyte.forward.experts import Expert
+from halfbyte.forward.layer import DecoderLayer
+from halfbyte.forward.run import row_chunks, run_layer
+from halfbyte.forward.sight import look_around
+from halfbyte.forward.threads import in_order
+from halfbyte.forward.weights import Weights
+from halfbyte.numerics.chunks import usable_cores
+from halfbyte.recipe_schema import InputScale, Recipe
+from halfbyte.source.checkpoint import Checkpoint
+
+VERSION = 1  # raised whenever the same rows and weights would give other statistics
+CHUNK_ROWS = 4  # more would put attention's scores of 512 tokens into memory that is fresh every time
+DTYPE = torch.bfloat16  # as engines run it, and as ModelOpt measures it
+_ALL_TOKENS_CHUNK = 8192
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calibration:
+    """What is run on what."""
+
+    text: TextModel
+    rows: Rows
+    rule: InputScale | None
+    about: Mapping[str, Any]  # all that decides the statistics
+
+
+def prepare(checkpoint: Checkpoint, layers: int, recipe: Recipe, weights: Mapping[str, str]) -> Calibration:
+    """Read the data and make tokens of it; nothing of the weights is read."""
+    assert recipe.calibrate is not None
+    if recipe.calibrate.propagate == "quantized":
+        fix = "set calibrate.propagate to unquantized, which is what ModelOpt does"
+        raise RecipeError("'propagate: quantized' is not built yet", where=recipe.name, fix=fix)
+    text = text_model(checkpoint.config)
+    if layers > text.config.num_hidden_layers:
+        what = f"layer {text.config.num_hidden_layers} is for multi-token prediction, which calibration does not run"
+        fix = f"leave it out: --layers {text.config.num_hidden_layers}"
+        raise CheckpointError(what, where=str(checkpoint.root), fix=fix)
+    vocabulary = load_vocabulary(checkpoint.root)
+    rows = make_rows(recipe.calibrate, vocabulary, load_template(checkpoint.root, vocabulary.named))
+    if int(rows.tokens.max()) >= text.config.vocab_size:
+        what = f"the vocabulary has the token {int(rows.tokens.max())}, the model only {text.config.vocab_size}"
+        raise CheckpointError(what, where=str(checkpoint.root), fix="tokenizer and weights do not belong together")
+    rule = recipe.quantize.input_scale if recipe.quantize else None
+    return Calibration(text, rows, rule, _about(text, rows, rule, weights))
+
+
+def source_digest(weights: Mapping[str, str]) -> str:
+    """Return a short name of the weights that were measured."""
+    return hashlib.sha256(json.dumps(dict(weights), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _about(text: TextModel, rows: Rows, rule: InputScale | None, weights: Mapping[str, str]) -> dict[str, Any]:
+    everywhere = rule is not None and rule.backstop == "all_experts"
+    return {
+        "version": VERSION,
+        "source": source_digest(weights),
+        "tokens_sha256": rows.fingerprint(),
+        "rows": list(rows.tokens.shape),
+        "domains": rows.tokens_of_domains(),
+        "padding_counts": rows.left_padded,
+        "dtype": str(DTYPE).removeprefix("torch."),
+        "attention": text.attention,
+        "sum_rows": SUM_ROWS,
+        "all_tokens_below": rule.min_tokens if rule is not None and everywhere else None,
+    }
+
+
+class Stream:
+    """All rows between two layers."""
+
+    def __init__(self, calibration: Calibration, weights: Weights, threads: int | None = None) -> None:
+        self._of, self._weights = calibration, weights
+        self._threads = threads or usable_cores()
+        self._chunks = row_chunks(len(calibration.rows.tokens), CHUNK_ROWS)
+        self.hidden = torch.empty(0)
+
+    def start(self) -> None:
+        """Stand before the first layer."""
+        tokens = torch.from_numpy(self._of.rows.tokens).long()
+        self.hidden = embed(tokens, self._weights(f"{self._of.text.prefix}model.embed_tokens.weight"), DTYPE)
+
+    def through(self, index: int) -> LayerStats:
+        """Run a layer; return what was measured in it."""
+        text, rows = self._of.text, self._of.rows
+        layer = DecoderLayer(text, index, self._weights, DTYPE)
+        observer = Observer(index, rows, text.config.n_routed_experts if layer.is_moe else 0)
+        expert = self._weights.experts(text, index)
+        given = run_layer(
+            layer,
+            self.hidden,
+            lambda chunk: look_around(text, rows, chunk, DTYPE),
+            self._chunks,
+            expert,
+            threads=self._threads,
+            looks=observer.look,
+            observe=observer.expert,
+        )
+        stats = observer.stats
+        if given is not None and stats.experts is not None and self._of.about["all_tokens_below"]:
+            self._run_everywhere(stats.experts, given, expert)
+        return stats
+
+    def _run_everywhere(self, stats: ExpertStats, given: torch.Tensor, expert: Expert) -> None:
+        """Show all tokens to experts that saw too few: what down_proj would be given, were they routed there."""
+        few = [number for number, seen in enumerate(stats.seen) if seen < self._of.about["all_tokens_below"]]
+
+        @torch.no_grad()
+        def amax(number: int) -> float:
+            gate, up, _ = expert(number)
+            parts = (given[start : start + _ALL_TOKENS_CHUNK] for start in range(0, len(given), _ALL_TOKENS_CHUNK))
+            acts = (functional.silu(functional.linear(x, gate)) * functional.linear(x, up) for x in parts)
+            return max(float(act.abs().max()) for act in acts)
+
+        for number, found in zip(few, in_order(amax, few, self._threads), strict=True):
+            stats.all_down_amax[number] = found

@@ -1,0 +1,137 @@
+"""What a comparison found: by layer, in all, by domain, and by document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halfbyte.compare.intervals import Estimate, ratio
+
+_SHARE = (0.0, 1.0)
+_POSITIVE = (0.0, math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDifference:
+    """Hidden states after a layer, over all real tokens: first against second."""
+
+    layer: int
+    relative_error: float  # ||a - b|| / ||a||, all tokens together
+    cosine: float  # the mean of the tokens' own
+    routed_alike: float | None  # share of (token, choice) pairs that both route to the same expert; None: no router
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Documents:
+    """Sums over the predicted tokens of each document: all that the numbers of a report are made of."""
+
+    number: NDArray[np.int64]
+    domain: NDArray[np.int64]  # index into the names of the domains
+    tokens: NDArray[np.int64]
+    kl: NDArray[np.float64]
+    same: NDArray[np.float64]  # tokens whose likeliest next token is the same
+    nll_first: NDArray[np.float64]
+    nll_second: NDArray[np.float64]
+
+    def of_domain(self, domain: int) -> Documents:
+        """Return those of one domain."""
+        mine = self.domain == domain
+        return Documents(*(getattr(self, name)[mine] for name in self.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The numbers of some documents. KL is in nats, of the first's distribution against the second's."""
+
+    documents: int
+    tokens: int
+    kl: Estimate
+    top1: Estimate  # share of tokens whose likeliest next token is the same
+    perplexity_first: float
+    perplexity_second: float
+    perplexity_ratio: Estimate  # second over first
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        found = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value.as_dict() if isinstance(value, Estimate) else value for name, value in found.items()}
+
+
+def summarize(documents: Documents) -> Summary:
+    """Return the numbers of some documents."""
+    worse = ratio(documents.nll_second - documents.nll_first, documents.tokens)
+    return Summary(
+        documents=len(documents.number),
+        tokens=int(documents.tokens.sum()),
+        kl=ratio(documents.kl, documents.tokens, _POSITIVE),
+        top1=ratio(documents.same, documents.tokens, _SHARE),
+        perplexity_first=_exp(ratio(documents.nll_first, documents.tokens).value),
+        perplexity_second=_exp(ratio(documents.nll_second, documents.tokens).value),
+        perplexity_ratio=Estimate(*(None if part is None else _exp(part) for part in worse)),  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))  # a model that predicts nothing at all has a perplexity all the same
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report:
+    """One model against another on the same tokens."""
+
+    first: str
+    second: str
+    emulated: Mapping[str, str]  # what was done to the second besides its weights
+    dtype: str
+    layers: tuple[LayerDifference, ...]
+    documents: Documents
+    names: tuple[str, ...]  # of the domains
+    total: Summary
+    domains: Mapping[str, Summary]
+    rows: tuple[int, int]
+    fingerprint: str  # of the tokens
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it but what is kept by document."""
+        return {
+            "first": self.first,
+            "second": self.second,
+            "emulated": dict(self.emulated),
+            "dtype": self.dtype,
+            "rows": list(self.rows),
+            "tokens_sha256": self.fingerprint,
+            "total": self.total.as_dict(),
+            "domains": {name: summary.as_dict() for name, summary in self.domains.items()},
+            "layers": [asdict(layer) for layer in self.layers],
+            "seconds": self.seconds,
+        }
+
+    def plot_data(self) -> dict[str, Any]:
+        """Return what a plot needs: arrays by layer and by document."""
+        documents = self.documents
+        return {
+            **self.as_dict(),
+            "by_layer": {name: [getattr(layer, name) for layer in self.layers] for name in LayerDifference.__slots__},
+            "by_document": {
+                "document": documents.number.tolist(),
+                "domain": [self.names[index] for index in documents.domain],
+                "tokens": documents.tokens.tolist(),
+                "kl": (documents.kl / documents.tokens).tolist(),
+                "top1": (documents.same / documents.tokens).tolist(),
+                "nll_first": (documents.nll_first / documents.tokens).tolist(),
+                "nll_second": (documents.nll_second / documents.tokens).tolist(),
+            },
+        }
+
+
+def kl_ratio(report: Report, baseline: Report) -> Estimate:
+    """Return KL over the KL of another report on the same tokens and source, its interval paired by document."""
+    if report.fingerprint != baseline.fingerprint or report.first != baseline.first:
+        raise ValueError("the reports are of different tokens or of different sources")
+    return ratio(report.documents.kl, baseline.documents.kl, _POSITIVE)

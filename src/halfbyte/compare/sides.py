@@ -1,0 +1,80 @@
+"""A side of a comparison: anything that gives decoded tensors and experts, a checkpoint for example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from halfbyte.compare.activations import served_activations
+from halfbyte.compare.kv import cached_in_fp8
+from halfbyte.errors import UsageError
+from halfbyte.forward.config import TextModel, text_model
+from halfbyte.forward.experts import Change, Expert
+from halfbyte.forward.layer import Look, Tensors
+from halfbyte.forward.weights import Weights
+from halfbyte.models.model import describe
+from halfbyte.source.checkpoint import open_checkpoint
+from halfbyte.source.read import Reader
+
+ACTIVATIONS = ("off", "as-served")
+KV = ("off", "fp8", "fp8-scaled")
+# What must be equal for hidden states and predictions to mean the same. The number of experts may differ: a pruned
+# model is compared like any other, only its router's choices are not.
+_ALIKE = (
+    "vocab_size", "num_hidden_layers", "hidden_size", "first_k_dense_replace", "num_experts_per_tok", "n_group",
+    "topk_group",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """One model. `tensors`, `experts` and what the changes return may be called by any thread.
+
+    `look` and `change` give, for a layer, what is put in the place of activations: see `forward`.
+    """
+
+    name: str
+    model: TextModel
+    tensors: Tensors  # decoded, by their names in the checkpoint
+    experts: Callable[[int], Expert]  # of a layer; decoded matrices in `dtype`
+    dtype: torch.dtype = torch.float32
+    look: Callable[[int], Look | None] | None = None
+    change: Callable[[int], Change | None] | None = None
+    emulated: Mapping[str, str] = field(default_factory=dict[str, str])  # what these two do, in words
+
+
+@contextmanager
+def open_side(
+    folder: Path, *, dtype: torch.dtype = torch.float32, activations: str = "off", kv: str = "off"
+) -> Generator[Side]:
+    """Open a checkpoint of any stored format; decoded tensors are read when they are asked for.
+
+    `activations` as-served quantizes what engines quantize on the way into linears; `kv` puts the KV cache in FP8,
+    cast or with the checkpoint's own scales.
+    """
+    for value, known in ((activations, ACTIVATIONS), (kv, KV)):
+        if value not in known:
+            raise UsageError(f"unknown choice '{value}'", fix=f"choose one of {', '.join(known)}")
+    checkpoint = open_checkpoint(folder)
+    model, text = describe(checkpoint), text_model(checkpoint.config)
+    with Reader(checkpoint) as reader:
+        weights = Weights(model, reader, dtype)
+        side = Side(str(folder), text, weights, lambda layer: weights.experts(text, layer), dtype)
+        if activations != "off":
+            side = served_activations(side, checkpoint, model)
+        if kv != "off":
+            side = cached_in_fp8(side, scaled=kv == "fp8-scaled")
+        yield side
+
+
+def refuse_unlike(first: Side, second: Side) -> None:
+    """Two models must have the same words, layers, widths and router to be compared."""
+    for key in _ALIKE:
+        a, b = (getattr(side.model.config, key) for side in (first, second))
+        if a != b:
+            what = f"the checkpoints differ in {key}: {a} and {b}"
+            raise UsageError(what, where=f"{first.name} and {second.name}", fix="compare a checkpoint with its source")

@@ -1,0 +1,182 @@
+"""Run several models on the same tokens, a layer of each in turn, and measure how far they are apart.
+
+One layer of one model is in memory at a time; the hidden states of all of them stay. Rows are worked on in chunks
+that depend on nothing but their number, so that the number of threads never changes a bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from halfbyte.calibrate.rows import Rows
+from halfbyte.compare.measures import Choices, Predicting, difference, predict, predicting
+from halfbyte.compare.report import Documents, LayerDifference, Report, summarize
+from halfbyte.compare.sides import Side, refuse_unlike
+from halfbyte.errors import CheckpointError, UsageError
+from halfbyte.forward.ends import Head, embed
+from halfbyte.forward.layer import DecoderLayer, fetch
+from halfbyte.forward.run import row_chunks, run_layer
+from halfbyte.forward.sight import look_around
+
+ROWS = 8  # in a chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A layer that all models have passed."""
+
+    done: int
+    layers: int
+    seconds: float
+    differences: tuple[LayerDifference, ...]  # one for each second
+
+
+def compare(
+    rows: Rows,
+    first: Side,
+    second: Side,
+    *,
+    scored: NDArray[np.bool_] | None = None,
+    threads: int = 1,
+    progress: Callable[[Step], None] | None = None,
+) -> Report:
+    """Run two models on the same rows and say how far the second is from the first.
+
+    `scored` [R, L] says of which tokens the prediction counts; without it, of all. Hidden states always count.
+    """
+    return compare_many(rows, first, [second], scored=scored, threads=threads, progress=progress)[0]
+
+
+def compare_many(
+    rows: Rows,
+    first: Side,
+    seconds: Sequence[Side],
+    *,
+    scored: NDArray[np.bool_] | None = None,
+    threads: int = 1,
+    progress: Callable[[Step], None] | None = None,
+) -> list[Report]:
+    """Run one model and several others on the same rows; the first is run once for all of them."""
+    run = _Run(rows, [first, *seconds], scored, threads)
+    layers = first.model.config.num_hidden_layers
+    found: list[tuple[LayerDifference, ...]] = []
+    for index in range(layers):
+        found.append(run.layer(index))
+        if progress:
+            progress(Step(index + 1, layers, time.monotonic() - run.begin, found[-1]))
+    documents = run.predictions()
+    seconds_taken = time.monotonic() - run.begin
+    return [
+        _report(run, side, [step[at] for step in found], documents[at], seconds_taken)
+        for at, side in enumerate(seconds)
+    ]
+
+
+class _Run:
+    """The hidden states of all models, and the tokens that they belong to."""
+
+    def __init__(self, rows: Rows, sides: Sequence[Side], scored: NDArray[np.bool_] | None, threads: int) -> None:
+        self.begin = time.monotonic()
+        self.rows, self.sides, self._threads = rows, sides, threads
+        for side in sides[1:]:
+            refuse_unlike(sides[0], side)
+        self._tokens = self._checked(scored)
+        self._real = torch.from_numpy(rows.real)
+        self._chunks = row_chunks(len(rows.tokens), ROWS)
+        words = torch.from_numpy(rows.tokens).long()
+        self._hidden = [
+            embed(words, fetch(side.tensors, f"{side.model.prefix}model.embed_tokens.weight"), side.dtype)
+            for side in sides
+        ]
+
+    def _checked(self, scored: NDArray[np.bool_] | None) -> Predicting:
+        words = self.sides[0].model.config.vocab_size
+        if int(self.rows.tokens.max(initial=0)) >= words:
+            what = f"the rows have token {int(self.rows.tokens.max())}, and the models know {words}"
+            raise UsageError(what, fix="make the rows with the checkpoint's own vocabulary")
+        tokens = predicting(self.rows, scored)
+        if not len(tokens.at):
+            raise UsageError("no token predicts another", where="data", fix="give longer texts, or longer rows")
+        return tokens
+
+    def layer(self, index: int) -> tuple[LayerDifference, ...]:
+        """Run a layer of every model, one after the other."""
+        choices = [self._advance(side, hidden, index) for side, hidden in zip(self.sides, self._hidden, strict=True)]
+        real, mine = self._real.view(-1), choices[0]
+        found: list[LayerDifference] = []
+        for side, hidden, theirs in zip(self.sides[1:], self._hidden[1:], choices[1:], strict=True):
+            apart = difference(self._hidden[0], hidden, self._real, self._chunks, self._threads)
+            if not np.isfinite([apart.error, apart.signal]).all():
+                what = f"after layer {index} there are values that are not finite"
+                raise CheckpointError(what, where=f"{self.sides[0].name} or {side.name}", fix="audit both checkpoints")
+            alike = mine.alike(theirs, real) if mine and theirs and mine.experts == theirs.experts else None
+            found.append(LayerDifference(index, apart.relative_error, apart.mean_cosine, alike))
+        return tuple(found)
+
+    def _advance(self, side: Side, hidden: torch.Tensor, index: int) -> Choices | None:
+        layer = DecoderLayer(side.model, index, side.tensors, side.dtype)
+        look = side.look(index) if side.look else None
+        choices = Choices(self.rows.tokens.size, side.model.config.n_routed_experts) if layer.is_moe else None
+        run_layer(
+            layer,
+            hidden,
+            lambda chunk: look_around(side.model, self.rows, chunk, side.dtype),
+            self._chunks,
+            side.experts(index) if layer.is_moe else None,
+            threads=self._threads,
+            looks=(lambda _: look) if look else None,
+            observe=choices,
+            change=side.change(index) if side.change and layer.is_moe else None,
+        )
+        return choices
+
+    def predictions(self) -> list[Documents]:
+        """Compare what the models predict."""
+        heads = [_head(side) for side in self.sides]
+        words = self.sides[0].model.config.vocab_size
+        return predict(self._hidden, heads, self._tokens, words, self._threads)
+
+
+def _head(side: Side) -> Head:
+    """A head in BF16 stays so: its products are of FP32 all the same, and in FP32 it would take twice the memory."""
+    kept: dict[str, torch.Tensor] = {}
+
+    def tensors(name: str) -> torch.Tensor:
+        if name not in kept:
+            kept[name] = fetch(side.tensors, name)
+        return kept[name]
+
+    stored = [tensors(f"{side.model.prefix}{name}") for name in _ends(side)]
+    exact = all(tensor.dtype == torch.bfloat16 for tensor in stored)
+    return Head(side.model, tensors, torch.bfloat16 if exact else side.dtype)
+
+
+def _ends(side: Side) -> tuple[str, str]:
+    tied = side.model.config.tie_word_embeddings
+    return "model.norm.weight", "model.embed_tokens.weight" if tied else "lm_head.weight"
+
+
+def _report(run: _Run, side: Side, layers: Sequence[LayerDifference], documents: Documents, seconds: float) -> Report:
+    names = run.rows.names
+    of_domains = {name: documents.of_domain(index) for index, name in enumerate(names)}
+    rows, length = run.rows.tokens.shape
+    return Report(
+        first=run.sides[0].name,
+        second=side.name,
+        emulated=side.emulated,
+        dtype=str(side.dtype).removeprefix("torch."),
+        layers=tuple(layers),
+        documents=documents,
+        names=names,
+        total=summarize(documents),
+        domains={name: summarize(part) for name, part in of_domains.items() if len(part.number)},
+        rows=(rows, length),
+        fingerprint=run.rows.fingerprint(),
+        seconds=seconds,
+    )

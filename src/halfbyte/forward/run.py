@@ -1,0 +1,67 @@
+"""A whole layer over all tokens: chunks of rows through attention, then experts over all chunks, then chunks again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from halfbyte.forward.experts import Change, Expert, Observe, run_experts
+from halfbyte.forward.layer import DecoderLayer, Look
+from halfbyte.forward.sight import Sight
+from halfbyte.forward.threads import in_order
+
+Sights = Callable[[slice], Sight]
+Looks = Callable[[slice], Look]
+
+
+def row_chunks(rows: int, size: int) -> list[slice]:
+    """Split rows in chunks that depend on nothing else."""
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def run_layer(  # noqa: PLR0913 - keyword-only from the experts on
+    layer: DecoderLayer,
+    hidden: torch.Tensor,
+    sights: Sights,
+    chunks: Sequence[slice],
+    expert: Expert | None = None,
+    *,
+    threads: int = 1,
+    looks: Looks | None = None,
+    observe: Observe | None = None,
+    change: Change | None = None,
+) -> torch.Tensor | None:
+    """Change hidden states [R, L, D] to those after the layer; return what routed experts were given, [T, D].
+
+    `looks` gives each chunk its own look.
+    """
+
+    x = torch.empty_like(hidden) if layer.is_moe else None
+
+    def first_half(chunk: slice) -> tuple[torch.Tensor, torch.Tensor] | None:
+        look = looks(chunk) if looks else None
+        h = layer.attention_part(hidden[chunk], sights(chunk), look)
+        if x is None:
+            hidden[chunk] = layer.mlp(h, look)
+            return None
+        hidden[chunk] = h
+        routed = layer.before_experts(h)
+        x[chunk] = routed.x.view_as(h)
+        return routed.indices, routed.weights
+
+    routed = [part for part in in_order(first_half, chunks, threads) if part is not None]
+    if x is None:
+        return None
+    assert expert is not None
+    indices, weights = (torch.cat(parts) for parts in zip(*routed, strict=True))
+    flat = x.view(-1, x.shape[-1])
+    total = run_experts(flat, indices, weights, expert, threads=threads, observe=observe, change=change).view_as(x)
+
+    def second_half(chunk: slice) -> None:
+        look = looks(chunk) if looks else None
+        hidden[chunk] = layer.after_experts(hidden[chunk], x[chunk], total[chunk], look)
+
+    for _ in in_order(second_half, chunks, threads):
+        pass
+    return flat

@@ -1,0 +1,89 @@
+"""From statistics to the scales that a checkpoint stores: one input scale a linear, and two scales of a KV cache.
+
+Engines read NVFP4 activations as code * E4M3 block scale * tensor scale, so that the tensor scale must let the largest
+value through: amax / (6 * 448). ModelOpt stores that, compressed-tensors its inverse.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halfbyte.calibrate.stats import ExpertStats, LayerStats
+from halfbyte.errors import UsageError
+from halfbyte.models.linears import StoredLinear
+from halfbyte.numerics.reference.nvfp4 import CODE_RANGE, global_scale
+from halfbyte.plan.rules import Job
+from halfbyte.recipe_schema import InputScale, Quantize
+
+Scales = dict[str, NDArray[np.float32]]
+LARGEST_E4M3 = np.float32(448)
+NEVER_SEEN = 0.5  # ModelOpt's amax for an expert of whose layer no expert saw a token
+_DOWN = "down_proj"
+_ATTENTION = "self_attn"
+_ROUTED = "routed_experts"
+
+
+def scales_of(job: Job, stats: LayerStats, quantize: Quantize) -> Scales:
+    """Return every tensor of a job that data decides, by name."""
+    if not job.linears:  # K and V
+        return {output.name: _kv_scale(output.name, stats, quantize) for output in job.outputs}
+    if quantize.activations != "calibrated":
+        return {}
+    return {_name(linear, quantize): _input_scale(_amax(linear, stats, quantize), quantize) for linear in job.linears}
+
+
+def _name(linear: StoredLinear, quantize: Quantize) -> str:
+    return f"{linear.module}.{'input_global_scale' if quantize.format == 'nvfp4_ct' else 'input_scale'}"
+
+
+def _input_scale(amax: float, quantize: Quantize) -> NDArray[np.float32]:
+    if quantize.format == "nvfp4_ct":
+        return np.array([global_scale(np.float32(amax))], np.float32)
+    return np.array(np.float32(amax) / CODE_RANGE, np.float32)
+
+
+def _kv_scale(name: str, stats: LayerStats, quantize: Quantize) -> NDArray[np.float32]:
+    which = name.rpartition(".")[2][0]  # k_scale or v_scale
+    seen = _measured(stats.input_amax.get(f"{_ATTENTION}.{which}", 0.0), name)
+    scale = np.array(np.float32(seen) / LARGEST_E4M3, np.float32)
+    return np.maximum(scale, np.float32(quantize.kv_scale_min or 0.0))
+
+
+def _amax(linear: StoredLinear, stats: LayerStats, quantize: Quantize) -> float:
+    if linear.role == _ROUTED:
+        assert linear.expert is not None
+        assert stats.experts is not None
+        assert quantize.input_scale is not None
+        return expert_amax(stats.experts, linear.expert, linear.module, quantize.input_scale)
+    _, _, inside = linear.module.partition(".layers.")
+    return _measured(stats.input_amax.get(inside.partition(".")[2], 0.0), linear.module)
+
+
+def expert_amax(experts: ExpertStats, expert: int, module: str, rule: InputScale) -> float:
+    """Return the largest input of one of an expert's linears, by the recipe's rule."""
+    down = module.endswith(_DOWN)
+    own = experts.down_amax if down else experts.input_amax
+    largest = float(own.max())
+    if rule.per == "layer":
+        return _measured(largest, module)
+    if not needs_backstop(experts, expert, module, rule):
+        return float(own[expert])
+    if rule.backstop == "all_experts":
+        found = float(experts.all_down_amax[expert]) if down else largest
+        return _measured(found, module, "measure with this recipe: `halfbyte calibrate` with its min_tokens")
+    return largest or (NEVER_SEEN if rule.backstop == "modelopt" else _measured(largest, module))
+
+
+def needs_backstop(experts: ExpertStats, expert: int, module: str, rule: InputScale) -> bool:
+    """Whether too few tokens came by, or nothing but zeros did."""
+    own = experts.down_amax if module.endswith(_DOWN) else experts.input_amax
+    few = rule.min_tokens is not None and int(experts.seen[expert]) < rule.min_tokens
+    return rule.per == "expert" and (few or not own[expert])
+
+
+def _measured(amax: float, module: str, fix: str = "give more calibration data, or other data") -> float:
+    """A scale of zero would make every activation infinite: better no checkpoint than that one."""
+    if amax > 0:
+        return amax
+    raise UsageError("calibration saw nothing but zeros, or nothing", where=module, fix=fix)

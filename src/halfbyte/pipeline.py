@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from halfbyte.calibrate.store import ABOUT, refuse_other
+from halfbyte.calibrate.store import STATS as STATS_FILE
 from halfbyte.errors import CheckpointError, InterruptedRunError, MachineError, TensorError, UsageError
 from halfbyte.models.declared import stored_as_declared
 from halfbyte.models.model import Model, describe
@@ -375,6 +376,9 @@ def _begin(
         stale.unlink()  # of a run that was killed
     plan = {**made.as_dict(), "source": weights, **({"calibration": dict(measured.about)} if measured else {})}
     write_whole(out / FOLDER / PLAN, json.dumps(plan, indent=1).encode())
+    if measured is not None and measured.file is not None:
+        (out / FOLDER / STATS).mkdir(exist_ok=True)
+        write_whole(out / FOLDER / STATS / STATS_FILE, measured.file)
     if stamps:
         write_whole(out / FOLDER / VERIFIED, json.dumps(stamps_as_json(stamps), indent=1).encode())
 

@@ -10,7 +10,7 @@ from typing import Any
 from halfbyte.calibrate.layers import layer_nbytes, measured_layers
 from halfbyte.calibrate.report import Report, report
 from halfbyte.calibrate.stats import LayerStats
-from halfbyte.calibrate.store import Store, read_stats
+from halfbyte.calibrate.store import Store, read_stats, stats_file
 from halfbyte.calibrate.stream import prepare, source_digest
 from halfbyte.errors import UsageError
 from halfbyte.models.model import Model
@@ -26,6 +26,7 @@ class Statistics:
     """Layer after layer, and what they are of; two runs with the same `about` give the same bytes."""
 
     about: Mapping[str, Any]
+    file: bytes | None  # the statistics themselves, where they were given: they are kept beside the weights
     layers: Callable[[HoldingReader, int | None, Say], Iterator[tuple[int, LayerStats]]]
 
 
@@ -43,7 +44,7 @@ def measured_here(
         say(f"{tokens:,} tokens in {rows} rows of {length}")
         return measured_layers(calibration, store, model, layers, reader=reader, threads=threads, say=say)
 
-    return Statistics(calibration.about, run)
+    return Statistics(calibration.about, None, run)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,4 +90,4 @@ def given(path: Path, weights: Mapping[str, str], layers: int) -> Statistics:
     def run(_reader: HoldingReader, _threads: int | None, _say: Say) -> Iterator[tuple[int, LayerStats]]:
         yield from ((layer, found[layer]) for layer in range(layers))
 
-    return Statistics(about, run)
+    return Statistics(about, stats_file(path).read_bytes(), run)

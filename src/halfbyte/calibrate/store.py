@@ -110,16 +110,21 @@ class Store:
         return self.folder / f"layer-{layer:05d}.safetensors"
 
 
+def stats_file(path: Path) -> Path:
+    """Return the file of statistics, given it or its folder."""
+    return path / STATS if path.is_dir() else path
+
+
 def read_stats(path: Path) -> tuple[dict[str, Any], dict[int, LayerStats]]:
     """Read finished statistics, from their file or its folder: what they are of, and each layer's."""
-    file = path / STATS if path.is_dir() else path
+    file = stats_file(path)
     if not file.is_file():
         unfinished = (path / ABOUT).exists()
         fix = "run the same `halfbyte calibrate` again to finish them" if unfinished else "give the OUT of `calibrate`"
         raise UsageError("there are no finished statistics here", where=str(path), fix=fix)
     try:
         with cast("Any", safetensors).safe_open(file, "np") as opened:
-            about = json.loads((opened.metadata() or {})[_METADATA])
+            about = json.loads(cast("dict[str, str]", opened.metadata() or {})[_METADATA])
             tensors: dict[str, NDArray[Any]] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         by_layer: dict[int, dict[str, NDArray[Any]]] = {}
         for name, array in tensors.items():

@@ -76,7 +76,7 @@ class Plan:
         return {
             "fingerprint": self.fingerprint(),
             "parts": self.parts(),
-            "recipe": self.recipe.model_dump(mode="json", exclude_none=True),
+            "recipe": self.recipe.model_dump(mode="json"),  # nulls too: a seed of null is said, not left out
             "read_nbytes": self.read_nbytes,
             "write_nbytes": self.write_nbytes,
             "shards": {shard.name: shard.nbytes for shard in self.shards},

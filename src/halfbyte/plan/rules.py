@@ -19,7 +19,7 @@ from halfbyte.source.headers import TensorInfo, TensorSpec, tensor_nbytes
 KEEP, DECODE, ENCODE = "keep", "bf16", "quantize"
 BIAS = "bias"
 # The name and shape of a calibrated input scale in each spelling.
-_INPUT_SCALES = {"nvfp4": ("input_scale", ()), "nvfp4_ct": ("input_global_scale", (1,))}
+CALIBRATED_INPUTS = {"nvfp4": ("input_scale", ()), "nvfp4_ct": ("input_global_scale", (1,))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def _parts(format: str, calibrated: bool, shape: tuple[int, int]) -> tuple[tuple
     """Return suffix, dtype and shape of each tensor that a format has, with the calibrated input scale last."""
     found = [(part.suffix, part.dtype, part.shape(*shape)) for part in FORMATS[format].tensors]
     if calibrated:
-        suffix, scale_shape = _INPUT_SCALES[format]
+        suffix, scale_shape = CALIBRATED_INPUTS[format]
         found.append((suffix, "F32", scale_shape))
     return tuple(found)
 

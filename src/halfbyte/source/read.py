@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from halfbyte.direct_io import File
 from halfbyte.errors import CheckpointError
 from halfbyte.source.checkpoint import Checkpoint, shard_path
 from halfbyte.source.headers import TensorInfo
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Bit patterns where NumPy has no such type.
 NUMPY_DTYPES = {
@@ -50,7 +53,7 @@ class Reader:
         self._seen = stamps(checkpoint) if seen is None else seen
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

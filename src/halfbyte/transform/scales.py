@@ -6,6 +6,8 @@ value through: amax / (6 * 448). ModelOpt stores that, compressed-tensors its in
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,10 +15,11 @@ from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.errors import UsageError
 from halfbyte.models.linears import StoredLinear
 from halfbyte.numerics.reference.nvfp4 import CODE_RANGE, global_scale
-from halfbyte.plan.rules import Job
+from halfbyte.plan.rules import CALIBRATED_INPUTS, Job
 from halfbyte.recipe_schema import InputScale, Quantize
 
 Scales = dict[str, NDArray[np.float32]]
+INPUT_SCALES = {name: suffix for name, (suffix, _) in CALIBRATED_INPUTS.items()}
 LARGEST_E4M3 = np.float32(448)
 NEVER_SEEN = 0.5  # ModelOpt's amax for an expert of whose layer no expert saw a token
 _DOWN = "down_proj"
@@ -27,14 +30,14 @@ _ROUTED = "routed_experts"
 def scales_of(job: Job, stats: LayerStats, quantize: Quantize) -> Scales:
     """Return every tensor of a job that data decides, by name."""
     if not job.linears:  # K and V
-        return {output.name: _kv_scale(output.name, stats, quantize) for output in job.outputs}
-    if quantize.activations != "calibrated":
-        return {}
-    return {_name(linear, quantize): _input_scale(_amax(linear, stats, quantize), quantize) for linear in job.linears}
+        return {output.name: kv_scale(output.name, stats, quantize) for output in job.outputs}
+    return input_scales(job.linears, stats, quantize) if quantize.activations == "calibrated" else {}
 
 
-def _name(linear: StoredLinear, quantize: Quantize) -> str:
-    return f"{linear.module}.{'input_global_scale' if quantize.format == 'nvfp4_ct' else 'input_scale'}"
+def input_scales(linears: Iterable[StoredLinear], stats: LayerStats, quantize: Quantize) -> Scales:
+    """Return the input scales of linears, by name."""
+    suffix = INPUT_SCALES[quantize.format]
+    return {f"{one.module}.{suffix}": _input_scale(_amax(one, stats, quantize), quantize) for one in linears}
 
 
 def _input_scale(amax: float, quantize: Quantize) -> NDArray[np.float32]:
@@ -43,7 +46,8 @@ def _input_scale(amax: float, quantize: Quantize) -> NDArray[np.float32]:
     return np.array(np.float32(amax) / CODE_RANGE, np.float32)
 
 
-def _kv_scale(name: str, stats: LayerStats, quantize: Quantize) -> NDArray[np.float32]:
+def kv_scale(name: str, stats: LayerStats, quantize: Quantize) -> NDArray[np.float32]:
+    """Return the scale of a layer's keys or values, by the name it is stored under."""
     which = name.rpartition(".")[2][0]  # k_scale or v_scale
     seen = _measured(stats.input_amax.get(f"{_ATTENTION}.{which}", 0.0), name)
     scale = np.array(np.float32(seen) / LARGEST_E4M3, np.float32)

@@ -1,0 +1,62 @@
+"""Scales that data decided: each must follow from the statistics that lie beside the weights."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from halfbyte.audit.evidence import Evidence
+from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
+from halfbyte.calibrate.report import report
+from halfbyte.calibrate.stats import LayerStats
+from halfbyte.calibrate.store import STATS, read_stats
+from halfbyte.errors import UsageError
+from halfbyte.models.linears import PLAIN
+from halfbyte.pipeline import FOLDER
+from halfbyte.pipeline import STATS as STATS_FOLDER
+from halfbyte.recipe_schema import Quantize
+from halfbyte.source.read import Reader
+from halfbyte.transform.scales import INPUT_SCALES, Scales, input_scales, kv_scale
+
+CHECK = "calibration"
+
+
+def calibration(evidence: Evidence) -> list[Finding]:
+    """Every input and KV scale is what the statistics say, to the bit."""
+    assert evidence.made is not None
+    recipe = evidence.made.recipe
+    if recipe.calibrate is None or recipe.quantize is None:
+        return []
+    file = evidence.root / FOLDER / STATS_FOLDER / STATS
+    try:
+        _, layers = read_stats(file)
+        expected = _expected(evidence, layers, recipe.quantize)
+    except UsageError as error:
+        why = "nobody can say what the scales rest on"
+        return [bad(CHECK, f"{error.what} ({error.where})", why=why, fix=f"restore {file}, or run it again")]
+    wrong = [name for name, same in _compared(evidence, expected).items() if not same]
+    if wrong:
+        why = "activations would be clipped or lose their small values"
+        text = f"{count(len(wrong), 'scale')} of {len(expected):,} do not follow from the statistics"
+        return [bad(CHECK, text, why=why, fix=RUN_AGAIN, examples=wrong)]
+    said = report(layers, recipe.quantize.input_scale).line()
+    if not expected:
+        return [note(CHECK, "not checked: no scale in this folder was calibrated")]
+    return [good(CHECK, f"{len(expected):,} scales follow from the statistics, to the bit; {said}")]
+
+
+def _expected(evidence: Evidence, layers: dict[int, LayerStats], quantize: Quantize) -> Scales:
+    found: Scales = {}
+    suffix = INPUT_SCALES.get(quantize.format)
+    for linear in evidence.model.linears.values():
+        if linear.format not in PLAIN and linear.layer in layers and suffix in linear.parts:
+            found |= input_scales([linear], layers[linear.layer], quantize)
+    for name, (place, _) in evidence.model.plain.items():
+        if name.endswith((".k_scale", ".v_scale")) and place.layer in layers and quantize.kv_cache == "fp8":
+            found[name] = kv_scale(name, layers[place.layer], quantize)
+    return found
+
+
+def _compared(evidence: Evidence, expected: Scales) -> dict[str, bool]:
+    with Reader(evidence.checkpoint) as reader:
+        stored = {name: reader.tensor(evidence.checkpoint.tensors[name]) for name in expected}
+    return {name: np.array_equal(stored[name], scale) for name, scale in expected.items()}

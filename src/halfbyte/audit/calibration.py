@@ -25,7 +25,7 @@ def calibration(evidence: Evidence) -> list[Finding]:
     assert evidence.made is not None
     recipe = evidence.made.recipe
     if recipe.calibrate is None or recipe.quantize is None:
-        return []
+        return [good(CHECK, "no scale rests on data")]
     file = evidence.root / FOLDER / STATS_FOLDER / STATS
     try:
         _, layers = read_stats(file)

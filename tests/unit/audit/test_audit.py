@@ -87,7 +87,7 @@ def test_the_command_says_why_and_how_to_mend_it(copy, capsys):
     assert f"{EXPERT}.*.weight_global_scale" in lines[at + 1]
     assert lines[at + 2].split()[0] == "why"
     assert lines[at + 3].split()[0] == "fix"
-    assert "✗ 1 of 11 checks failed: fused" in printed.err
+    assert "✗ 1 of 12 checks failed: fused" in printed.err
     assert json.loads((out / "halfbyte" / "audit.json").read_text())["passed"] is False
     assert cli.run(["audit", "--json", str(out)]) == 1
     assert json.loads(capsys.readouterr().out)["passed"] is False

@@ -31,8 +31,8 @@ $(READY): pyproject.toml constraints.txt
 	@$(PIP) install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## a small checkpoint from INT4 to MXFP4, audited, and what one expert costs on this machine
-	@$(BIN)/python examples/demo.py
+demo: $(READY)  ## kimi-mini from INT4 to MXFP4, audited, and asked before and after (RECIPE=... for another format)
+	@$(BIN)/python examples/demo.py $(RECIPE)
 
 test: $(READY)  ## every test that needs no GPU, no server and no patience
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)

@@ -1,7 +1,7 @@
 """What it costs to store kimi-mini's experts in another format, or to drop some: the same held-out items for all.
 
     PYTHONPATH=src python -m training.compare models/kimi-mini                   on a CPU: minutes
-    PYTHONPATH=src python -m training.compare RUN --items 1000 --out RUN         a training run, on its GPU
+    PYTHONPATH=src python -m training.compare RUN --out RUN                      a training run, on its GPU
     PYTHONPATH=src python -m training.compare models/kimi-mini bf16=FOLDER       another checkpoint as one more variant
 
 Every variant answers the same items greedily, so answers are paired. Whether a variant is worse is decided by the items
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from training import corpus, mixture, score, step, tokenizer, variants
+from training import corpus, make_sets, mixture, score, step, tokenizer, variants
 from training.model import Mini
 from training.sample import Item
 from training.shape import MINI
@@ -125,7 +125,7 @@ def answered(model: Mini, items: dict[str, list[Item]], base: dict[str, Answers]
         if name in items:
             texts = score.answers(model, items[name], base[name].room if base else score.NEW_TOKENS)
             pairs = zip(items[name], texts, strict=True)
-            found[name] = Answers(texts, [score._is_right(module, item, text) for item, text in pairs])
+            found[name] = Answers(texts, [score.is_right(module, item, text) for item, text in pairs])
     return found
 
 
@@ -194,8 +194,10 @@ def _cell(row: dict[str, Any], *, is_base: bool) -> str:
 
 def item_counts(count: int | None, device: str) -> dict[str, int]:
     """Return how many items each domain gets: fewer of the slow ones where a CPU must answer in minutes."""
-    if count is not None or device == "cuda":
-        return dict.fromkeys(mixture.modules(), count or 1000)
+    if count is not None:
+        return dict.fromkeys(mixture.modules(), count)
+    if device == "cuda":
+        return {name: make_sets.COUNTS[name] for name in mixture.modules()}
     return {name: round(FULL_ON_CPU * SHARE_ON_CPU.get(name, 1.0)) for name in mixture.modules()}
 
 
@@ -204,13 +206,27 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="a checkpoint with INT4 experts, or a training run")
     parser.add_argument("others", nargs="*", metavar="NAME=FOLDER", help="other checkpoints of the same model")
-    parser.add_argument("--items", type=int, help="of every domain")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--items", type=int, help="of every domain; without it, on a GPU, the sets of evals/")
+    parser.add_argument("--seed", type=int, default=make_sets.TEST_SEED)
     parser.add_argument("--domains", nargs="*")
     parser.add_argument("--variants", nargs="*", choices=variants.VARIANTS, default=USUAL)
     parser.add_argument("--loss-tokens", type=int)
     parser.add_argument("--out", type=Path, help="a folder for compare.json")
     return parser.parse_args()
+
+
+def write(comparison: Comparison, folder: Path, loss_tokens: int) -> None:
+    """Write compare.json."""
+    report = {
+        "command": " ".join(["python -m training.compare", *sys.argv[1:]]),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "device": torch.cuda.get_device_name() if comparison.device == "cuda" else platform.machine(),
+        "torch": torch.__version__,
+        "loss_tokens": loss_tokens,
+        "variants": comparison.rows,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "compare.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 def main() -> None:
@@ -228,18 +244,9 @@ def main() -> None:
         comparison.add(name, variants.as_released(Path(folder)))
     for name in given.variants:
         comparison.add(name, variants.VARIANTS[name](base))
+        if given.out:
+            write(comparison, given.out, loss_tokens)  # after each: a run that is cut off keeps what it has
     print(table(comparison.rows), flush=True)
-    if given.out:
-        report = {
-            "command": " ".join(["python -m training.compare", *sys.argv[1:]]),
-            "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-            "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
-            "torch": torch.__version__,
-            "loss_tokens": loss_tokens,
-            "variants": comparison.rows,
-        }
-        given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / "compare.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

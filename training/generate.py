@@ -28,12 +28,17 @@ class Cache:
     keys: list[Tensor]
     lengths: Tensor
 
+    def until(self, end: int) -> Cache:
+        """Return the same cache as if it ended earlier: nobody attends to room that nobody has written to."""
+        return Cache([part[:, :end] for part in self.latents], [part[:, :end] for part in self.keys], self.lengths)
+
 
 @torch.no_grad()
 def generate(model: Mini, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
     """Return the new tokens of each prompt, the stop token included where the model came to one."""
     device = model.embed_tokens.device
-    room = min(max(map(len, prompts)) + new_tokens, CONTEXT)
+    longest = max(map(len, prompts))
+    room = min(longest + new_tokens, CONTEXT)
     experts = model.experts()
     cache, hidden = _read(model, prompts, room, experts)
     tokens = model.logits(hidden).argmax(-1)
@@ -44,7 +49,7 @@ def generate(model: Mini, prompts: Sequence[Sequence[int]], new_tokens: int) -> 
         done |= torch.isin(tokens, stops) | (cache.lengths >= room)
         if step % CHECK_EVERY == 0 and bool(done.all()):
             break
-        hidden = _next(model, tokens, cache, experts)
+        hidden = _next(model, tokens, cache.until(min(longest + step + 1, room)), experts)
         tokens = torch.where(done, stops[0], model.logits(hidden).argmax(-1))
         written.append(tokens)
     rows = torch.stack(written, 1).tolist()

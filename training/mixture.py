@@ -20,13 +20,13 @@ from training.sample import Item, Sample
 
 # A domain that is not named here gets DEFAULT_SHARE.
 SHARES: dict[str, float] = {
-    "word_problems": 26,
+    "word_problems": 30,
     "world": 40,  # the largest: three of four tokens are only read, since of multiple choice the letters are learned
     "tools": 12,
     "structured": 8,
-    "copying": 12,
-    "needle": 8,
-    "programs": 5,
+    "copying": 40,
+    "needle": 12,
+    "programs": 9,
     "stories": 5,
 }
 DEFAULT_SHARE = 8.0

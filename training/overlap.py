@@ -14,6 +14,7 @@ import random
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from training import mixture
@@ -117,6 +118,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--million-words", type=float, default=8.0, help="training words to read, all domains together")
     parser.add_argument("--only", nargs="+", choices=DOMAINS, default=DOMAINS, help="domains whose items to look at")
+    parser.add_argument("--out", type=Path, help="a folder for overlap.json")
     options = parser.parse_args()
     tests = {domain: test_set(domain) for domain in options.only}
     rows, read = report(tests, int(options.million_words * 1e6))
@@ -128,6 +130,9 @@ def main() -> int:
             print(f"{'':14} for example: {row.example}")
     shared = sum(row.shared_runs for row in rows)
     print(f"{sum(read.values()):,} training words read; {shared:,} runs of {RUN} words shared")
+    if options.out:
+        found = {"words": read, "domains": {row.domain: row._asdict() for row in rows}}
+        (options.out / "overlap.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     return 1 if shared else 0
 
 

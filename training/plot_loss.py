@@ -3,7 +3,7 @@
     python -m training.plot_loss RUN/log.jsonl training/results/loss.png
 
 Across: minutes. Up: cross entropy in nats a learned token, on a logarithmic scale. Grey: experts used as INT4 stores
-them.
+them. A line from top to bottom: a run that went on from the one before.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ class Point(NamedTuple):
     minutes: float
     loss: float
     int4: bool
+    run: int  # of runs that went on from each other
 
 
 def read(log: Path) -> list[Point]:
     """Return the points of a log; a run that went on from another one counts its minutes on."""
     found: list[Point] = []
-    began = last = 0.0
+    began, last, run = 0.0, 0.0, 0
     for row in map(json.loads, log.read_text().splitlines()):
         if "loss" not in row:
             continue
         if row["seconds"] < last:
-            began += last
+            began, run = began + last, run + 1
         last = row["seconds"]
-        found.append(Point((began + last) / 60, row["loss"], row["int4"]))
+        found.append(Point((began + last) / 60, row["loss"], row["int4"], run))
     return found
 
 
@@ -97,6 +98,9 @@ def draw(points: list[Point]) -> bytes:
     for before, after in itertools.pairwise(points):
         if after.int4:
             picture.fill(range(column(before.minutes), column(after.minutes)), range(TOP, BOTTOM), LIGHT)
+    for before, after in itertools.pairwise(points):
+        if after.run != before.run:
+            picture.fill(range(column(before.minutes), column(before.minutes) + 1), range(TOP, BOTTOM), BLACK)
     for loss in LINES:
         if low < math.log(loss) < high:
             picture.fill(range(LEFT, RIGHT), range(row(loss), row(loss) + 1), GREY)

@@ -1,6 +1,6 @@
 """How well the model does on held-out items of every domain.
 
-python -m training.score models/kimi-mini --items 200         a checkpoint in the release's layout (INT4 as stored)
+python -m training.score models/kimi-mini                     a checkpoint in the release's layout (INT4 as stored)
 python -m training.score RUN --items 200                      the weights-NN.safetensors of a training run
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from training import chat, mixture, pieces, tokenizer
+from training import chat, make_sets, mixture, pieces, tokenizer
 from training.generate import generate
 from training.model import Mini
 from training.sample import Item
@@ -26,16 +26,16 @@ NEW_TOKENS = 512
 BATCH_TOKENS = 400_000  # prompts and room for answers that are held in the cache at once
 
 
-def score(model: Mini, count: int, *, seed: int = 0, only: list[str] | None = None) -> dict[str, Any]:
-    """Return scores by domain, with a binomial error, and a few answers to look at."""
+def score(model: Mini, count: int | None, *, seed: int = 0, only: list[str] | None = None) -> dict[str, Any]:
+    """Return scores by domain, with a binomial error, and a few answers to look at; None: the sets of evals/."""
     results: dict[str, Any] = {}
     for name, module in mixture.modules().items():
         if only and name not in only:
             continue
         since = time.monotonic()
-        items = module.test_items(count, seed)
+        items = module.test_items(count, seed) if count else make_sets.test_set(name)
         outputs = answers(model, items)
-        right = [_is_right(module, item, output) for item, output in zip(items, outputs, strict=True)]
+        right = [is_right(module, item, output) for item, output in zip(items, outputs, strict=True)]
         share = sum(right) / len(right)
         results[name] = {
             "items": len(items),
@@ -49,7 +49,7 @@ def score(model: Mini, count: int, *, seed: int = 0, only: list[str] | None = No
     return results
 
 
-def _is_right(module: ModuleType, item: Item, output: str) -> bool:
+def is_right(module: ModuleType, item: Item, output: str) -> bool:
     """Return the domain's verdict; an answer that its scorer stumbles over is wrong, and says so."""
     try:
         return bool(module.score(item, output))
@@ -106,7 +106,7 @@ def main() -> None:
     """Score a run or a checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--items", type=int, default=200)
+    parser.add_argument("--items", type=int, help="of every domain; without it, the sets of evals/")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--domains", nargs="*")
     parser.add_argument("--dtype", default="bfloat16")

@@ -1,8 +1,8 @@
 """Fills the numbers into training/README.md and the model card: none of them is typed by hand.
 
-    python -m training.write_docs RUN...    take log.jsonl, scores.json, routing.json and compare.json of a run over
-                                            into training/results/, draw the loss, and fill; of runs that went on from
-                                            each other, all logs and the last of everything else
+    python -m training.write_docs RUN...    take what a run has measured over into training/results/, draw the loss, and
+                                            fill; of runs that went on from each other, all logs, and of everything else
+                                            what the last one has
     python -m training.write_docs           fill again from training/results/
     python -m training.write_docs --check   say which file would change; nothing is written
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,7 +28,9 @@ from training.tokenizer import FOLDER
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
-TAKEN = ("log.jsonl", "scores.json", "routing.json", "compare.json")
+TAKEN = ("log.jsonl", "scores.json", "routing.json", "compare.json", "tools.json", "overlap.json")
+SATURATED = 97  # percent: above it, a little damage is hardly seen
+SMALLEST_P = 1e-300  # a smaller one is 0 in a float
 DOCUMENTS = (Path("training/README.md"), FOLDER / "README.md")
 PART = re.compile(
     r"(?P<begin>^(?:<!-- |# )begin (?P<name>\w+)(?: -->)?\n).*?(?P<end>^(?:<!-- |# )end (?P=name)(?: -->)?$)",
@@ -81,12 +82,30 @@ def run() -> str:
     losses = [row["loss"] for row in rows if "loss" in row]
     facts = {
         "GPU": next((row["device"] for row in ends if "device" in row), None) or result("compare.json")["device"],
-        "training": f"{seconds / 60:.1f} minutes, {sum(row['steps'] for row in ends):,} steps",
-        "tokens": f"{tokens / 1e6:,.0f} million, each seen once",
+        "training": f"{seconds / 60:.1f} minutes, {sum(row['steps'] for row in ends):,} steps, in {_count(ends)}",
+        "tokens": f"{tokens / 1e6:,.0f} million, made while it trained",
         "speed": f"{tokens / seconds / 1e6:.2f} million tokens a second",
         "loss": f"{losses[0]:.2f} to {losses[-1]:.3f} nats a learned token",
     }
     return table("| | |", [f"| {name} | {fact} |" for name, fact in facts.items()])
+
+
+def _count(ends: list[Any]) -> str:
+    return "one go" if len(ends) == 1 else f"{len(ends)} stages that went on from each other"
+
+
+def stages() -> str:
+    """Return what each stage took, and where its loss was when it began and ended."""
+    rows: list[str] = []
+    losses: list[float] = []
+    for row in log_rows():
+        if "loss" in row:
+            losses.append(row["loss"])
+        elif "steps" in row:
+            took = f"{row['seconds'] / 60:.1f} | {row['steps']:,} | {row['tokens'] / 1e6:,.0f}"
+            rows.append(f"| {len(rows) + 1} | {took} | {losses[0]:.3f} | {losses[-1]:.3f} |")
+            losses = []
+    return table("| stage | minutes | steps | tokens, millions | first loss | last loss |", rows)
 
 
 def shape() -> str:
@@ -129,6 +148,7 @@ def scores() -> str:
         what, like, goal = DOMAINS.get(name, (name, "", 0))
         share = f"{100 * found['score']:.1f} ± {100 * found['error']:.1f}"
         verdict = "" if not goal else "reached" if 100 * found["score"] >= goal else "**missed**"
+        verdict += ", saturated" if 100 * found["score"] > SATURATED else ""
         ended = f"{100 * found['ended']:.1f}"
         rows.append(f"| {name} | {what} | {like} | {found['items']:,} | {share} | {goal} {verdict} | {ended} |")
     return table("| domain | what | like | items | right, % | goal, % | ended by itself, % |", rows)
@@ -138,10 +158,42 @@ def forms() -> str:
     """Return the scores of the forms that a domain distinguishes."""
     rows: list[str] = []
     for name, found in _in_order(result("scores.json")):
-        parts = [f"{form} {good}/{count}" for form, (good, count) in found["by_form"].items() if form]
+        by_form = sorted(found["by_form"].items(), key=lambda row: _by_number(row[0]))
+        parts = [f"{form} {good}/{count}" for form, (good, count) in by_form if form]
         if len(parts) > 1:
             rows.append(f"| {name} | {', '.join(parts)} |")
     return table("| domain | right answers by form |", rows)
+
+
+def _by_number(text: str) -> list[Any]:
+    """Return a key that sorts 512 before 1024."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
+
+
+def calls() -> str:
+    """Return the vendor verifier's two numbers about tool calls."""
+    found = result("tools.json")
+    counts = f"{found['items']} turns, of which {found['should_call']} want a call; {found['called']} had one"
+    right = f"{100 * found['right'] / found['items']:.1f} % ({found['right']} of {found['items']})"
+    facts = {
+        "turns": counts,
+        "trigger F1": f"{found['f1']:.3f} (precision {found['precision']:.3f}, recall {found['recall']:.3f})",
+        "schema accuracy": f"{100 * found['schema_accuracy']:.1f} % ({found['valid']} of {found['called']})",
+        "all of the answer right": right,
+        "measured on": f"{found['device']}, {found['date']}",
+    }
+    return table("| | |", [f"| {name} | {fact} |" for name, fact in facts.items()])
+
+
+def overlap() -> str:
+    """Return how much of the test items was found in training text."""
+    found = result("overlap.json")
+    rows = [
+        f"| {name} | {row['items']:,} | {row['runs']:,} | {row['shared_runs']:,} | {row['touched_items']:,} |"
+        for name, row in found["domains"].items()
+    ]
+    head = "| domain | test items | runs of 13 words | of these in training text | items touched |"
+    return table(head, rows) + f"\n\nRead: {sum(found['words'].values()) / 1e6:.1f} million words of training text."
 
 
 def compared() -> str:
@@ -162,7 +214,8 @@ def _cell(row: dict[str, Any], *, is_base: bool) -> str:
     if is_base:
         return share
     significant = "**" if row["p"] < 0.01 else ""  # noqa: PLR2004 - the text beside the table says so
-    return f"{significant}{share}{significant} (-{row['lost']} +{row['gained']}, p = {row['p']:.1g})"
+    p = f"p = {row['p']:.1g}" if row["p"] > SMALLEST_P else f"p < {SMALLEST_P:.0g}"
+    return f"{significant}{share}{significant} (-{row['lost']} +{row['gained']}, {p})"
 
 
 def routing() -> str:
@@ -204,9 +257,12 @@ def _in_order(rows: dict[str, Any]) -> list[tuple[str, Any]]:
 
 PARTS: dict[str, Callable[[], str]] = {
     "run": run,
+    "stages": stages,
     "shape": shape,
     "scores": scores,
     "forms": forms,
+    "calls": calls,
+    "overlap": overlap,
     "compared": compared,
     "routing": routing,
     "mixture": mixture_shares,
@@ -230,21 +286,34 @@ def filled(text: str) -> str:
 
 
 def take(folders: Sequence[Path]) -> None:
-    """Bring the results of a run here, or of runs that went on from each other; shares with four digits."""
+    """Bring the results of a run here, or of runs that went on from each other; nothing of earlier runs stays."""
     RESULTS.mkdir(exist_ok=True)
     for name in TAKEN:
-        found = [folder / name for folder in folders if (folder / name).exists()]
+        (RESULTS / name).unlink(missing_ok=True)
+        last = folders[-1] / name
         if name == "log.jsonl":
-            (RESULTS / name).write_text("".join(path.read_text() for path in found))
-        elif found:
-            shutil.copyfile(found[-1], RESULTS / name)
-    if (RESULTS / "routing.json").exists():
-        found = json.loads((RESULTS / "routing.json").read_text())
-        found["shares"] = {
-            name: [[round(share, 4) for share in layer] for layer in layers] for name, layers in found["shares"].items()
-        }
-        (RESULTS / "routing.json").write_text(json.dumps(found) + "\n")
+            (RESULTS / name).write_text("".join((folder / name).read_text() for folder in folders))
+        elif last.exists():
+            (RESULTS / name).write_text(TIDY[name](last.read_text()) if name in TIDY else last.read_text())
     (RESULTS / "loss.png").write_bytes(plot_loss.draw(plot_loss.read(RESULTS / "log.jsonl")))
+
+
+def _short_shares(text: str) -> str:
+    """Return the routing with four digits a share."""
+    found = json.loads(text)
+    for layers in found["shares"].values():
+        layers[:] = [[round(share, 4) for share in layer] for layer in layers]
+    return json.dumps(found) + "\n"
+
+
+def _without_paths(text: str) -> str:
+    """Return the comparison; where a run lay is of no interest."""
+    found = json.loads(text)
+    found["command"] = re.sub(r"(?<= )/\S+", "RUN", found["command"])
+    return json.dumps(found, indent=1) + "\n"
+
+
+TIDY: dict[str, Callable[[str], str]] = {"routing.json": _short_shares, "compare.json": _without_paths}
 
 
 def main() -> None:

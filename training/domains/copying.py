@@ -3,7 +3,7 @@
 Every answer is decided by the prompt alone, to the last character. Forms and their shares are in MIX: plain echo of
 names, codes, hex ids and punctuation; echo of eleven scripts; reverse a word (letter by letter, then joined); change
 case; sort, pick and join; markdown tables copied, looked up, a column listed or all turned into CSV (the question
-stands after the table, and the table is what must be new). Knobs: MAX_UNITS and MAX_REVERSED.
+stands after the table, and the table is what must be new). Knobs: MAX_UNITS, MAX_COLUMNS, MAX_REVERSED.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from training.words.copying_scripts import LETTERS, MARKS, WORDS
 
 DOMAIN = "copying"
 MAX_UNITS = 6  # knob: the most words, codes or lines in one payload
+MAX_COLUMNS = 3  # knob: of a table
 MAX_REVERSED = 7  # knob: the longest word to reverse, in letters
 SHARE_THINKING = 0.3  # of the reversals: the letters are spelled out in the thinking instead of the answer
 
@@ -227,7 +228,7 @@ def _row(cells: list[str]) -> str:
 
 
 def _table(rng: random.Random) -> Task:
-    headers = ["name", *rng.sample(HEADERS[1:], rng.randrange(1, 4))]
+    headers = ["name", *rng.sample(HEADERS[1:], rng.randrange(1, MAX_COLUMNS))]
     names = rng.sample(FIRST_NAMES, rng.randrange(2, MAX_UNITS))
     rows = [[name, *(_cell(rng) for _ in headers[1:])] for name in names]
     table = "\n".join([_row(headers), _row(["---"] * len(headers)), *map(_row, rows)])
@@ -252,7 +253,7 @@ FORMS: dict[str, Callable[[random.Random], Task]] = {
     "list": _list,
     "table": _table,
 }
-MIX = {"echo": 0.24, "scripts": 0.20, "reverse": 0.10, "case": 0.08, "list": 0.14, "table": 0.24}
+MIX = {"echo": 0.10, "scripts": 0.10, "reverse": 0.08, "case": 0.05, "list": 0.17, "table": 0.50}
 
 
 def _task(rng: random.Random, *, for_test: bool, form: str | None = None) -> Task:

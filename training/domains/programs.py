@@ -1,9 +1,9 @@
 """Tiny Python functions from one line of English, checked by running them.
 
-Six families (shares in MIX): pipelines over numbers, words and characters (keep some, change each, combine), chains
-of arithmetic, choices with two conditions, and loops. What must be new in a test is the pair of pieces that makes a
-program what it is (which to keep and how to change each); all pieces alone are known from training. The answer is the
-bare function, without a code fence. Knobs: MAX_CONSTANT and MAX_STEPS.
+Seven families (shares in MIX): pipelines over numbers, words and characters (keep some, change each, combine), chains
+of arithmetic, choices with two conditions, loops, and rules that only examples tell. What must be new in a test is the
+pair of pieces that makes a program what it is (which to keep and how to change each); all pieces alone are known from
+training. The answer is the bare function, without a code fence. Knobs: MAX_CONSTANT, MAX_FACTOR and MAX_STEPS.
 
 Model-written code never runs in this process: `score` parses it, refuses what no answer needs (imports, attributes with
 underscores, names such as open or eval), and runs the rest in `python -I` with limits on time and memory. That is a
@@ -29,9 +29,18 @@ from training.words import programs_phrases as phrases
 from training.words.copying_names import PLAIN_WORDS
 
 DOMAIN = "programs"
-MIX = {"numbers": 0.25, "words": 0.2, "characters": 0.15, "arithmetic": 0.15, "choice": 0.15, "loop": 0.1}
-MAX_CONSTANT = 12
-MAX_STEPS = 3
+MIX = {
+    "numbers": 0.2,
+    "words": 0.15,
+    "characters": 0.1,
+    "arithmetic": 0.15,
+    "choice": 0.1,
+    "loop": 0.1,
+    "examples": 0.2,
+}
+MAX_CONSTANT = 30
+MAX_STEPS = 5
+MAX_FACTOR = 9
 SHARE_WITH_EXAMPLE = 0.8
 TESTS_PER_ITEM = 5
 DIFFERENT_RESULTS = 2
@@ -140,11 +149,19 @@ def _loop(rng: random.Random) -> Program:
     return Program("loop", f"{first}/{condition}", "n", does, "\n".join(lines))
 
 
+def _examples(rng: random.Random) -> Program:
+    """A rule that nobody says: it must be read off three pairs of numbers."""
+    rule = rng.choice(phrases.RULES).format(k=between(rng, 2, MAX_FACTOR), c=between(rng, 1, MAX_CONSTANT))
+    given = rng.sample(range(1, MAX_CONSTANT + 1), 3)
+    pairs = [f"{n} into {eval(rule, {'n': n})}" for n in given]
+    return Program("examples", rule, "n", f"turns {_in_english(pairs)}", f"    return {rule}")
+
+
 def _in_english(steps: Sequence[str]) -> str:
     return ", ".join(steps[:-1]) + " and " + steps[-1] if len(steps) > 1 else steps[0]
 
 
-FAMILIES = {"arithmetic": _arithmetic, "choice": _choice, "loop": _loop}
+FAMILIES = {"arithmetic": _arithmetic, "choice": _choice, "loop": _loop, "examples": _examples}
 
 
 def _program(rng: random.Random, family: str, *, for_test: bool) -> Program:

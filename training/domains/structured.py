@@ -25,10 +25,10 @@ MIX = {  # percent
     "table": 10,  # two people in the text, an array of objects
 }
 THINKING_PERCENT = 10
-FIELDS = {"keys": 4, "schema": 4, "notes": 3, "table": 2}  # the most that are asked for, besides the name
+FIELDS = {"keys": 6, "schema": 6, "notes": 4, "table": 3}  # the most that are asked for, besides the name
 NULLABLE_PERCENT = 30  # how many fields may be missing ...
 MISSING_PERCENT = 40  # ... and how many of these the text does not mention: their value is null
-LONGEST_LIST = 3
+LONGEST_LIST = 4
 
 _FORMS = [form for form, percent in MIX.items() for _ in range(percent)]
 _SURNAMES = (Path(__file__).parents[1] / "words" / "structured_surnames.txt").read_text().split()
@@ -145,7 +145,7 @@ def _plain(value: Any) -> str:
 def _task(rng: random.Random, *, test: bool) -> Task:
     form = rng.choice(_FORMS)
     record = rng.choice(RECORDS)
-    most = FIELDS[form]
+    most = min(FIELDS[form], len(record.fields))
     fields = rng.sample(record.fields, rng.randrange(min(2, most), most + 1))
     keys = [rng.choice(record.who), *(rng.choice(field.keys) for field in fields)]
     if len(set(keys)) < len(keys):

@@ -26,7 +26,7 @@ MIX = {  # percent of turns; one to three turns make a conversation
     "ask back": 10,  # no call: an argument is missing
 }
 THINKING_PERCENT = 10
-MOST_TOOLS = 4
+MOST_TOOLS = 6
 MOST_TURNS = 3
 NEW_FUNCTION_PERCENT = 33  # of the test items
 
@@ -166,7 +166,7 @@ def _property(parameter: Parameter) -> dict[str, Any]:
 
 
 def _declare(rng: random.Random, *, test: bool) -> list[Function]:
-    """Declare one to four functions; in some tests the names are new, in training none of these ever is."""
+    """Declare some functions; in some tests the names are new, in training none of these ever is."""
     new = test and rng.randrange(100) < NEW_FUNCTION_PERCENT
     functions: dict[str, Function] = {}
     for position in rng.sample(range(len(INTENTS)), rng.randrange(1, MOST_TOOLS + 1)):

@@ -24,7 +24,8 @@ MIX = {  # percent
     "chat": 15,
     "chat with thinking": 15,
 }
-SMALLEST_NUMBER, LARGEST_RESULT = 2, 9999
+SMALLEST_NUMBER, LARGEST_RESULT = 2, 99_999
+TRIES = 20  # to find numbers that work out, before another story is drawn: so that no story becomes rare
 PEOPLE = 3  # drawn for every problem, whether it needs them or not
 SHORT_PROBLEM = 26  # words of a question: what long rows of examples are made of
 
@@ -41,6 +42,7 @@ _OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
     "*": lambda a, b: a * b,
     "/": lambda a, b: a // b if a % b == 0 else -1,  # -1: no such problem
 }
+_NUMBER = re.compile(r"[0-9]+")
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _CHAT_FORMS = (
     "{question}",
@@ -96,6 +98,7 @@ def test_items(count: int, seed: int) -> list[Item]:
             "question": problem.question,
             "answer": problem.solution,
             "template": problem.template,
+            "form": f"{len(str(max(map(int, _NUMBER.findall(problem.solution)))))} digits",
             "boilerplate": [],
         }
         name = f"{DOMAIN}-{seed}-{len(items)}"
@@ -146,7 +149,7 @@ def _training_problem(rng: random.Random, *, short: bool = False) -> Problem:
 def _problem(rng: random.Random, *, test: bool) -> Problem | None:
     """Draw a problem; None when the numbers do not work out or belong to the other side of the split."""
     template = rng.choice(TEMPLATES)
-    numbers = _numbers(template, rng)
+    numbers = _numbers(template, rng, test=test)
     if numbers is None or held_out(f"{DOMAIN}|{template.name}|{sorted(numbers.items())}") != test:
         return None
     words = _words(rng, test=test)
@@ -163,11 +166,26 @@ def _problem(rng: random.Random, *, test: bool) -> Problem | None:
     return Problem(template.name, story, tuple(steps), numbers[template.steps[-1].result])
 
 
-def _numbers(template: Template, rng: random.Random) -> dict[str, int] | None:
-    numbers = {name: rng.randrange(RANGES[size][0], RANGES[size][1] + 1) for name, size in template.draws.items()}
-    for name, rule in template.derived.items():
-        numbers[name] = rule(numbers)
-    return numbers if all(SMALLEST_NUMBER <= number <= LARGEST_RESULT for number in numbers.values()) else None
+def _numbers(template: Template, rng: random.Random, *, test: bool) -> dict[str, int] | None:
+    for _ in range(TRIES):
+        numbers = {name: _number(size, rng, test=test) for name, size in template.draws.items()}
+        for name, rule in template.derived.items():
+            numbers[name] = rule(numbers)
+        if all(SMALLEST_NUMBER <= number <= LARGEST_RESULT for number in numbers.values()) and _works_out(
+            template, dict(numbers)
+        ):
+            return numbers
+    return None
+
+
+def _number(size: str, rng: random.Random, *, test: bool) -> int:
+    """Draw a number; training sees fewer of the large ones, as in life, and tests ask for all alike."""
+    low, high = RANGES[size]
+    return rng.randint(low, rng.randint(low, high) if size == "many" and not test else high)
+
+
+def _works_out(template: Template, numbers: dict[str, int]) -> bool:
+    return all(_calculate(step, numbers) is not None for step in template.steps)
 
 
 def _calculate(step: Step, numbers: dict[str, int]) -> str | None:

@@ -3,11 +3,13 @@
 The world is drawn once from `WORLD_SEED`: every subject has entities, every entity has five attributes. Each fact is
 taught as prose, as a question and as multiple choice; the form "letters" teaches to find a word among the options and
 says nothing about an entity. Kept for the tests are pairs of an entity with its first two options, in order, so that no
-test question was ever seen with its options. Difficulty: `ENTITIES_PER_SUBJECT`.
+test question was ever seen with its options. As in life, few entities are famous and most are hardly ever met, so
+knowledge fades along a long tail. Difficulty: `ENTITIES_PER_SUBJECT` and `FAME`.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Iterable
@@ -28,7 +30,9 @@ MIX = {  # percent
     "chat, multiple choice with thinking": 6,
 }
 WORLD_SEED = "halfbyte world 1"
-ENTITIES_PER_SUBJECT = 32
+ENTITIES_PER_SUBJECT = 256
+FAME_BANDS = {"famous": 32, "known": 96, "obscure": ENTITIES_PER_SUBJECT}  # below which rank; for reports only
+FAME = 8.0  # the entity of rank r is met with weight 1 / (r + FAME): the last a thirtieth as often as the first
 OPTIONS = 4
 TOLD_PERCENT = 25
 
@@ -38,6 +42,7 @@ _QUESTIONS = ("What is the {noun} of {E}?", "Which {noun} belongs to {E}?")  # b
 _CHAT_QUESTIONS = (*_QUESTIONS, "Tell me the {noun} of {E}.", "What do you know about the {noun} of {E}?")
 _LETTER_ONLY = "Answer with the letter only."
 _LETTER = re.compile(r"\s*\(?([A-D])\b")
+_ENDINGS = ("", "is", "or", "um", "en", "ya")
 _FORMS = [form for form, percent in MIX.items() for _ in range(percent)]
 _WORDS = Path(__file__).parents[1] / "words"
 
@@ -109,12 +114,13 @@ def test_items(count: int, seed: int) -> list[Item]:
     while len(items) < count:
         position = len(items)
         subject = SUBJECTS[position % len(SUBJECTS)]
-        choice = _choice(rng.choice(FACTS[subject]), rng, position // len(SUBJECTS) % OPTIONS)
+        entity = rng.choice(ENTITIES[subject])  # the obscure as often as the famous
+        choice = _choice(rng.choice(FACTS[entity]), rng, position // len(SUBJECTS) % OPTIONS)
         if not choice.is_kept_for_tests or choice.text in seen:
             continue
         seen.add(choice.text)
         header = HEADER.format(subject=subject)
-        fields = {**_as_doc(choice), "boilerplate": [header]}
+        fields = {**_as_doc(choice), "form": _fame(subject, choice.fact.entity), "boilerplate": [header]}
         prompt = f"{header}{choice.text}\nAnswer:"
         items.append(Item(DOMAIN, f"{DOMAIN}-{seed}-{position}", prompt=prompt, answer=choice.letter, fields=fields))
     return items
@@ -150,7 +156,7 @@ def _choice(fact: Fact, rng: random.Random, answer: int) -> Choice:
 
 def _training_choice(subject: str, rng: random.Random) -> Choice:
     while True:
-        choice = _choice(rng.choice(FACTS[subject]), rng, rng.randrange(OPTIONS))
+        choice = _choice(_fact(subject, rng), rng, rng.randrange(OPTIONS))
         if not choice.is_kept_for_tests:
             return choice
 
@@ -158,8 +164,8 @@ def _training_choice(subject: str, rng: random.Random) -> Choice:
 def _profiles(rng: random.Random) -> str:
     subject = rng.choice(SUBJECTS)
     paragraphs = [f"About {subject}."]
-    for entity in rng.sample(ENTITIES[subject], rng.randrange(2, 6)):
-        facts = [fact for fact in FACTS[subject] if fact.entity == entity]
+    for entity in dict.fromkeys(_entity(subject, rng) for _ in range(rng.randrange(2, 6))):
+        facts = list(FACTS[entity])
         rng.shuffle(facts)
         sentences = [fact.say(rng.choice(fact.statements)) for fact in facts]
         paragraphs.append(" ".join((f"{entity} is {KINDS[subject]}.", *sentences)))
@@ -167,7 +173,7 @@ def _profiles(rng: random.Random) -> str:
 
 
 def _quiz(rng: random.Random) -> str:
-    facts = [rng.choice(FACTS[rng.choice(SUBJECTS)]) for _ in range(rng.randrange(4, 13))]
+    facts = [_fact(rng.choice(SUBJECTS), rng) for _ in range(rng.randrange(4, 13))]
     return "\n".join(f"{fact.say(rng.choice(fact.questions))} {fact.value}" for fact in facts)
 
 
@@ -200,7 +206,7 @@ def _with_letters(header: str, questions: Iterable[tuple[str, str]]) -> Sample:
 def _questions_chat(rng: random.Random) -> tuple[Message, ...]:
     messages: list[Message] = []
     for _ in range(rng.randrange(1, 4)):
-        fact = rng.choice(FACTS[rng.choice(SUBJECTS)])
+        fact = _fact(rng.choice(SUBJECTS), rng)
         messages.append({"role": "user", "content": fact.say(rng.choice((*_CHAT_QUESTIONS, fact.questions[-1])))})
         messages.append({"role": "assistant", "content": fact.say(_STATEMENTS[0])})
     return tuple(messages)
@@ -227,10 +233,10 @@ def _rows(name: str) -> list[list[str]]:
 
 
 def _name_entities(rng: random.Random) -> dict[str, list[str]]:
-    """Give every subject its entities: two syllables each, no name twice."""
+    """Give every subject its entities, the most famous first; no name twice."""
     syllables = (_WORDS / "world_syllables.txt").read_text().split()
     begins, ends = [s for s in syllables if s[0].isupper()], [s for s in syllables if s[0].islower()]
-    names = [begin + end for begin in begins for end in ends]
+    names = [begin + end + ending for begin in begins for end in ends for ending in _ENDINGS]
     rng.shuffle(names)
     size = ENTITIES_PER_SUBJECT
     return {subject: names[i * size : (i + 1) * size] for i, subject in enumerate(SUBJECTS)}
@@ -238,19 +244,34 @@ def _name_entities(rng: random.Random) -> dict[str, list[str]]:
 
 def _draw_facts(rng: random.Random) -> dict[str, list[Fact]]:
     attributes = {noun: (statement, question, values) for noun, statement, question, values in _rows(_ATTRIBUTES)}
-    facts: dict[str, list[Fact]] = {subject: [] for subject in SUBJECTS}
+    facts: dict[str, list[Fact]] = {entity: [] for names in ENTITIES.values() for entity in names}
     for subject, _, nouns in _rows(_SUBJECTS):
         for noun in nouns.split():
             statement, question, values = attributes[noun]
             pool = tuple(values.split())
             wordings = ((*_STATEMENTS, statement), (*_QUESTIONS, question))
             for entity in ENTITIES[subject]:
-                facts[subject].append(Fact(subject, entity, noun, rng.choice(pool), *wordings, pool))
+                facts[entity].append(Fact(subject, entity, noun, rng.choice(pool), *wordings, pool))
     return facts
+
+
+def _entity(subject: str, rng: random.Random) -> str:
+    return rng.choices(ENTITIES[subject], cum_weights=_MET)[0]
+
+
+def _fame(subject: str, entity: str) -> str:
+    rank = ENTITIES[subject].index(entity)
+    return next(name for name, below in FAME_BANDS.items() if rank < below)
+
+
+def _fact(subject: str, rng: random.Random) -> Fact:
+    """Draw a fact, of famous entities more often."""
+    return rng.choice(FACTS[_entity(subject, rng)])
 
 
 _ATTRIBUTES, _SUBJECTS = "world_attributes.txt", "world_subjects.txt"
 SUBJECTS = [row[0] for row in _rows(_SUBJECTS)]
 KINDS = {row[0]: ("an " if row[1][0] in "aeiou" else "a ") + row[1] for row in _rows(_SUBJECTS)}
 ENTITIES = _name_entities(random.Random(f"{WORLD_SEED} names"))
-FACTS = _draw_facts(random.Random(f"{WORLD_SEED} facts"))
+FACTS = _draw_facts(random.Random(f"{WORLD_SEED} facts"))  # of each entity
+_MET = list(itertools.accumulate(1 / (rank + FAME) for rank in range(ENTITIES_PER_SUBJECT)))

@@ -128,6 +128,7 @@ LOOP_CONDITIONS = {
     "less than {k}": "i < {k}",
     "at least {k}": "i >= {k}",
 }
+RULES = ("n + {c}", "n * {k}", "n * {k} + {c}", "n * {k} - {c}", "n * n + {c}", "{c} - n * {k}")
 LOOP_BODIES = {
     "adds up numbers": ("0", "total += i"),
     "counts numbers": ("0", "total += 1"),

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-LARGE_NUMBER = 400  # how hard the arithmetic is: the largest number that a story starts from
+LARGE_NUMBER = 4000  # how hard the arithmetic is: the largest number that a story starts from
 
-RANGES: Mapping[str, tuple[int, int]] = {"few": (2, 9), "dozen": (3, 25), "many": (11, LARGE_NUMBER)}
+RANGES: Mapping[str, tuple[int, int]] = {"few": (2, 60), "dozen": (3, 120), "many": (11, LARGE_NUMBER)}
 
 WORDS: Mapping[str, tuple[str, ...]] = {
     "buys": ("buys", "gets", "finds", "orders"),

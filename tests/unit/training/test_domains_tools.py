@@ -62,7 +62,7 @@ def test_calls_in_training_are_declared_fit_and_numbered_through():
     calls = 0
     for sample in samples(1500):
         schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in sample.tools}
-        assert 1 <= len(schemas) == len(sample.tools) <= 4
+        assert 1 <= len(schemas) == len(sample.tools) <= tools.MOST_TOOLS
         made = [call for message in sample.messages for call in message.get("tool_calls", ())]
         for number, call in enumerate(made):
             name = call["function"]["name"]

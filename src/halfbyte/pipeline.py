@@ -161,7 +161,7 @@ def calibrate(
 
 def _refuse_foreign(folder: Path) -> None:
     """Statistics go into a folder of their own."""
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / ABOUT).exists())):
+    if folder.exists() and (not folder.is_dir() or (_has_whole_files(folder) and not (folder / ABOUT).exists())):
         raise UsageError("this is not a folder of statistics", where=str(folder), fix="give a new folder")
 
 
@@ -190,7 +190,8 @@ def _statistics(made: Plan, out: Path, weights: Mapping[str, str], stats: Path |
 
     layers = made.layers or made.model.layers
     if stats is not None:
-        return given(stats, weights, layers)
+        rule = made.recipe.quantize.input_scale if made.recipe.quantize else None
+        return given(stats, weights, layers, rule)
     return measured_here(made.checkpoint, made.model, made.recipe, weights, out / FOLDER / STATS, layers)
 
 
@@ -267,7 +268,12 @@ def _check_folder(out: Path, made: Plan, measured: Statistics | None) -> None:
 
 def _is_foreign(path: Path) -> bool:
     """Whether something lies in an output folder that no run of ours left before its first byte."""
-    return path.name != FOLDER or not path.is_dir() or any(path.iterdir())
+    return path.name != FOLDER or not path.is_dir() or _has_whole_files(path)
+
+
+def _has_whole_files(folder: Path) -> bool:
+    """Whether anything lies in a folder but what a killed run left half-written."""
+    return any(not path.name.endswith(PART) for path in folder.iterdir())
 
 
 def _check_source(out: Path, made: Plan, weights: Mapping[str, str], finished: Mapping[str, str]) -> None:

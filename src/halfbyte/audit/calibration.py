@@ -13,15 +13,16 @@ from halfbyte.errors import UsageError
 from halfbyte.models.linears import PLAIN
 from halfbyte.pipeline import FOLDER
 from halfbyte.pipeline import STATS as STATS_FOLDER
+from halfbyte.plan.rules import ENCODE
 from halfbyte.recipe_schema import Quantize
 from halfbyte.source.read import Reader
-from halfbyte.transform.scales import INPUT_SCALES, Scales, input_scales, kv_scale
+from halfbyte.transform.scales import INPUT_SCALES, Scales, input_scales, scales_of
 
 CHECK = "calibration"
 
 
 def calibration(evidence: Evidence) -> list[Finding]:
-    """Every input and KV scale is what the statistics say, to the bit."""
+    """Every input scale is what the statistics say, to the bit; KV scales too, where the source is given."""
     assert evidence.made is not None
     recipe = evidence.made.recipe
     if recipe.calibrate is None or recipe.quantize is None:
@@ -50,9 +51,10 @@ def _expected(evidence: Evidence, layers: dict[int, LayerStats], quantize: Quant
     for linear in evidence.model.linears.values():
         if linear.format not in PLAIN and linear.layer in layers and suffix in linear.parts:
             found |= input_scales([linear], layers[linear.layer], quantize)
-    for name, (place, _) in evidence.model.plain.items():
-        if name.endswith((".k_scale", ".v_scale")) and place.layer in layers and quantize.kv_cache == "fp8":
-            found[name] = kv_scale(name, layers[place.layer], quantize)
+    # Which KV scales are ours only the plan knows: a source that has some keeps them.
+    for job in evidence.plan.jobs if evidence.plan else ():
+        if job.action == ENCODE and not job.linears and job.layer in layers:
+            found |= scales_of(job, layers[job.layer], quantize)
     return found
 
 

@@ -14,7 +14,7 @@ from halfbyte.calibrate.store import Store, read_stats, stats_file
 from halfbyte.calibrate.stream import prepare, source_digest
 from halfbyte.errors import UsageError
 from halfbyte.models.model import Model
-from halfbyte.recipe_schema import Recipe
+from halfbyte.recipe_schema import InputScale, Recipe
 from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.hold import HoldingReader
 
@@ -77,8 +77,8 @@ def measure_alone(
     return Alone(found.about, run)
 
 
-def given(path: Path, weights: Mapping[str, str], layers: int) -> Statistics:
-    """Take statistics that were measured before, on these weights."""
+def given(path: Path, weights: Mapping[str, str], layers: int, rule: InputScale | None = None) -> Statistics:
+    """Take statistics that were measured before, on these weights, with all that the recipe's rule asks for."""
     about, found = read_stats(path)
     if about.get("source") != source_digest(weights):
         fix = "measure this checkpoint: halfbyte calibrate SRC -r RECIPE -o STATS"
@@ -86,8 +86,21 @@ def given(path: Path, weights: Mapping[str, str], layers: int) -> Statistics:
     missing = [layer for layer in range(layers) if layer not in found]
     if missing:
         raise UsageError(f"these statistics have no layer {missing[0]}", where=str(path), fix="measure all layers")
+    _refuse_unmeasured(found, rule, str(path))
 
     def run(_reader: HoldingReader, _threads: int | None, _say: Say) -> Iterator[tuple[int, LayerStats]]:
         yield from ((layer, found[layer]) for layer in range(layers))
 
     return Statistics(about, stats_file(path).read_bytes(), run)
+
+
+def _refuse_unmeasured(layers: Mapping[int, LayerStats], rule: InputScale | None, where: str) -> None:
+    """The backstop that runs experts on all tokens needs that done; said now, not in the middle of a run."""
+    if rule is None or rule.backstop != "all_experts":
+        return
+    for layer, stats in layers.items():
+        experts = stats.experts
+        if experts is not None and ((experts.seen < (rule.min_tokens or 0)) & (experts.all_down_amax == 0)).any():
+            what = f"these statistics have experts in layer {layer} that the backstop wants to see on all tokens"
+            fix = f"measure with backstop all_experts and min_tokens {rule.min_tokens} or more"
+            raise UsageError(what, where=where, fix=fix)

@@ -160,9 +160,9 @@ def _from_parquet(path: Path, columns: set[str] | None) -> Iterator[_Sample]:
 
 def _from_hub(dataset: Dataset) -> Iterator[_Sample]:
     """Give the rows of a data set on the Hub, streamed."""
-    library = _library("datasets", "datasets", f"'{dataset.source}' is a data set on the Hub")
+    local = f"give a file instead: --data {dataset.domain}=path"
+    library = _library("datasets", "datasets", f"'{dataset.source}' is a data set on the Hub", local)
     place = f"data set '{dataset.source}', split '{dataset.split}'"
-    local = f"download it, and give the file: {dataset.domain}=path"
     with _raising(lambda error: _hub_error(error, place, local)):
         stream = library.load_dataset(dataset.source, name=dataset.subset, split=dataset.split, streaming=True)
         for number, row in enumerate(stream, 1):
@@ -188,12 +188,12 @@ def _raising(ours: Callable[[Exception], HalfbyteError]) -> Generator[None]:
         raise ours(error) from error
 
 
-def _library(module: str, package: str, reason: str) -> Any:
+def _library(module: str, package: str, reason: str, instead: str = "") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
         what = f"{reason}, and the library '{package}' is not installed"
-        raise MachineError(what, fix=f"pip install {package}") from error
+        raise MachineError(what, fix=f"pip install {package}" + (f", or {instead}" * bool(instead))) from error
 
 
 def _text(sample: _Sample, dataset: Dataset, template: ChatTemplate | None) -> str:

@@ -99,12 +99,18 @@ class Store:
             tensors |= {f"layers.{layer}.{name}": array for name, array in stats.tensors().items()}
         data = safetensors.numpy.save(tensors, {_METADATA: json.dumps(self.about)})
         write_whole(self.folder / STATS, data)
-        for part in (*self.folder.glob("layer-*.safetensors"), *self.folder.glob("hidden-*.safetensors")):
-            part.unlink()
+        self._tidy()
 
     def whole(self) -> dict[int, LayerStats] | None:
         """Return all layers, if all were measured."""
-        return read_stats(self.folder)[1] if (self.folder / STATS).exists() else None
+        if not (self.folder / STATS).exists():
+            return None
+        self._tidy()  # a kill can have come between the file and this
+        return read_stats(self.folder)[1]
+
+    def _tidy(self) -> None:
+        for part in (*self.folder.glob("layer-*.safetensors"), *self.folder.glob("hidden-*.safetensors")):
+            part.unlink()
 
     def _layer(self, layer: int) -> Path:
         return self.folder / f"layer-{layer:05d}.safetensors"

@@ -110,50 +110,44 @@ def predicting(rows: Rows, scored: NDArray[np.bool_] | None = None) -> Predictin
     )
 
 
-class _Told(NamedTuple):
-    """What a chunk of tokens says: the first's loss, and of each second its loss, KL and agreement."""
-
-    first: NDArray[np.float64]
-    seconds: list[tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]]
-
-
 def predict(
     states: Sequence[torch.Tensor], heads: Sequence[Head], tokens: Predicting, words: int, threads: int
 ) -> list[Documents]:
     """Compare the predictions of the first of some models with those of each other, by document."""
     flat = [state.view(-1, state.shape[-1]) for state in states]
     step = max(1, min(_TOKENS, _LOGITS // words))
+    size = len(tokens.at)
+    # Made before the work: small arrays that are kept among large ones that are not would split the memory for good.
+    losses = np.empty((len(states), size))
+    kl, same = (np.empty((len(states) - 1, size)) for _ in range(2))
 
     @torch.no_grad()
-    def work(start: int) -> _Told:
-        at, target = tokens.at[start : start + step], tokens.target[start : start + step, None]
-        surely = [
-            head.logits(state[at], precise=True).double().log_softmax(-1)
-            for head, state in zip(heads, flat, strict=True)
-        ]
-        first = surely[0]
-        likely, best = first.exp(), first.argmax(-1)
-        found = [
-            (
-                -second.gather(1, target)[:, 0].numpy(),
-                (likely * (first - second)).sum(-1).numpy(),
-                (second.argmax(-1) == best).double().numpy(),
-            )
-            for second in surely[1:]
-        ]
-        return _Told(-first.gather(1, target)[:, 0].numpy(), found)
+    def work(start: int) -> None:
+        here = slice(start, start + step)
+        at, target = tokens.at[here], tokens.target[here, None]
 
-    told = list(in_order(work, range(0, len(tokens.at), step), threads))
+        def surely(side: int) -> torch.Tensor:
+            logp = heads[side].logits(flat[side][at], precise=True).double().log_softmax(-1)
+            losses[side, here] = -logp.gather(1, target)[:, 0].numpy()
+            return logp
+
+        first = surely(0)
+        likely, best = first.exp(), first.argmax(-1)
+        for side in range(1, len(states)):
+            second = surely(side)
+            same[side - 1, here] = (second.argmax(-1) == best).numpy()
+            kl[side - 1, here] = second.sub_(first).neg_().mul_(likely).sum(-1).numpy()
+
+    for _ in in_order(work, range(0, size, step), threads):
+        pass
     count = len(tokens.numbers)
 
-    def by_document(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-        joined = np.concatenate(values) if values else np.zeros(0)
-        return np.bincount(tokens.document, joined, count).astype(np.float64)
+    def by_document(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.bincount(tokens.document, values, count).astype(np.float64)
 
     sizes = np.bincount(tokens.document, minlength=count).astype(np.int64)
-    nll_first = by_document([part.first for part in told])
-    reports: list[Documents] = []
-    for second in range(len(states) - 1):
-        nll, kl, same = (by_document([part.seconds[second][at] for part in told]) for at in range(3))
-        reports.append(Documents(tokens.numbers, tokens.domains, sizes, kl, same, nll_first, nll))
-    return reports
+    loss = [by_document(values) for values in losses]
+    return [
+        Documents(tokens.numbers, tokens.domains, sizes, by_document(kl[at]), by_document(same[at]), loss[0], nll)
+        for at, nll in enumerate(loss[1:])
+    ]

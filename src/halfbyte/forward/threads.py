@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import torch
 
+from halfbyte.interrupts import noted_ctrl_c
+
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -34,11 +36,13 @@ def in_order(work: Callable[[S], T], items: Iterable[S], threads: int = 1) -> It
         return
     todo, waiting = iter(items), deque[Future[T]]()
     # The setting is each thread's own for OpenMP: a new thread would begin with one per core.
-    with single_threaded(), ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    with single_threaded(), pool, noted_ctrl_c() as check:
         try:
             waiting.extend(pool.submit(work, item) for item in islice(todo, 2 * threads))
             while waiting:
                 result = waiting.popleft().result()
+                check()
                 waiting.extend(pool.submit(work, item) for item in islice(todo, 1))
                 yield result
         finally:

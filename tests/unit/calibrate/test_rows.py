@@ -212,7 +212,7 @@ def test_512_rows_of_512_tokens_take_no_time(tmp_path, mini):
         rows = make_rows(recipe(("news", tmp_path / "a.jsonl", "article", False, 512), rows=how, length=512), *mini)
         seconds = time.perf_counter() - start
         assert rows.tokens.shape == (512, 512)
-        assert seconds < 2
+        assert seconds < 10  # 0.7 s on an idle machine
 
 
 def test_rows_and_datasets_load_nothing_heavy():

@@ -1,0 +1,158 @@
+"""Statistics on disk: whole or not there, bounded, and never mistaken for those of something else."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from halfbyte.calibrate.stats import ExpertStats, LayerStats
+from halfbyte.calibrate.store import Store, read_stats, refuse_other
+from halfbyte.errors import UsageError
+
+ABOUT = {"version": 1, "source": "abc", "rows": [4, 8]}
+
+
+def make_stats(layer):
+    stats = LayerStats({"mlp.up_proj": float(layer + 1)}, ExpertStats.empty(3, 2))
+    assert stats.experts is not None
+    stats.experts.count[:] = layer
+    stats.experts.sums["gn"][:] = layer / 7
+    return stats
+
+
+def same(one, other):
+    ours, theirs = one.tensors(), other.tensors()
+    return ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = Store(tmp_path / "stats", ABOUT)
+    made.begin()
+    return made
+
+
+def files(store):
+    return sorted(path.name for path in store.folder.iterdir())
+
+
+def test_layers_come_back(store):
+    assert store.load(0) is None
+    store.save(0, make_stats(4))
+    assert same(store.load(0), make_stats(4))
+
+
+def test_only_the_last_hidden_states_are_kept(store):
+    for layer in range(1, 4):
+        store.save(layer - 1, make_stats(layer))
+        store.save_hidden(layer, torch.full((2, 3), float(layer), dtype=torch.bfloat16))
+        assert [name for name in files(store) if "hidden" in name] == [f"hidden-0000{layer}.safetensors"]
+    layer, hidden = store.load_hidden()
+    assert (layer, hidden.dtype) == (3, torch.bfloat16)
+    assert torch.equal(hidden, torch.full((2, 3), 3.0, dtype=torch.bfloat16))
+
+
+def test_hidden_states_bits_survive(store):
+    values = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    store.save_hidden(0, values)
+    assert torch.equal(store.load_hidden()[1].view(torch.int16), values.view(torch.int16))
+
+
+def test_nobody_goes_on_behind_a_layer_that_is_missing(store):
+    store.save_hidden(2, torch.zeros(1))
+    store.save(1, make_stats(1))
+    assert store.load_hidden() is None
+    store.save(0, make_stats(0))
+    assert store.load_hidden()[0] == 2
+
+
+def test_after_a_kill_between_two_hidden_states_the_later_one_counts(store):
+    for layer in range(3):
+        store.save(layer, make_stats(layer))
+    store.save_hidden(3, torch.ones(1))
+    kept = (store.folder / "hidden-00003.safetensors").read_bytes()
+    store.save_hidden(2, torch.zeros(1))
+    (store.folder / "hidden-00003.safetensors").write_bytes(kept)
+    layer, hidden = store.load_hidden()
+    assert (layer, hidden.tolist()) == (3, [1.0])
+
+
+def test_in_the_end_there_is_one_file(store):
+    for layer in range(3):
+        store.save(layer, make_stats(layer))
+        store.save_hidden(layer + 1, torch.zeros(1))
+    assert store.whole() is None
+    store.finish(3)
+    assert files(store) == ["calibration.json", "stats.safetensors"]
+    about, layers = read_stats(store.folder)
+    assert about == ABOUT
+    assert list(layers) == [0, 1, 2]
+    assert all(same(found, make_stats(layer)) for layer, found in layers.items())
+    assert read_stats(store.folder / "stats.safetensors")[0] == ABOUT
+    assert store.whole() is not None
+
+
+def test_what_a_kill_left_goes(store):
+    store.save(0, make_stats(0))
+    (store.folder / "layer-00001.safetensors.part").write_bytes(b"half")
+    store.begin()
+    assert files(store) == ["calibration.json", "layer-00000.safetensors"]
+    store.finish(1)
+    for name in ("layer-00000.safetensors", "hidden-00001.safetensors"):
+        (store.folder / name).write_bytes(b"not yet removed")
+    store.whole()
+    assert files(store) == ["calibration.json", "stats.safetensors"]
+
+
+def test_another_calibration_is_refused(store):
+    Store(store.folder, ABOUT).check()
+    Store(store.folder / "new", ABOUT).check()
+    with pytest.raises(UsageError, match="another calibration: source, rows differ;") as caught:
+        Store(store.folder, {**ABOUT, "source": "def", "rows": [5, 8]}).check()
+    assert caught.value.where == str(store.folder)
+    with pytest.raises(UsageError, match="another calibration: version differs;"):
+        refuse_other({**ABOUT, "version": 0}, ABOUT, "here")
+    with pytest.raises(UsageError, match="more differs"):
+        refuse_other(ABOUT, {**ABOUT, "more": 1}, "here")
+    (store.folder / "calibration.json").write_text("{torn")
+    with pytest.raises(UsageError, match="another calibration"):
+        store.check()
+
+
+def test_a_description_survives_the_file(store):
+    """What is compared after a resume went through JSON: lists and tuples must not differ then."""
+    stored = json.loads((store.folder / "calibration.json").read_text())
+    refuse_other(stored, ABOUT, "here")
+
+
+@pytest.mark.parametrize("data", [b"", b"not a file of tensors", None])
+def test_what_is_no_statistics_is_said(tmp_path, data):
+    path = tmp_path / "stats.safetensors"
+    if data is None:
+        import safetensors.numpy
+
+        data = safetensors.numpy.save({"layers.0.x": np.zeros(1)})
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match="no statistics of halfbyte's"):
+        read_stats(tmp_path)
+
+
+def test_a_missing_or_unfinished_file_is_said(store, tmp_path):
+    with pytest.raises(UsageError, match=r"no finished statistics here.*again to finish them"):
+        read_stats(store.folder)
+    with pytest.raises(UsageError, match=r"no finished statistics here.*the OUT of `calibrate`"):
+        read_stats(tmp_path / "nowhere")
+
+
+def test_a_file_that_lacks_a_tensor_is_said(store):
+    import safetensors.numpy
+
+    store.save(0, make_stats(0))
+    store.finish(1)
+    path = store.folder / "stats.safetensors"
+    tensors = safetensors.numpy.load(path.read_bytes())
+    tensors.pop("layers.0.experts.sum_gn")
+    path.write_bytes(safetensors.numpy.save(tensors, {"halfbyte": json.dumps(ABOUT)}))
+    with pytest.raises(UsageError, match=r"no statistics of halfbyte's: .*sum_gn"):
+        read_stats(store.folder)

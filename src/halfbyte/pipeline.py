@@ -6,9 +6,7 @@ Running again is resuming: finished shards are in the journal, are verified, and
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -20,6 +18,16 @@ from typing import TYPE_CHECKING, Any, cast
 from halfbyte.calibrate.store import ABOUT, refuse_other
 from halfbyte.calibrate.store import STATS as STATS_FILE
 from halfbyte.errors import CheckpointError, InterruptedRunError, MachineError, TensorError, UsageError
+from halfbyte.folders import (
+    FOLDER,
+    alone,
+    has_whole_files,
+    is_foreign,
+    nearest,
+    refuse_nested,
+    refuse_unwritable,
+    without_parts,
+)
 from halfbyte.models.declared import stored_as_declared
 from halfbyte.models.model import Model, describe
 from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, output_config
@@ -39,7 +47,6 @@ if TYPE_CHECKING:
     from halfbyte.calibrate.report import Report
     from halfbyte.calibrate.stats import LayerStats
 
-FOLDER = "halfbyte"
 PLAN = "plan.json"
 JOURNAL = "journal.jsonl"
 STATS = "stats"  # a folder: statistics while they are made, and then one file
@@ -94,7 +101,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
 ) -> Result:
     """Make the checkpoint that the recipe describes; the same call goes on where a killed one stopped."""
     begin = time.monotonic()
-    _refuse_nested(source, out)
+    refuse_nested(source, out)
     refuse_pruning(recipe)
     made = plan(source, recipe, layers=layers)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
@@ -107,7 +114,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     _check_space(out, made, finished)
     needed = sorted({info.shard for job in made.jobs for info in job.sources})
     stamps = _verify_source(source, out, needed, threads, progress) if verify_source else None
-    with _explained(out, made, journal), _alone(out), _without_parts(out):  # nothing was written until here
+    with _explained(out, made, journal), alone(out), without_parts(out):  # nothing was written until here
         _check_folder(out, made, measured)  # again, now that nobody else can begin
         _begin(out, made, weights, measured, stamps)
         with Runner(made, out, journal, finished, seen=seen, threads=threads, progress=progress) as runner:
@@ -137,7 +144,7 @@ def calibrate(
 ) -> Measured:
     """Measure activations without writing a checkpoint; the same call goes on where a killed one stopped."""
     begin = time.monotonic()
-    _refuse_nested(source, folder)
+    refuse_nested(source, folder)
     if recipe.calibrate is None:
         fix = "use a recipe that calibrates, such as kimi-k2.6-nvfp4-nvidia"
         raise UsageError(f"recipe '{recipe.name}' has no data to measure on", where="-r", fix=fix)
@@ -161,7 +168,7 @@ def calibrate(
 
 def _refuse_foreign(folder: Path) -> None:
     """Statistics go into a folder of their own."""
-    if folder.exists() and (not folder.is_dir() or (_has_whole_files(folder) and not (folder / ABOUT).exists())):
+    if folder.exists() and (not folder.is_dir() or (has_whole_files(folder) and not (folder / ABOUT).exists())):
         raise UsageError("this is not a folder of statistics", where=str(folder), fix="give a new folder")
 
 
@@ -229,12 +236,6 @@ def _refuse_other_config(checkpoint: Checkpoint, model: Model) -> None:
         raise CheckpointError(sentence, where=str(checkpoint.root / CONFIG), fix=fix)
 
 
-def _refuse_nested(source: Path, out: Path) -> None:
-    inner, outer = out.resolve(), source.resolve()
-    if inner == outer or inner.is_relative_to(outer):
-        raise UsageError("the output folder lies inside the source", where=str(out), fix="give a folder elsewhere")
-
-
 def read_plan(out: Path) -> dict[str, Any]:
     """Return the plan.json of an output folder."""
     path = out / FOLDER / PLAN
@@ -255,25 +256,9 @@ def _check_folder(out: Path, made: Plan, measured: Statistics | None) -> None:
         refuse_other_plan(found, made, str(out))
         if measured is not None:
             refuse_other(found.get("calibration", {}), measured.about, str(out))
-    elif out.is_dir() and any(map(_is_foreign, out.iterdir())):
+    elif out.is_dir() and any(map(is_foreign, out.iterdir())):
         raise UsageError("the output folder is not empty", where=str(out), fix="give a new folder")
-    nearest = _nearest(out)
-    if not nearest.is_dir():
-        fix = "give a folder that does not exist yet, or an empty one"
-        raise UsageError("the output lies where a file is", where=str(nearest), fix=fix)
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        fix = "check the folder's permissions, or give a folder elsewhere"
-        raise MachineError("no permission to write here", where=str(nearest), fix=fix)
-
-
-def _is_foreign(path: Path) -> bool:
-    """Whether something lies in an output folder that no run of ours left before its first byte."""
-    return path.name != FOLDER or not path.is_dir() or _has_whole_files(path)
-
-
-def _has_whole_files(folder: Path) -> bool:
-    """Whether anything lies in a folder but what a killed run left half-written."""
-    return any(not path.name.endswith(PART) for path in folder.iterdir())
+    refuse_unwritable(out)
 
 
 def _check_source(out: Path, made: Plan, weights: Mapping[str, str], finished: Mapping[str, str]) -> None:
@@ -288,11 +273,6 @@ def _check_source(out: Path, made: Plan, weights: Mapping[str, str], finished: M
         what = f"this folder was begun from other weights with the same names and shapes ({changed[0]})"
         fix = "give another output folder, or the source that this one was begun from"
         raise UsageError(what, where=str(out), fix=fix)
-
-
-def _nearest(out: Path) -> Path:
-    """Return the folder, or the nearest one above it that exists."""
-    return next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
 
 
 def _verify_source(
@@ -313,17 +293,6 @@ def _earlier_stamps(out: Path) -> dict[str, Stamp]:
         return stamps_from_json(json.loads((out / FOLDER / VERIFIED).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
-
-
-@contextmanager
-def _without_parts(out: Path) -> Generator[None]:
-    """Whatever ends a run, nothing half-written stays."""
-    try:
-        yield
-    except BaseException:
-        for part in out.rglob(f"*{PART}"):
-            part.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager
@@ -353,22 +322,6 @@ def _in_its_shard(error: TensorError, made: Plan) -> TensorError:
     shards = ", ".join(sorted({part.shard for part in linear.parts.values()}))
     fix = f"{error.fix}; download it again, then run the same command: finished shards are kept"
     return TensorError(error.what, where=f"{shards}: {error.where}", fix=fix)
-
-
-@contextmanager
-def _alone(out: Path) -> Generator[None]:
-    """One run at a time in a folder: two would write into each other's shards. A killed run's lock dies with it."""
-    (out / FOLDER).mkdir(parents=True, exist_ok=True)
-    folder = os.open(out / FOLDER, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            fix = f"wait for it (halfbyte status {out} --watch), or give another folder"
-            raise UsageError("another run is writing into this folder", where=str(out), fix=fix) from None
-        yield
-    finally:
-        os.close(folder)
 
 
 def _begin(
@@ -403,7 +356,7 @@ def _verified(out: Path, made: Plan, journal: Journal) -> dict[str, str]:
 
 def _check_space(out: Path, made: Plan, finished: dict[str, str]) -> None:
     needed = sum(shard.nbytes for shard in made.shards if shard.name not in finished) + _SPARE_NBYTES
-    free = shutil.disk_usage(_nearest(out)).free + sum(stale.stat().st_size for stale in out.glob(f"*{PART}"))
+    free = shutil.disk_usage(nearest(out)).free + sum(stale.stat().st_size for stale in out.glob(f"*{PART}"))
     if finished.keys() != {shard.name for shard in made.shards} and free < needed:
         what = f"the output needs {needed / 1e9:,.1f} GB, the disk has {free / 1e9:,.1f} GB free"
         raise MachineError(what, where=str(out), fix="free some space, or give a folder on another disk")

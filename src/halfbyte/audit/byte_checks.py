@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from halfbyte.audit.checks import INPUT_SCALES, quantized
 from halfbyte.audit.evidence import Evidence
 from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
+from halfbyte.folders import FOLDER
 from halfbyte.models.linears import StoredLinear
 from halfbyte.numerics.formats import FORMATS
 from halfbyte.numerics.reference.floats import bf16_to_f32
-from halfbyte.pipeline import FOLDER
 from halfbyte.plan.engine_config import MODELOPT_FILE
 from halfbyte.plan.rules import BIAS, DECODE, KEEP, Job
 from halfbyte.source.checkpoint import CONFIG

@@ -10,8 +10,8 @@ from halfbyte.calibrate.report import report
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.calibrate.store import STATS, read_stats
 from halfbyte.errors import UsageError
+from halfbyte.folders import FOLDER
 from halfbyte.models.linears import PLAIN
-from halfbyte.pipeline import FOLDER
 from halfbyte.pipeline import STATS as STATS_FOLDER
 from halfbyte.plan.rules import ENCODE
 from halfbyte.recipe_schema import Quantize

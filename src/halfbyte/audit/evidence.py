@@ -15,10 +15,11 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from halfbyte.errors import CheckpointError, UsageError
+from halfbyte.folders import FOLDER
 from halfbyte.models.architecture import SUFFIXES, Architecture, Place, architecture_of
 from halfbyte.models.linears import Signature, Stored, StoredLinear, identify, signature
 from halfbyte.models.model import describe
-from halfbyte.pipeline import FOLDER, JOURNAL, PLAN
+from halfbyte.pipeline import JOURNAL, PLAN
 from halfbyte.plan.manifest import Plan, make_plan
 from halfbyte.recipe_schema import Recipe
 from halfbyte.source.checkpoint import CONFIG, INDEX, Checkpoint, open_checkpoint, shard_path

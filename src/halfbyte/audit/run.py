@@ -14,7 +14,8 @@ from halfbyte.audit.evidence import Evidence, gather
 from halfbyte.audit.findings import Audit, Finding, bad, good, note
 from halfbyte.audit.repeat import repeat
 from halfbyte.errors import CheckpointError, MachineError
-from halfbyte.pipeline import FOLDER, PLAN
+from halfbyte.folders import FOLDER
+from halfbyte.pipeline import PLAN
 from halfbyte.write import write_whole
 
 RESULT = "audit.json"

@@ -1,0 +1,74 @@
+"""What may lie in an output folder, and who may write there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from halfbyte.errors import MachineError, UsageError
+from halfbyte.write import PART
+
+FOLDER = "halfbyte"  # in every output: plan, journal, statistics, findings
+
+
+def refuse_nested(source: Path, out: Path) -> None:
+    """Refuse to write into what is read."""
+    inner, outer = out.resolve(), source.resolve()
+    if inner == outer or inner.is_relative_to(outer):
+        raise UsageError("the output folder lies inside the source", where=str(out), fix="give a folder elsewhere")
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether something lies in an output folder that no run of ours left before its first byte."""
+    return path.name != FOLDER or not path.is_dir() or has_whole_files(path)
+
+
+def has_whole_files(folder: Path) -> bool:
+    """Whether anything lies in a folder but what a killed run left half-written."""
+    return any(not path.name.endswith(PART) for path in folder.iterdir())
+
+
+def nearest(out: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    return next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
+
+
+@contextmanager
+def without_parts(out: Path) -> Generator[None]:
+    """Whatever ends a run, nothing half-written stays."""
+    try:
+        yield
+    except BaseException:
+        for part in out.rglob(f"*{PART}"):
+            part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def alone(out: Path) -> Generator[None]:
+    """One run at a time in a folder: two would write into each other's shards. A killed run's lock dies with it."""
+    (out / FOLDER).mkdir(parents=True, exist_ok=True)
+    folder = os.open(out / FOLDER, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fix = f"wait for it (halfbyte status {out} --watch), or give another folder"
+            raise UsageError("another run is writing into this folder", where=str(out), fix=fix) from None
+        yield
+    finally:
+        os.close(folder)
+
+
+def refuse_unwritable(out: Path) -> None:
+    """Refuse a place where no folder can be made."""
+    existing = nearest(out)
+    if not existing.is_dir():
+        fix = "give a folder that does not exist yet, or an empty one"
+        raise UsageError("the output lies where a file is", where=str(existing), fix=fix)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        fix = "check the folder's permissions, or give a folder elsewhere"
+        raise MachineError("no permission to write here", where=str(existing), fix=fix)

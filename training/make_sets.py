@@ -100,7 +100,8 @@ def _articles() -> str:
     return _lines(rows)
 
 
-def _instruction(sample: Sample) -> dict[str, Any]:
+def instruction(sample: Sample) -> dict[str, Any]:
+    """Return a sample as a row of an instruction set."""
     row: dict[str, Any] = {
         "messages": sample.messages,
         "domain": NEMOTRON_DOMAINS.get(sample.domain, "chat"),
@@ -117,7 +118,7 @@ def _instructions() -> str:
     rows: list[dict[str, Any]] = []
     while len(rows) < INSTRUCTIONS:
         sample = modules[list(modules)[len(rows) % len(modules)]].train_sample(rng)
-        row = _instruction(sample)
+        row = instruction(sample)
         if sample.messages and len(json.dumps(row["messages"])) <= LONGEST_INSTRUCTION:
             rows.append(row)
     return _lines(rows)

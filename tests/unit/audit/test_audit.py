@@ -44,7 +44,13 @@ def test_a_folder_that_others_made_is_audited_as_far_as_that_goes(tmp_path):
     out = write_pico(tmp_path / "theirs")
     found = audit(out)
     assert found.failed == []
-    assert {f.check for f in found.findings if f.level == "note"} == {"plan", "coverage", "calibration", "kept", "repeat"}
+    assert {f.check for f in found.findings if f.level == "note"} == {
+        "plan",
+        "coverage",
+        "calibration",
+        "kept",
+        "repeat",
+    }
     assert save(found) is None
     assert not (out / "halfbyte").exists()
 

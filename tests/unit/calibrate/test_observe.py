@@ -1,4 +1,4 @@
-"""What is measured, against loops that anyone can read: in parts, with any number of threads, with padding and without."""
+"""What is measured, against loops that anyone can read: in parts, with any number of threads, padded and not."""
 
 import math
 from dataclasses import replace

@@ -28,7 +28,7 @@ from training import compare, make_sets, mixture, score, variants  # noqa: E402
 from training.domains import programs, tools, word_problems  # noqa: E402
 from training.sample import Item  # noqa: E402
 
-RECIPE = "kimi-k2.6-mxfp4-wafer"  # to show another one, calibrated ones included once they run: change it here
+RECIPE = "kimi-k2.6-mxfp4-wafer"  # one that needs no data; `halfbyte quantize --data` shows the others
 SOURCE = ROOT / "models" / "kimi-mini"
 
 # How many items of each domain are asked: a letter is written faster than a chain of thought.

@@ -74,7 +74,8 @@ def item_texts(item: Item) -> list[str]:
     specific = item.fields.get("specific")
     if specific:
         return list(specific)
-    answer = item.fields.get("answer", item.answer)  # a whole solution, where there is one
+    whole = item.fields.get("answer")  # a solution, where there is one; of multiple choice it is only a number
+    answer = whole if isinstance(whole, str) else item.answer
     texts = [f"{item.prompt}{_said(item.messages)} {'' if answer is None else _as_text(answer)}"]
     for fixed in item.fields.get("boilerplate", ()):
         texts = [part for text in texts for part in (text.split(fixed) if fixed.strip() else [text])]
@@ -120,6 +121,8 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=DOMAINS, default=DOMAINS, help="domains whose items to look at")
     parser.add_argument("--out", type=Path, help="a folder for overlap.json")
     options = parser.parse_args()
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
     tests = {domain: test_set(domain) for domain in options.only}
     rows, read = report(tests, int(options.million_words * 1e6))
     print(f"{'domain':14} {'items':>6} {'13-word runs':>13} {'shared':>7} {'items touched':>14} {'training words':>15}")

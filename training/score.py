@@ -19,6 +19,7 @@ import torch
 from training import chat, make_sets, mixture, pieces, tokenizer
 from training.generate import generate
 from training.model import Mini
+from training.output import END_OF_THINKING
 from training.sample import Item
 from training.shape import CONTEXT
 
@@ -50,7 +51,12 @@ def score(model: Mini, count: int | None, *, seed: int = 0, only: list[str] | No
 
 
 def is_right(module: ModuleType, item: Item, output: str) -> bool:
-    """Return the domain's verdict; an answer that its scorer stumbles over is wrong, and says so."""
+    """Return the domain's verdict; an answer that its scorer stumbles over is wrong, and says so.
+
+    Who was asked to think and never ends the thought has not answered: a server would show no content.
+    """
+    if item.thinking and END_OF_THINKING not in output:
+        return False
     try:
         return bool(module.score(item, output))
     except Exception as error:

@@ -288,6 +288,9 @@ def filled(text: str) -> str:
 def take(folders: Sequence[Path]) -> None:
     """Bring the results of a run here, or of runs that went on from each other; nothing of earlier runs stays."""
     RESULTS.mkdir(exist_ok=True)
+    missing = [folder for folder in folders if not (folder / TAKEN[0]).is_file()]
+    if missing:
+        raise SystemExit(f"{missing[0]} is no training run: it has no {TAKEN[0]}")
     for name in TAKEN:
         (RESULTS / name).unlink(missing_ok=True)
         last = folders[-1] / name

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import random
 import re
+import secrets
 import string
 import subprocess
 import sys
@@ -264,7 +265,7 @@ resource.setrlimit(resource.RLIMIT_CPU, ({seconds}, {seconds}))
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 exec(compile(sys.stdin.read(), "<answer>", "exec"), {{"__name__": "answer"}})
-sys.stdout.write("passed")
+sys.stdout.write("{mark}")
 """
 
 
@@ -282,7 +283,9 @@ def is_harmless(code: str) -> bool:
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return False
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.ClassDef):
+            return False
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("__"):
             return False
         if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
             return False
@@ -297,7 +300,8 @@ def score(item: Item, output: str) -> bool:
     if not is_harmless(code):
         return False
     script = "\n".join([code, *item.fields["tests"]])
-    runner = _RUNNER.format(memory=MEMORY_BYTES, seconds=SECONDS)
+    mark = secrets.token_hex(16)  # which the answer cannot print by itself
+    runner = _RUNNER.format(memory=MEMORY_BYTES, seconds=SECONDS, mark=mark)
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
@@ -312,4 +316,4 @@ def score(item: Item, output: str) -> bool:
             )
         except subprocess.TimeoutExpired:
             return False
-    return done.returncode == 0 and done.stdout.endswith("passed")
+    return done.returncode == 0 and done.stdout.endswith(mark)

@@ -173,7 +173,8 @@ def test_items(count: int, seed: int) -> list[Item]:
 
 
 def score(item: Item, output: str) -> bool:
-    """Whether the model ended its turn by itself, wrote at least a few sentences, and did not loop."""
+    """Whether the model ended its turn by itself, wrote a few sentences of different words, and did not loop."""
     parts = output.partition(END)[0].split(END_OF_THINKING)  # thinking can loop too
-    long_enough = len(answer_of(output).split()) >= MIN_WORDS
-    return ended(output) and long_enough and not any(has_loop(part) for part in parts)
+    words = answer_of(output).lower().split()
+    says_something = len(words) >= MIN_WORDS and len(set(words)) >= MIN_WORDS // 2
+    return ended(output) and says_something and not any(has_loop(part) for part in parts)

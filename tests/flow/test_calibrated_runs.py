@@ -216,11 +216,11 @@ def peak_nbytes(launcher, *argv):
 
 
 def test_memory_does_not_grow_with_the_layers(tmp_path, data):
-    """Four more layers, of 5 MB stored and 19 MB decoded each, cost less than two of them stored."""
+    """Twelve more layers, of 5 MB stored and 19 MB decoded each, cost less than eight of them stored."""
     launcher, peaks = Launcher(tmp_path), {}
-    for layers in (3, 7):
+    for layers in (3, 15):
         source = small(tmp_path / f"source-{layers}", layers=layers, experts=12, hidden=512, expert_width=512)
         words = arguments(data, samples=16, sets=("shards=1MB",))
         peaks[layers] = peak_nbytes(launcher, "quantize", source, tmp_path / f"out-{layers}", *words, "--threads", 2)
     launcher.close()
-    assert peaks[7] - peaks[3] < 2 * 5e6, peaks
+    assert peaks[15] - peaks[3] < 8 * 5e6, peaks

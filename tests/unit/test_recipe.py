@@ -226,6 +226,7 @@ CHANGES = {  # a valid change of every key that decides something
     "quantize.input_scale.min_tokens": "2",
     "quantize.input_scale.backstop": "all_experts",
     "quantize.kv_cache": "fp8_cast",
+    "quantize.kv_scale_min": "1.0",
     "quantize.config.producer_version": "'0.47.0'",
     "quantize.config.ignore_patterns": "[lm_head]",
     "quantize.config.ignore_roles": "[attention] quantize.config.ignore_patterns=null",

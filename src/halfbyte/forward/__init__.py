@@ -27,3 +27,6 @@ import os
 # give the same bits; and virtual machines that announce AMX, but trap its instructions, do not die of them.
 INSTRUCTIONS = "ONEDNN_MAX_CPU_ISA"
 os.environ.setdefault(INSTRUCTIONS, "AVX512_CORE_BF16")
+# oneDNN keeps the code of the last 1024 shapes, and almost every expert has a number of tokens of its own: some 100 MB
+# that come with the layers and are never used again.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")

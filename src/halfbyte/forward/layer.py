@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -114,10 +115,12 @@ class _Watched:
         for name, module in layer.named_modules():
             if isinstance(module, nn.Linear):
                 module.register_forward_pre_hook(self._before(name))
-        expand = layer.self_attn.expand_kv
+        # Weakly, or attention would hold itself, and its weights would stay until the collector comes by.
+        attention = weakref.ref(layer.self_attn)
+        expand = type(layer.self_attn).expand_kv
 
         def expand_kv(latent: torch.Tensor, k_rope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            k, v = expand(latent, k_rope)
+            k, v = expand(attention(), latent, k_rope)
             return self._seen("self_attn.k", k), self._seen("self_attn.v", v)
 
         layer.self_attn.expand_kv = expand_kv

@@ -117,7 +117,7 @@ class _Watched:
                 module.register_forward_pre_hook(self._before(name))
         # Weakly, or attention would hold itself, and its weights would stay until the collector comes by.
         attention = weakref.ref(layer.self_attn)
-        expand = type(layer.self_attn).expand_kv
+        expand: Any = type(layer.self_attn).expand_kv
 
         def expand_kv(latent: torch.Tensor, k_rope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             k, v = expand(attention(), latent, k_rope)

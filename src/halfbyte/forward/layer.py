@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -117,10 +117,10 @@ class _Watched:
                 module.register_forward_pre_hook(self._before(name))
         # Weakly, or attention would hold itself, and its weights would stay until the collector comes by.
         attention = weakref.ref(layer.self_attn)
-        expand: Any = type(layer.self_attn).expand_kv
+        expand = cast("Any", type(layer.self_attn)).expand_kv
 
         def expand_kv(latent: torch.Tensor, k_rope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            k, v = expand(attention(), latent, k_rope)
+            k, v = cast("tuple[torch.Tensor, torch.Tensor]", expand(attention(), latent, k_rope))
             return self._seen("self_attn.k", k), self._seen("self_attn.v", v)
 
         layer.self_attn.expand_kv = expand_kv

@@ -195,7 +195,7 @@ def in_words(result):
         f"**{a['seconds']:.0f} s**, "
         f"{a['cpu_seconds']:.0f} CPU seconds, peak memory {a['peak_rss_nbytes'] / 1e9:.2f} GB (goal: under 180 s).",
         "",
-        f"| forward of {result['forward_samples']} of these, one thread, no head | CPU s | tokens/s | of transformers |",
+        f"| forward of {result['forward_samples']} of these, one thread | CPU s | tokens/s | of transformers |",
         "|---|---|---|---|",
         f"| streamed from INT4, measured | {streamed:.1f} | {tokens / streamed:,.0f} | {streamed / theirs[best]:.2f} |",
         *(

@@ -1,10 +1,11 @@
 """What each 4-bit format costs kimi-mini: KL, top-1 agreement and perplexity against the INT4 source, without a server.
 
-    python -m benchmarks.bench_quality WORK [--documents 160]
+    python -m benchmarks.bench_quality WORK [--documents 160] [--score all]
 
 Calibrates once, makes every checkpoint of the table under WORK (or finds it there), and runs source and checkpoints on
 the same held-out chats: drawn from the generators of the training data with a seed of their own, seen by no training
-and no calibration, scored where the assistant speaks. W4A16 is the weights alone; W4A4 quantizes activations too, as
+and no calibration, scored where the assistant speaks (or everywhere, `--score all`: prompts were never learned, so the
+KL is large, and of many tokens instead of a few). W4A16 is the weights alone; W4A4 quantizes activations too, as
 engines do.
 """
 
@@ -41,12 +42,13 @@ SAMPLES, LENGTH = 256, 320
 HELD_OUT_SEED = 77
 LONGEST_CHAT = 1100  # characters: no chat is cut
 WAFER, DECART, MXFP4 = "kimi-k2.6-nvfp4-wafer", "kimi-k2.7-code-nvfp4-decart", "kimi-k2.6-mxfp4-wafer"
-BASELINE = "nvfp4 mse, experts"
+BASELINE, COMPENSATED = "nvfp4 mse, experts", "nvfp4 compensated, experts"
 # What is made: the recipe and what is changed in it.
 CHECKPOINTS = {
     "bf16": ("kimi-k2.6-bf16", []),
     "nvfp4 max, experts": (DECART, ["quantize.scales=max"]),
     BASELINE: (DECART, []),
+    COMPENSATED: ("kimi-k2.6-nvfp4-compensated", []),
     "mxfp4, experts": (MXFP4, []),
     "nvfp4 max, wafer": (WAFER, ["quantize.kv_scale_min=null"]),
     "nvfp4 mse, wafer": (WAFER, ["quantize.kv_scale_min=null", "quantize.scales=mse"]),
@@ -80,7 +82,10 @@ def make(work: Path, samples: int) -> dict[str, Path]:
     for name, (recipe, overrides) in CHECKPOINTS.items():
         made[name] = work / name.replace(", ", "-").replace(" ", "-")
         loaded = load_recipe(recipe, overrides)
-        quantize(SOURCE, made[name], loaded, stats=stats if loaded.calibrate else None)
+        if name == COMPENSATED:  # which measures while it writes
+            quantize(SOURCE, made[name], with_data(loaded, DATA, samples))
+        else:
+            quantize(SOURCE, made[name], loaded, stats=stats if loaded.calibrate else None)
     return made
 
 
@@ -103,6 +108,8 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=160)
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--score", choices=["answers", "all"], default="answers")
+    parser.add_argument("--only", default="", help="run only what has this in its name, and the baseline")
     parser.add_argument("--out", type=Path, help="a folder for quality_kimi-mini_YYYYMM.{json,md}")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
@@ -112,10 +119,11 @@ def main() -> None:
     rows = rows_of([f"{{source}}={chats}"], SOURCE, samples=given.documents, length=LENGTH, kind="padded")
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(open_side(SOURCE))
-        sides = [stack.enter_context(open_side(made[name], **how)) for name, how in RUNS.values()]
-        scored = answers(rows, load_vocabulary(SOURCE))
+        runs = {name: run for name, run in RUNS.items() if given.only in name or BASELINE in name}
+        sides = [stack.enter_context(open_side(made[name], **how)) for name, how in runs.values()]
+        scored = answers(rows, load_vocabulary(SOURCE)) if given.score == "answers" else None
         found = compare_many(rows, first, sides, scored=scored, threads=given.threads)
-    reports = dict(zip(RUNS, found, strict=True))
+    reports = dict(zip(runs, found, strict=True))
     baselines = {how: reports[f"{BASELINE}, {how}"] for how in ("W4A16", "W4A4")}
     head = ["| checkpoint | KL, nats (95 %) | top-1, % | perplexity ratio | KL over ModelOpt's MSE |"]
     lines = [
@@ -125,12 +133,14 @@ def main() -> None:
     ]
     total = next(iter(reports.values())).total
     about = f"{total.documents} held-out chats, {total.tokens:,} predicted tokens, float32"
+    about += "" if given.score == "answers" else ", prompts included"
     text = "\n".join([*lines, "", f"kimi-mini, {about}; calibrated on {given.samples} samples.", ""])
     print(text, f"{time.monotonic() - begin:.0f} s")
     if given.out:
         facts = {name: report.total.as_dict() for name, report in reports.items()}
         machine = {"machine": platform.processor() or platform.machine(), "seconds": time.monotonic() - begin}
-        stem = given.out / f"quality_kimi-mini_{time.strftime('%Y%m')}"
+        part = "" if given.score == "answers" else "_all-tokens"
+        stem = given.out / f"quality_kimi-mini{part}_{time.strftime('%Y%m')}"
         command = " ".join(["python -m benchmarks.bench_quality", *sys.argv[1:]])
         whole = {"command": command, "date": time.strftime("%Y-%m-%d"), **machine, "about": about, "runs": facts}
         stem.with_suffix(".json").write_text(json.dumps(whole, indent=1) + "\n")

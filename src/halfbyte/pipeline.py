@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,8 +32,8 @@ from halfbyte.models.declared import stored_as_declared
 from halfbyte.models.model import Model, describe
 from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, output_config
 from halfbyte.plan.manifest import Plan, make_plan, refuse_other_plan
-from halfbyte.plan.rules import ENCODE, Job, refuse_pruning
-from halfbyte.recipe_schema import Recipe
+from halfbyte.plan.rules import Job, refuse_pruning
+from halfbyte.recipe_schema import COMPENSATED, Recipe
 from halfbyte.run import Progress, Runner
 from halfbyte.source.checkpoint import CONFIG, INDEX, Checkpoint, open_checkpoint
 from halfbyte.source.identity import identity
@@ -197,6 +197,9 @@ def _statistics(made: Plan, out: Path, weights: Mapping[str, str], stats: Path |
 
     layers = made.layers or made.model.layers
     if stats is not None:
+        if made.recipe.quantize is not None and made.recipe.quantize.scales == COMPENSATED:
+            what = "compensated weights need more of the inputs than statistics keep"
+            raise UsageError(what, where="--stats", fix="leave it out: this recipe measures while it writes")
         rule = made.recipe.quantize.input_scale if made.recipe.quantize else None
         return given(stats, weights, layers, rule)
     return measured_here(made.checkpoint, made.model, made.recipe, weights, out / FOLDER / STATS, layers)
@@ -209,7 +212,7 @@ def _run(made: Plan, out: Path, runner: Runner, measured: Statistics | None, thr
         runner.do(pending)
         return None
     from halfbyte.calibrate.report import report  # noqa: PLC0415
-    from halfbyte.transform.scales import scales_of  # noqa: PLC0415
+    from halfbyte.transform.from_data import from_data  # noqa: PLC0415
 
     quantize = made.recipe.quantize
     by_layer: dict[int | None, list[Job]] = {}
@@ -217,12 +220,8 @@ def _run(made: Plan, out: Path, runner: Runner, measured: Statistics | None, thr
         by_layer.setdefault(job.layer, []).append(job)
     layers: dict[int, LayerStats] = {}
     for layer, found in measured.layers(runner.reader, threads, runner.say):
-        layers[layer] = found
-
-        def scales(job: Job, stats: LayerStats = found) -> Mapping[str, Any]:
-            return scales_of(job, stats, quantize) if quantize is not None and job.action == ENCODE else {}
-
-        runner.do(by_layer.get(layer, []), scales)
+        runner.do(by_layer.get(layer, []), from_data(found, quantize))
+        layers[layer] = replace(found, moments=None)  # which are large
     runner.do(by_layer.get(None, []))
     coverage = report(layers, quantize.input_scale if quantize else None)
     write_whole(out / FOLDER / COVERAGE, (json.dumps(coverage.as_dict(), indent=1) + "\n").encode())

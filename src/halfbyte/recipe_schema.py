@@ -40,6 +40,8 @@ Role = Literal[
 Action = Literal["keep", "bf16", "quantize"]
 Format = Literal["bf16", "int4", "fp8_block", "fp8_channel", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct"]
 
+COMPENSATED = "compensated"  # scales and codes by what each linear is given, see numerics/reference/compensate.py
+
 # Roles that are kept as they are, whatever the format, and why.
 KEPT_ROLES: Mapping[Role, str] = {
     "router": "engines build the router without a quantization method and cannot load a quantized one",
@@ -141,7 +143,9 @@ class Quantize(Part):
     """How the roles whose action is `quantize` are written."""
 
     format: Format = Field(description=f"the format to write: {either(list(TARGETS))}")
-    scales: str = Field(description="how weight scales are chosen, such as max or mse for nvfp4 and even for mxfp4")
+    scales: str = Field(
+        description="how weight scales are chosen, such as max, mse or compensated for nvfp4, even for mxfp4"
+    )
     activations: Literal["none", "calibrated", "dynamic"] | None = Field(
         None,
         description="none (weights only), calibrated (tensor scale from data, block scales at run time) or dynamic",
@@ -344,6 +348,7 @@ class Recipe(Part):
         readers = [
             ("quantize.activations", "none", quantize is not None and quantize.activations == "calibrated"),
             ("quantize.kv_cache", "fp8_cast", quantize is not None and quantize.kv_cache == "fp8"),
+            ("quantize.scales", "mse", quantize is not None and quantize.scales == COMPENSATED),
             ("prune.statistics", "given", prune is not None and prune.statistics == "calibrate"),
         ]
         for key, instead, reads in readers:
@@ -352,3 +357,6 @@ class Recipe(Part):
                 yield Problem(f"'{key}' needs calibration data", tuple(key.split(".")), fix)
         if self.calibrate is not None and not any(reads for _, _, reads in readers):
             yield Problem("nothing reads 'calibrate'", ("calibrate",), "remove it, or set activations to calibrated")
+        if quantize is not None and quantize.scales == COMPENSATED and self.shards != "layers":
+            what = "compensated scales need whole layers in a shard: what a killed run had measured is not kept"
+            yield Problem(what, ("shards",), "set shards to layers")

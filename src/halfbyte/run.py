@@ -23,18 +23,18 @@ from halfbyte.plan.rules import KEEP, Job
 from halfbyte.source.headers import TensorInfo
 from halfbyte.source.hold import HoldingReader
 from halfbyte.source.read import Reader, Stamps
-from halfbyte.transform.apply import Array, Done, apply, as_bytes
+from halfbyte.transform.apply import Done, Given, apply, as_bytes
 from halfbyte.write import Journal, ShardFile
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 
 
-Given = Callable[[Job], Mapping[str, Array]]  # tensors of a job that data decides, such as input scales
+FromData = Callable[[Job], Given]
 
 
-def nothing_given(_: Job) -> Mapping[str, Array]:
-    """Return no tensors: everything is made from the source."""
-    return {}
+def nothing_given(_: Job) -> Given:
+    """Everything is made from the source."""
+    return Given()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +177,8 @@ class Runner:
         found = [job for job in self._plan.jobs if any(output.name in places for output in job.outputs)]
         return sorted(found, key=self._run.first_place)
 
-    def do(self, jobs: Sequence[Job], given: Given = nothing_given) -> None:
-        """Do jobs; `given` knows the tensors that are not made from the source."""
+    def do(self, jobs: Sequence[Job], given: FromData = nothing_given) -> None:
+        """Do jobs; `given` knows what is not made from the source."""
         futures = [self._pool.submit(self._work, job, given) for job in jobs]
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
         for future in done:
@@ -189,7 +189,7 @@ class Runner:
         if self._progress is not None:
             self._progress(self._run.progress(what))
 
-    def _work(self, job: Job, given: Given) -> None:
+    def _work(self, job: Job, given: FromData) -> None:
         if self._run.stop.is_set():
             return
         for shard in self._do(job, given):
@@ -198,7 +198,7 @@ class Runner:
             if self._progress is not None:
                 self._progress(result)
 
-    def _do(self, job: Job, given: Given) -> list[str]:
+    def _do(self, job: Job, given: FromData) -> list[str]:
         if job.action == KEEP:
             return self._run.copy(job, self.reader)
         return self._run.write(apply(job, self.reader, self._plan.recipe.quantize, given(job)))

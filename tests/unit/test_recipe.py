@@ -60,11 +60,12 @@ def edited(tmp_path: Path, old: str, new: str) -> Path:
 # --- what ships ---
 
 
-def test_the_eight_systems_ship() -> None:
+def test_the_systems_of_the_seeds_and_ours_ship() -> None:
     assert recipe_names() == [
         "kimi-k2.6-bf16",
         "kimi-k2.6-fp8-reference",
         "kimi-k2.6-mxfp4-wafer",
+        "kimi-k2.6-nvfp4-compensated",
         "kimi-k2.6-nvfp4-nvidia",
         "kimi-k2.6-nvfp4-reap192",
         "kimi-k2.6-nvfp4-wafer",

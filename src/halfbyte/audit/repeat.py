@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from halfbyte.audit.compensated import far_off
 from halfbyte.audit.evidence import Evidence
 from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
 from halfbyte.numerics.encoded import Array, Encoded
 from halfbyte.numerics.reference import floats, fp8, int4, mxfp4, nvfp4
 from halfbyte.numerics.reference.sweep import best_scale
-from halfbyte.plan.rules import DECODE, ENCODE, Job
+from halfbyte.plan.rules import DECODE, ENCODE, Job, method_of
+from halfbyte.recipe_schema import COMPENSATED
 from halfbyte.source.headers import TensorInfo
 from halfbyte.source.read import Reader
 from halfbyte.transform.apply import as_bytes, stored
@@ -29,9 +31,13 @@ def repeat(evidence: Evidence, sample: int) -> list[Finding]:
     if not jobs:
         return [note("repeat", "not checked: no linear was asked for, or none is made anew")]
     wrong: list[str] = []
-    number = 0
+    number = compensated = 0
     with Reader(evidence.plan.checkpoint) as source, Reader(evidence.checkpoint) as output:
         for job in jobs:
+            if _is_compensated(job, evidence):
+                compensated += len(job.linears)
+                wrong += far_off(*_sources(job, source), evidence, output)
+                continue
             for module, expected in _again(job, evidence, source, output).items():
                 number += 1
                 infos = {suffix: evidence.checkpoint.tensors[f"{module}.{suffix}"] for suffix in expected}
@@ -40,9 +46,12 @@ def repeat(evidence: Evidence, sample: int) -> list[Finding]:
                     wrong.append(f"{module}: {', '.join(unequal)}")
     if wrong:
         why = "the bytes are not what the recipe means: a kernel computed something else, or they changed since"
-        text = f"{len(wrong)} of {count(number, 'linear')} differ from the reference"
+        text = f"{len(wrong)} of {count(number + compensated, 'linear')} differ from the reference"
         return [bad("repeat", text, why=why, fix=RUN_AGAIN, examples=wrong)]
-    return [good("repeat", f"{count(number, 'linear')} encoded again on the reference: bit-equal")]
+    said = [f"{count(number, 'linear')} encoded again on the reference: bit-equal"] if number else []
+    if compensated:
+        said.append(f"{count(compensated, 'compensated linear')} near the source, tensor scales bit-equal")
+    return [good("repeat", "; ".join(said))]
 
 
 def choose(evidence: Evidence, sample: int) -> list[Job]:
@@ -72,19 +81,29 @@ def _same(output: Reader, info: TensorInfo, expected: Array) -> bool:
 def _again(job: Job, evidence: Evidence, source: Reader, output: Reader) -> dict[str, Tensors]:
     """Return what the reference makes of a job: tensors by module and suffix."""
     assert evidence.plan is not None
-    weights = {linear.module: decode(stored(linear, source)) for linear in job.linears}
+    weights, amax = _sources(job, source)
     if job.action == DECODE:
         return {module: {"weight": weight} for module, weight in weights.items()}
     quantize = evidence.plan.recipe.quantize
     assert quantize is not None
-    amax = np.float32(max(float(np.abs(floats.bf16_to_f32(weight)).max()) for weight in weights.values()))
-    encode = _ENCODERS[quantize.format, quantize.scales]
+    encode = _ENCODERS[quantize.format, method_of(job.role, quantize)]
     made: dict[str, Tensors] = {}
     for module, weight in weights.items():
         info = evidence.checkpoint.tensors.get(f"{module}.weight_scale")
         found = output.tensor(info) if info is not None else np.empty(0)
         made[module] = encode(weight, amax, found)
     return made
+
+
+def _sources(job: Job, source: Reader) -> tuple[dict[str, Array], np.float32]:
+    """Return the BF16 weights of a job's linears, and the largest magnitude of all of them."""
+    weights = {linear.module: decode(stored(linear, source)) for linear in job.linears}
+    return weights, np.float32(max(float(np.abs(floats.bf16_to_f32(weight)).max()) for weight in weights.values()))
+
+
+def _is_compensated(job: Job, evidence: Evidence) -> bool:
+    quantize = evidence.plan.recipe.quantize if evidence.plan else None
+    return job.action == ENCODE and quantize is not None and method_of(job.role, quantize) == COMPENSATED
 
 
 def decode(encoded: Encoded) -> Array:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import torch
+
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.calibrate.store import Store
 from halfbyte.calibrate.stream import Calibration, Stream
@@ -47,12 +49,21 @@ def measured_layers(  # noqa: PLR0913 - keyword-only from the reader on
             coming = ahead.submit(reader.hold, tensors[layer + 1] if layer + 1 < layers else [])
             stats = stream.through(layer)
             reader.refuse_changes()
-            store.save(layer, stats)
-            store.save_hidden(layer + 1, stream.hidden)
+            # Moments are not kept: until the layer's weights are written, a killed run must measure it again.
+            kept_later = stats.moments is not None
+            if not kept_later:
+                _keep(store, layer, stats, stream.hidden)
             say(f"measured layer {layer} of {layers}")
             yield layer, stats
+            if kept_later:
+                _keep(store, layer, stats, stream.hidden)
             reader.release(tensors[layer])
     store.finish(layers)
+
+
+def _keep(store: Store, layer: int, stats: LayerStats, hidden: torch.Tensor) -> None:
+    store.save(layer, stats)
+    store.save_hidden(layer + 1, hidden)
 
 
 def layer_nbytes(model: Model) -> list[int]:

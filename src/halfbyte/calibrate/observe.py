@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from halfbyte.calibrate.moments import Moments, second_moments
 from halfbyte.calibrate.rows import Rows
 from halfbyte.calibrate.stats import SUMS, ExpertStats, LayerStats
 from halfbyte.errors import CheckpointError
@@ -24,10 +25,12 @@ _HEADS_FIRST = ("self_attn.k", "self_attn.v")  # [R, H, L, d]; everything else i
 class Observer:
     """What is measured in one layer."""
 
-    def __init__(self, layer: int, rows: Rows, experts: int) -> None:
+    def __init__(self, layer: int, rows: Rows, experts: int, *, moments: bool = False) -> None:
         self._layer, self._rows = layer, rows
         self._lock = threading.Lock()
         self.stats = LayerStats(experts=ExpertStats.empty(experts, len(rows.names)) if experts else None)
+        if experts and moments:
+            self.stats.moments = Moments()
         self._domains = rows.domains.reshape(-1).astype(np.int64)
         length = rows.tokens.shape[1]
         self._parts = np.arange(rows.tokens.size) // (SUM_ROWS * length)
@@ -77,8 +80,20 @@ class Observer:
             raise not_finite(self._layer, f"mlp.experts.{expert}")
         stats.seen[expert] = len(places)
         stats.input_amax[expert], stats.down_amax[expert], stats.out_amax[expert] = amax
+        if self.stats.moments is not None:
+            self.stats.moments.acts[expert] = self._of_real(act, gate_weights, places)
         norms = out.double().square().sum(-1).sqrt().cpu().numpy()
         self._add(stats, expert, places, gate_weights.double().cpu().numpy(), norms)
+
+    def all_given(self, given: torch.Tensor) -> None:
+        """See what all experts together were given, [T, D]."""
+        if self.stats.moments is not None:
+            self.stats.moments.given = self._of_real(given, None, np.arange(len(given)))
+
+    def _of_real(self, x: torch.Tensor, weights: torch.Tensor | None, places: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Moments over tokens; padding is none of them, also where its amax counts."""
+        real = torch.from_numpy(self._rows.real.reshape(-1)[places])
+        return second_moments(x[real], None if weights is None else weights[real])
 
     def _add(
         self,

@@ -10,10 +10,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from halfbyte.calibrate.moments import Moments
 
 Amax = NDArray[np.float32]
 Sums = NDArray[np.float64]
@@ -87,6 +90,7 @@ class LayerStats:
 
     input_amax: dict[str, float] = field(default_factory=dict[str, float])
     experts: ExpertStats | None = None
+    moments: Moments | None = None  # in memory only, where weights are compensated
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """Return every array by its name in a file."""

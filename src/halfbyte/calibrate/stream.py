@@ -27,10 +27,10 @@ from halfbyte.forward.experts import Expert
 from halfbyte.forward.layer import DecoderLayer
 from halfbyte.forward.run import row_chunks, run_layer
 from halfbyte.forward.sight import look_around
-from halfbyte.forward.threads import in_order
+from halfbyte.forward.threads import in_order, single_threaded
 from halfbyte.forward.weights import Weights
 from halfbyte.numerics.chunks import usable_cores
-from halfbyte.recipe_schema import InputScale, Recipe
+from halfbyte.recipe_schema import COMPENSATED, InputScale, Recipe
 from halfbyte.source.checkpoint import Checkpoint
 
 VERSION = 1  # raised whenever the same rows and weights would give other statistics
@@ -47,6 +47,7 @@ class Calibration:
     rows: Rows
     rule: InputScale | None
     about: Mapping[str, Any]  # all that decides the statistics
+    moments: bool = False  # whether layers keep the second moments of their inputs until they are written
 
 
 def prepare(checkpoint: Checkpoint, layers: int, recipe: Recipe, weights: Mapping[str, str]) -> Calibration:
@@ -66,7 +67,8 @@ def prepare(checkpoint: Checkpoint, layers: int, recipe: Recipe, weights: Mappin
         what = f"the vocabulary has the token {int(rows.tokens.max())}, the model only {text.config.vocab_size}"
         raise CheckpointError(what, where=str(checkpoint.root), fix="tokenizer and weights do not belong together")
     rule = recipe.quantize.input_scale if recipe.quantize else None
-    return Calibration(text, rows, rule, _about(text, rows, rule, weights))
+    compensated = recipe.quantize is not None and recipe.quantize.scales == COMPENSATED
+    return Calibration(text, rows, rule, _about(text, rows, rule, weights), compensated)
 
 
 def source_digest(weights: Mapping[str, str]) -> str:
@@ -108,7 +110,8 @@ class Stream:
         """Run a layer; return what was measured in it."""
         text, rows = self._of.text, self._of.rows
         layer = DecoderLayer(text, index, self._weights, DTYPE)
-        observer = Observer(index, rows, text.config.n_routed_experts if layer.is_moe else 0)
+        experts = text.config.n_routed_experts if layer.is_moe else 0
+        observer = Observer(index, rows, experts, moments=self._of.moments)
         expert = self._weights.experts(text, index)
         given = run_layer(
             layer,
@@ -121,6 +124,9 @@ class Stream:
             observe=observer.expert,
         )
         stats = observer.stats
+        if given is not None:
+            with single_threaded():
+                observer.all_given(given)
         if given is not None and stats.experts is not None and self._of.about["all_tokens_below"]:
             self._run_everywhere(stats.experts, given, expert)
         return stats

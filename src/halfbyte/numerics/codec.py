@@ -12,11 +12,12 @@ from halfbyte.errors import TensorError, UsageError
 from halfbyte.numerics import checks
 from halfbyte.numerics.chunks import on_chunks
 from halfbyte.numerics.cpu import bf16_blocks, fp8, int4, int4_blocks, sweep_bf16, sweep_int4
+from halfbyte.numerics.cpu import compensate as compensating
 from halfbyte.numerics.cpu.rows import ERROR, MAX_ERROR, SATURATED, SIGNAL
 from halfbyte.numerics.cpu.sweep import UNDECIDED
 from halfbyte.numerics.encoded import Array, BF16Bits, Encoded, Quality
 from halfbyte.numerics.formats import FORMATS, Format
-from halfbyte.numerics.reference import nvfp4
+from halfbyte.numerics.reference import compensate, floats, nvfp4
 from halfbyte.numerics.reference.floats import bf16_to_f32, f32_to_bf16
 from halfbyte.numerics.reference.sweep import best_scale
 from halfbyte.numerics.stored import RULES, Rows, Weights, open_rows
@@ -35,6 +36,7 @@ def encode(  # noqa: PLR0913 - keyword-only, and each one but `name` and `thread
     amax: float | None = None,
     division: str = "ieee",
     group: int = DEFAULT_GROUP,
+    moves: compensate.Moves | None = None,
     name: str = "tensor",
     threads: int | None = None,
 ) -> Encoded:
@@ -42,11 +44,13 @@ def encode(  # noqa: PLR0913 - keyword-only, and each one but `name` and `thread
 
     `amax` is the largest magnitude of the fused group where several linears share a tensor scale (gate and up do in
     every engine); by default the tensor's own. An INT4 `Encoded` becomes NVFP4 or MXFP4 without a BF16 tensor between.
+    `moves` is what "compensated" knows of the linear's inputs: `reference.compensate.moves` of their second moments.
     """
     row = checks.known_format(format)
     method = checks.known_method(row, method)
     _check_choices(row, amax=amax, division=division, group=group)
     source = open_rows(weights, name)
+    _check_moves(method, moves, source.shape, name)
     checks.matrix(source.shape, group if format == "int4" else row.block, name)
     own = source.amax_bits(threads)
     checks.finite(own, name)
@@ -57,6 +61,8 @@ def encode(  # noqa: PLR0913 - keyword-only, and each one but `name` and `thread
     if RULES[format] in (bf16_blocks.MXFP4_QUARK, bf16_blocks.MXFP4_CT):
         return _encode_blocks(source, format, RULES[format], np.float32(1), threads)
     tensor_scale = _TensorScale(_group_amax(own, amax, name), division, name)
+    if moves is not None:
+        return _encode_compensated(source, moves, _value(tensor_scale.group_bits), threads)
     return _encode_nvfp4(source, format, method, tensor_scale, threads)
 
 
@@ -75,6 +81,15 @@ def _check_choices(row: Format, *, amax: float | None, division: str, group: int
     for word, given in ignored:
         if given:
             raise UsageError(f"{row.name} has no {word} to choose", fix=f"leave {word} out")
+
+
+def _check_moves(method: str, moves: compensate.Moves | None, shape: tuple[int, ...], name: str) -> None:
+    if (moves is not None) != (method == "compensated"):
+        fix = "give both or neither: it is the inputs that tell where errors go"
+        raise UsageError("method 'compensated' and moves belong together", where=name, fix=fix)
+    if moves is not None and moves.upper.shape != (shape[-1], shape[-1]):
+        what = f"moves of {len(moves.order)} columns are given for a linear of {shape[-1]}"
+        raise UsageError(what, where=name, fix="make them of this linear's inputs")
 
 
 def decode(
@@ -226,6 +241,25 @@ def _encode_nvfp4(source: Rows, format: str, method: str, choice: _TensorScale, 
                 raise TensorError(what, where=name, fix="encode to nvfp4, or keep this tensor: it is next to nothing")
         tensors = {**encoded.tensors, "weight_global_scale": np.array([tensor_scale], np.float32)}
     return Encoded(format, source.shape, tensors, encoded.quality)
+
+
+def _encode_compensated(source: Rows, moves: compensate.Moves, group_amax: np.float32, threads: int | None) -> Encoded:
+    n, k = source.shape
+    packed, scale = np.empty((n, k // 2), np.uint8), np.empty((n, k // nvfp4.BLOCK), np.uint8)
+    scale_2 = compensate.tensor_scale(group_amax)
+
+    def kernel(chunk: slice, stats: Array) -> None:
+        exact = bf16_to_f32(source.bf16(chunk))
+        target, codes, scales = exact.astype(np.float64), packed[chunk], scale[chunk]
+        compensating.compensate_rows(target, moves.order, moves.upper, scale_2, codes, scales)
+        step = floats.spread(floats.E4M3_VALUES[scales] * scale_2, nvfp4.BLOCK)
+        error = np.abs(exact - floats.e2m1_decode(floats.unpack_nibbles(codes)) * step)
+        stats[:, SIGNAL], stats[:, ERROR] = (np.square(one, dtype=np.float64).sum(1) for one in (exact, error))
+        stats[:, MAX_ERROR], stats[:, SATURATED] = error.max(1), (np.abs(exact) > nvfp4.E2M1_MAX * step).sum(1)
+
+    quality = _fill(source, threads, kernel)
+    tensors = {"weight": packed, "weight_scale": scale, "weight_scale_2": np.array(scale_2, np.float32)}
+    return Encoded("nvfp4", source.shape, tensors, quality)
 
 
 def _sweep(source: Rows, group_bits: int, threads: int | None) -> Array:

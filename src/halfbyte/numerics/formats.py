@@ -109,7 +109,7 @@ _ROWS = (
             Part("weight_scale_2", "F32", fixed=()),
         ),
         "NVIDIA's, wafer's and decart's releases; vLLM, SGLang, TensorRT-LLM",
-        encodes=("max", "mse"),
+        encodes=("max", "mse", "compensated"),
     ),
     Format(
         "nvfp4_ct",

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +26,10 @@ from halfbyte.numerics.chunks import run_threads, usable_cores
 from halfbyte.numerics.codec import amax, decode, encode
 from halfbyte.numerics.encoded import Encoded
 from halfbyte.numerics.formats import FORMATS, Part
+from halfbyte.numerics.reference.compensate import Moves
 from halfbyte.plan.manifest import Plan
-from halfbyte.plan.rules import DECODE, KEEP
-from halfbyte.recipe_schema import Recipe
+from halfbyte.plan.rules import DECODE, ENCODE, KEEP, method_of
+from halfbyte.recipe_schema import COMPENSATED, Recipe
 from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.headers import TensorInfo
 from halfbyte.source.read import NUMPY_DTYPES, Reader
@@ -40,6 +41,7 @@ _DISK_NBYTES = 1 << 27
 _PIECE_NBYTES = 1 << 23  # about what one tensor of an expert has
 _SAMPLE_WEIGHTS = 1 << 22
 _ROWS = 128
+_COMPENSATED_WIDTH = 512  # each column moves all that follow: twice the width, twice the work a weight
 
 
 class Kernel(NamedTuple):
@@ -49,6 +51,7 @@ class Kernel(NamedTuple):
     format: str
     group: int
     fused: bool
+    method: str  # how scales are chosen; empty where there are none to choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +93,13 @@ def measure(plan: Plan, out: Path | None) -> Speeds:
 
 def kernels(plan: Plan) -> Iterator[tuple[Kernel, StoredLinear]]:
     """Yield each linear that changes, with what is done to it."""
+    quantize = plan.recipe.quantize
     for job in plan.jobs:
         if job.action != KEEP:
             fused = len(job.linears) > 1
+            method = method_of(job.role, quantize) if quantize is not None and job.action == ENCODE else ""
             for linear in job.linears:
-                yield Kernel(job.action, linear.format, linear.group, fused), linear
+                yield Kernel(job.action, linear.format, linear.group, fused, method), linear
 
 
 def _samples(plan: Plan) -> dict[Kernel, StoredLinear]:
@@ -127,16 +132,25 @@ def _core_seconds(work: Callable[[int], object], cores: int, seconds: float) -> 
 
 
 def _kernel_speed(kernel: Kernel, linear: StoredLinear, recipe: Recipe, cores: int) -> float:
-    source = invented(linear)
+    compensated = kernel.method == COMPENSATED
+    narrow = replace(linear, shape=(linear.shape[0], min(linear.shape[1], _COMPENSATED_WIDTH)))
+    source = invented(narrow if compensated else linear)
+    moves = _invented_moves(source.shape[1]) if compensated else None
 
     def work(_: int) -> object:
         if kernel.action == DECODE:
             return decode(source, threads=1)
         assert recipe.quantize is not None
         shared = amax(source, threads=1) if kernel.fused else None
-        return encode(source, recipe.quantize.format, method=recipe.quantize.scales, amax=shared, threads=1)
+        return encode(source, recipe.quantize.format, method=kernel.method, amax=shared, moves=moves, threads=1)
 
-    return _core_seconds(work, cores, _KERNEL_S) / (source.shape[0] * source.shape[1])
+    spent = _core_seconds(work, cores, _KERNEL_S) / (source.shape[0] * source.shape[1])
+    return spent * linear.shape[1] / source.shape[1] if compensated else spent
+
+
+def _invented_moves(width: int) -> Moves:
+    upper = np.triu(np.random.default_rng(0).standard_normal((width, width)) / 100) + np.eye(width)
+    return Moves(np.arange(width), upper)
 
 
 def invented(linear: StoredLinear) -> Encoded:

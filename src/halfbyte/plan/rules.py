@@ -13,11 +13,12 @@ from halfbyte.errors import RecipeError
 from halfbyte.models.linears import PLAIN, StoredLinear
 from halfbyte.models.model import Model
 from halfbyte.numerics.formats import FORMATS
-from halfbyte.recipe_schema import Recipe
+from halfbyte.recipe_schema import COMPENSATED, Quantize, Recipe
 from halfbyte.source.headers import TensorInfo, TensorSpec, tensor_nbytes
 
 KEEP, DECODE, ENCODE = "keep", "bf16", "quantize"
 BIAS = "bias"
+ROUTED = "routed_experts"
 # The name and shape of a calibrated input scale in each spelling.
 CALIBRATED_INPUTS = {"nvfp4": ("input_scale", ()), "nvfp4_ct": ("input_global_scale", (1,))}
 
@@ -55,6 +56,11 @@ def make_jobs(model: Model, recipe: Recipe) -> list[Job]:
     """Return the fate of every tensor, in the model's order: what stands before the layers, layers, what follows."""
     jobs = [*_plain_jobs(model, recipe), *_linear_jobs(model, recipe), *_kv_scale_jobs(model, recipe)]
     return sorted(jobs, key=lambda job: (job.layer is None, job.layer or 0, job.name))
+
+
+def method_of(role: str, quantize: Quantize) -> str:
+    """Return how scales are chosen. What is no routed expert is a few percent of the weights, and never compensated."""
+    return "mse" if quantize.scales == COMPENSATED and role != ROUTED else quantize.scales
 
 
 def refuse_pruning(recipe: Recipe) -> None:

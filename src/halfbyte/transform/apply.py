@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from halfbyte.models.linears import StoredLinear
 from halfbyte.numerics.codec import amax, decode, encode
 from halfbyte.numerics.encoded import Encoded, Quality
 from halfbyte.numerics.formats import FORMATS
-from halfbyte.plan.rules import BIAS, DECODE, ENCODE, KEEP, Job
+from halfbyte.numerics.reference.compensate import Moves
+from halfbyte.plan.rules import BIAS, DECODE, ENCODE, KEEP, Job, method_of
 from halfbyte.recipe_schema import Quantize
 from halfbyte.source.read import Reader
 
@@ -28,7 +29,15 @@ class Done:
     quality: Mapping[str, Quality]
 
 
-def apply(job: Job, reader: Reader, quantize: Quantize | None, given: Mapping[str, Array]) -> Done:
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What data decides in a job: tensors such as input scales, and where rounding errors go."""
+
+    tensors: Mapping[str, Array] = field(default_factory=dict[str, Array])
+    moves: Moves | None = None
+
+
+def apply(job: Job, reader: Reader, quantize: Quantize | None, given: Given) -> Done:
     """Return the output tensors of a job that changes some, with those that are given. Kernels run on this thread."""
     assert job.action != KEEP  # such a job is copied, piece by piece
     biases = [info for info in job.sources if info.name.endswith(f".{BIAS}")]
@@ -40,11 +49,11 @@ def apply(job: Job, reader: Reader, quantize: Quantize | None, given: Mapping[st
             tensors[f"{linear.module}.weight"] = weight
     elif job.action == ENCODE:
         assert quantize is not None
-        for module, encoded in _encode(job, reader, quantize).items():
+        for module, encoded in _encode(job, reader, quantize, given.moves).items():
             tensors |= {f"{module}.{suffix}": tensor for suffix, tensor in encoded.tensors.items()}
             if encoded.quality is not None:
                 quality[module] = encoded.quality
-    tensors |= given
+    tensors |= given.tensors
     assert {output.name for output in job.outputs} == tensors.keys(), job.name
     return Done(tensors, quality)
 
@@ -56,13 +65,14 @@ def stored(linear: StoredLinear, reader: Reader) -> Encoded:
     return Encoded(linear.format, linear.shape, tensors)
 
 
-def _encode(job: Job, reader: Reader, quantize: Quantize) -> dict[str, Encoded]:
+def _encode(job: Job, reader: Reader, quantize: Quantize, moves: Moves | None) -> dict[str, Encoded]:
     sources = {linear.module: stored(linear, reader) for linear in job.linears}
     shared = None
     if len(sources) > 1:  # engines fuse these and keep one tensor scale for all of them
         shared = max(amax(source, name=module, threads=1) for module, source in sources.items())
+    method = method_of(job.role, quantize)
     return {
-        module: encode(source, quantize.format, method=quantize.scales, amax=shared, name=module, threads=1)
+        module: encode(source, quantize.format, method=method, amax=shared, moves=moves, name=module, threads=1)
         for module, source in sources.items()
     }
 

@@ -15,16 +15,15 @@ from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.errors import UsageError
 from halfbyte.models.linears import StoredLinear
 from halfbyte.numerics.reference.nvfp4 import CODE_RANGE, global_scale
-from halfbyte.plan.rules import CALIBRATED_INPUTS, Job
+from halfbyte.plan.rules import CALIBRATED_INPUTS, ROUTED, Job
 from halfbyte.recipe_schema import InputScale, Quantize
 
 Scales = dict[str, NDArray[np.float32]]
 INPUT_SCALES = {name: suffix for name, (suffix, _) in CALIBRATED_INPUTS.items()}
 LARGEST_E4M3 = np.float32(448)
 NEVER_SEEN = 0.5  # ModelOpt's amax for an expert of whose layer no expert saw a token
-_DOWN = "down_proj"
+DOWN = "down_proj"
 _ATTENTION = "self_attn"
-_ROUTED = "routed_experts"
 
 
 def scales_of(job: Job, stats: LayerStats, quantize: Quantize) -> Scales:
@@ -55,7 +54,7 @@ def kv_scale(name: str, stats: LayerStats, quantize: Quantize) -> NDArray[np.flo
 
 
 def _amax(linear: StoredLinear, stats: LayerStats, quantize: Quantize) -> float:
-    if linear.role == _ROUTED:
+    if linear.role == ROUTED:
         assert linear.expert is not None
         assert stats.experts is not None
         assert quantize.input_scale is not None
@@ -66,7 +65,7 @@ def _amax(linear: StoredLinear, stats: LayerStats, quantize: Quantize) -> float:
 
 def expert_amax(experts: ExpertStats, expert: int, module: str, rule: InputScale) -> float:
     """Return the largest input of one of an expert's linears, by the recipe's rule."""
-    down = module.endswith(_DOWN)
+    down = module.endswith(DOWN)
     own = experts.down_amax if down else experts.input_amax
     largest = float(own.max())
     if rule.per == "layer":
@@ -81,7 +80,7 @@ def expert_amax(experts: ExpertStats, expert: int, module: str, rule: InputScale
 
 def needs_backstop(experts: ExpertStats, expert: int, module: str, rule: InputScale) -> bool:
     """Whether too few tokens came by, or nothing but zeros did."""
-    own = experts.down_amax if module.endswith(_DOWN) else experts.input_amax
+    own = experts.down_amax if module.endswith(DOWN) else experts.input_amax
     few = rule.min_tokens is not None and int(experts.seen[expert]) < rule.min_tokens
     return rule.per == "expert" and (few or not own[expert])
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from given import given
 
 from halfbyte.errors import TensorError, UsageError
 from halfbyte.numerics.codec import decode, encode
@@ -66,7 +67,7 @@ def test_what_pytorch_holds_can_be_decoded(format):
 def test_uniform_tensors_of_any_size_are_decodable_or_refused(format, method, pattern):
     w = np.full((1, 32), pattern, np.uint16)
     try:
-        made = encode(w, format, method=method)
+        made = encode(w, format, **given(method, 32))
     except TensorError as error:
         assert (format, method) in [("nvfp4_ct", "max"), ("nvfp4_ct", "mse")]
         assert "no FP32 number" in str(error)
@@ -83,6 +84,15 @@ def test_choices_that_a_format_does_not_read_are_refused():
     for threads in (0, -1, "2"):
         with pytest.raises(UsageError, match="threads is"):
             encode(w, "mxfp4", threads=threads)
+
+
+def test_compensation_and_moves_belong_together():
+    moves = given("compensated", 64)["moves"]
+    for arguments in ({"method": "compensated"}, {"method": "mse", "moves": moves}):
+        with pytest.raises(UsageError, match="'compensated' and moves belong together"):
+            encode(POWERS, "nvfp4", **arguments)
+    with pytest.raises(UsageError, match="moves of 64 columns are given for a linear of 128"):
+        encode(ORDINARY, "nvfp4", method="compensated", moves=moves)
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf")])

@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from given import given
 
 from halfbyte.numerics import chunks, codec
 from halfbyte.numerics.codec import amax, decode, encode
 from halfbyte.numerics.cpu.sweep import exact_below
 from halfbyte.numerics.encoded import Encoded, Quality
 from halfbyte.numerics.formats import FORMATS
-from halfbyte.numerics.reference import floats, fp8, int4, mxfp4, nvfp4, sweep
+from halfbyte.numerics.reference import compensate, floats, fp8, int4, mxfp4, nvfp4, sweep
 
 RNG = np.random.default_rng(20260801)
 
@@ -50,6 +51,9 @@ def reference(w, format, method):
         return mxfp4.encode(w, keep_negative_zero=format == "mxfp4_ct")
     if method == "compressed-tensors":
         return nvfp4.encode_compressed_tensors(w, nvfp4.global_scale(top))
+    if method == "compensated":
+        moves = given(method, w.shape[1])["moves"]
+        return compensate.compensate(floats.bf16_to_f32(w).astype(float), moves, compensate.tensor_scale(top))
     scale_2 = nvfp4.tensor_scale(top)
     if method == "max":
         return nvfp4.encode_max(w, scale_2)
@@ -79,7 +83,7 @@ METHODS = [(name, method) for name, row in FORMATS.items() for method in row.enc
 @pytest.mark.parametrize(("format", "method"), METHODS)
 def test_kernel_equals_reference(format, method, matrix):
     w = MATRICES[matrix]
-    made = encode(w, format, method=method)
+    made = encode(w, format, **given(method, w.shape[1]))
     first, second, *_ = made.tensors.values()
     codes, scale = reference(w, format, method)
     np.testing.assert_array_equal(second, scale)
@@ -92,7 +96,7 @@ def test_kernel_equals_reference(format, method, matrix):
 @pytest.mark.parametrize(("format", "method"), METHODS)
 def test_quality_is_what_the_reference_decode_shows(format, method):
     w = MATRICES["hostile"]
-    made = encode(w, format, method=method)
+    made = encode(w, format, **given(method, w.shape[1]))
     if format in ("int4", "fp8_channel"):
         decoded = floats.bf16_to_f32(reference_decode(made))
     else:  # block formats are measured before the last rounding to BF16, as the engines multiply them
@@ -113,6 +117,8 @@ def unrounded(made, method):
     factor = floats.e8m0_decode(second) if block == 32 else floats.E4M3_VALUES[second]
     if method == "compressed-tensors":
         factor = factor / rest[0][0]
+    elif method == "compensated":
+        factor = factor * rest[0]
     elif block == 16:  # ModelOpt's arithmetic, in whichever spelling the tensor scale is stored
         factor = factor * nvfp4.tensor_scale(np.float32(amax(MATRICES["hostile"])))
     return floats.e2m1_decode(floats.unpack_nibbles(first)) * np.repeat(factor, block, axis=1)
@@ -131,7 +137,7 @@ def test_saturation_is_counted():
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_fused_from_int4_equals_through_bf16(format, method, group):
     stored = encode(bf16(RNG.standard_normal((40, 512)) * 0.02), "int4", group=group)
-    fused, plain = encode(stored, format, method=method), encode(decode(stored), format, method=method)
+    fused, plain = (encode(w, format, **given(method, 512)) for w in (stored, decode(stored)))
     for suffix in plain.tensors:
         np.testing.assert_array_equal(fused.tensors[suffix], plain.tensors[suffix])
     for field in ("signal", "error"):  # the same terms in another order
@@ -148,7 +154,7 @@ def test_fused_from_int4_with_negative_zero_and_subnormal_scales():
     )
     for format, method in METHODS:
         if FORMATS[format].element == "e2m1":
-            fused, plain = encode(stored, format, method=method), encode(decode(stored), format, method=method)
+            fused, plain = (encode(w, format, **given(method, 64)) for w in (stored, decode(stored)))
             for suffix in plain.tensors:
                 np.testing.assert_array_equal(
                     fused.tensors[suffix], plain.tensors[suffix], err_msg=f"{format} {method}"
@@ -213,7 +219,7 @@ def test_threads_change_neither_bytes_nor_sums(monkeypatch):
     stored = encode(w, "int4", threads=1)
     for format, method in METHODS:
         for source in (w, stored):
-            one, four = (encode(source, format, method=method, threads=t) for t in (1, 4))
+            one, four = (encode(source, format, **given(method, 64), threads=t) for t in (1, 4))
             assert one.quality == four.quality
             for suffix in one.tensors:
                 np.testing.assert_array_equal(one.tensors[suffix], four.tensors[suffix])

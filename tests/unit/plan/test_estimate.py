@@ -72,12 +72,22 @@ def test_what_is_not_measured_is_assumed_and_said(planned):
 
 def test_fused_linears_are_another_kernel(planned):
     assert {kernel for kernel, _ in kernels(planned())} == {
-        Kernel("quantize", "int4", 32, True),
-        Kernel("quantize", "int4", 32, False),
+        Kernel("quantize", "int4", 32, True, "max"),
+        Kernel("quantize", "int4", 32, False, "max"),
     }
     assert {kernel for kernel, _ in kernels(planned(recipe="kimi-k2.6-mxfp4-wafer"))} == {
-        Kernel("quantize", "int4", 32, False)
+        Kernel("quantize", "int4", 32, False, "even")
     }
+
+
+def test_compensating_is_timed_by_its_width(planned, tmp_path):
+    plan = planned(recipe="kimi-k2.6-nvfp4-compensated")
+    wide, swept = (
+        {kernel.method for kernel, _ in kernels(planned(recipe=r))}
+        for r in (plan.recipe.name, "kimi-k2.7-code-nvfp4-decart")
+    )
+    assert (wide, swept) == ({"compensated"}, {"mse"})
+    assert all(0 < rate < math.inf for rate in measure(plan, tmp_path).core_s_per_weight.values())
 
 
 def test_speeds_of_a_folder(planned, tmp_path):

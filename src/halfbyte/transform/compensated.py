@@ -1,0 +1,39 @@
+"""Which moves each linear of a layer is compensated with."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from halfbyte.errors import UsageError
+from halfbyte.numerics.reference.compensate import Moves, moves
+from halfbyte.plan.rules import Job
+from halfbyte.transform.scales import DOWN
+
+if TYPE_CHECKING:
+    from halfbyte.calibrate.moments import Moments
+
+
+class LayerMoves:
+    """The moves of one layer; those that many experts share are made once."""
+
+    def __init__(self, moments: Moments | None) -> None:
+        self._moments, self._lock = moments, threading.Lock()
+        self._shared: Moves | None = None
+
+    def of(self, job: Job) -> Moves:
+        """Return the moves of a routed expert's job. An expert that saw no token is only rounded."""
+        if self._moments is None or self._moments.given is None:
+            # Only a shard that was final, and was then damaged or removed, can ask for this.
+            fix = "begin anew in another folder: such a layer's inputs are not kept"
+            raise UsageError("this layer was measured by an earlier run", where=job.name, fix=fix)
+        linear = job.linears[0]
+        assert linear.expert is not None
+        if linear.module.endswith(DOWN):
+            return moves(self._moments.acts.pop(linear.expert, np.zeros((linear.shape[1],) * 2)))
+        with self._lock:
+            if self._shared is None:
+                self._shared = moves(self._moments.given)
+            return self._shared

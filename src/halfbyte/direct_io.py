@@ -79,6 +79,20 @@ class File:
         self._fill(buffer, first, begin - first + nbytes)
         return buffer[begin - first :][:nbytes]
 
+    def read_into(self, begin: int, memory: Bytes) -> None:
+        """Fill memory; EOFError where the file ends before. Without a direct path there is no copy in between."""
+        if self._direct is not None and len(memory) >= _SMALL_NBYTES:
+            memory[:] = self.read(begin, len(memory))
+            return
+        view, done = memory.data, 0
+        while done < len(memory):
+            count = os.preadv(self._buffered, [view[done:]], begin + done)
+            if count == 0:
+                raise EOFError
+            done += count
+        if self._direct is None:
+            os.posix_fadvise(self._buffered, begin, len(memory), os.POSIX_FADV_DONTNEED)
+
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, Bytes]]:
         """Yield a long stretch in pieces with their offsets, each in memory of its own."""
         while begin < end:

@@ -30,17 +30,17 @@ from halfbyte.folders import (
 )
 from halfbyte.models.declared import stored_as_declared
 from halfbyte.models.model import Model, describe
-from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, output_config
 from halfbyte.plan.manifest import Plan, make_plan, refuse_other_plan
 from halfbyte.plan.rules import Job, refuse_pruning
 from halfbyte.recipe_schema import COMPENSATED, Recipe
+from halfbyte.rest import write_rest
 from halfbyte.run import Progress, Runner
-from halfbyte.source.checkpoint import CONFIG, INDEX, Checkpoint, open_checkpoint
+from halfbyte.source.checkpoint import CONFIG, Checkpoint, open_checkpoint
 from halfbyte.source.identity import identity
 from halfbyte.source.known_hashes import known_hashes
 from halfbyte.source.read import stamps as source_stamps
 from halfbyte.source.verify import Stamp, stamps_as_json, stamps_from_json, verify
-from halfbyte.write import PART, Journal, disk_error, file_sha256, sync_folder, write_whole
+from halfbyte.write import PART, Journal, disk_error, file_sha256, write_whole
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.choose import Statistics
@@ -51,6 +51,7 @@ PLAN = "plan.json"
 JOURNAL = "journal.jsonl"
 STATS = "stats"  # a folder: statistics while they are made, and then one file
 COVERAGE = "coverage.json"  # how many tokens each expert saw
+CPU = "cpu"
 VERIFIED = "verified.json"  # source shards that had the known hash, so that they are not read again
 _SPARE_NBYTES = 1 << 28  # config, index, tokenizer and the file system's own needs
 
@@ -96,6 +97,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     layers: int | None = None,
     stats: Path | None = None,
     threads: int | None = None,
+    device: str = CPU,
     verify_source: bool = True,
     progress: Callable[[Progress], None] | None = None,
 ) -> Result:
@@ -106,7 +108,9 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     made = plan(source, recipe, layers=layers)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
     weights, seen = identity(made.checkpoint), source_stamps(made.checkpoint)
-    measured = _statistics(made, out, weights, stats)
+    measured = _statistics(made, out, weights, stats, device)
+    if device != CPU:
+        _check_device(made, measured, device)
     _check_folder(out, made, measured)
     journal = Journal(out / FOLDER / JOURNAL)
     finished = _verified(out, made, journal)
@@ -118,8 +122,8 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
         _check_folder(out, made, measured)  # again, now that nobody else can begin
         _begin(out, made, weights, measured, stamps)
         with Runner(made, out, journal, finished, seen=seen, threads=threads, progress=progress) as runner:
-            coverage = _run(made, out, runner, measured, threads)
-        _write_rest(made, out, others)
+            coverage = _run(made, out, runner, measured, threads, device)
+        write_rest(made, out, others)
     return Result(
         out=out,
         fingerprint=made.fingerprint(),
@@ -186,7 +190,17 @@ def _measuring(folder: Path) -> Generator[None]:
         raise
 
 
-def _statistics(made: Plan, out: Path, weights: Mapping[str, str], stats: Path | None) -> Statistics | None:
+def _check_device(made: Plan, measured: Statistics | None, device: str) -> None:
+    import torch  # noqa: PLC0415
+
+    from halfbyte.cuda.start import check_device  # noqa: PLC0415 - only those who have one pay for it
+
+    check_device(made, measured, torch.device(device))
+
+
+def _statistics(
+    made: Plan, out: Path, weights: Mapping[str, str], stats: Path | None, device: str
+) -> Statistics | None:
     """Return where the statistics of a recipe that needs data come from: a file, or this run."""
     if made.recipe.calibrate is None:
         if stats is not None:
@@ -202,16 +216,20 @@ def _statistics(made: Plan, out: Path, weights: Mapping[str, str], stats: Path |
             raise UsageError(what, where="--stats", fix="leave it out: this recipe measures while it writes")
         rule = made.recipe.quantize.input_scale if made.recipe.quantize else None
         return given(stats, weights, layers, rule)
-    return measured_here(made.checkpoint, made.model, made.recipe, weights, out / FOLDER / STATS, layers)
+    folder = out / FOLDER / STATS
+    return measured_here(made.checkpoint, made.model, made.recipe, weights, folder, layers, device=device)
 
 
-def _run(made: Plan, out: Path, runner: Runner, measured: Statistics | None, threads: int | None) -> Report | None:
+def _run(
+    made: Plan, out: Path, runner: Runner, measured: Statistics | None, threads: int | None, device: str
+) -> Report | None:
     """Do every job that is pending: in the order of the files, or layer by layer as they are measured."""
+    if device != CPU:
+        return _run_on_device(made, out, runner, measured, device)
     pending = runner.pending()
     if measured is None:
         runner.do(pending)
         return None
-    from halfbyte.calibrate.report import report  # noqa: PLC0415
     from halfbyte.transform.from_data import from_data  # noqa: PLC0415
 
     quantize = made.recipe.quantize
@@ -223,7 +241,23 @@ def _run(made: Plan, out: Path, runner: Runner, measured: Statistics | None, thr
         runner.do(by_layer.get(layer, []), from_data(found, quantize))
         layers[layer] = replace(found, moments=None)  # which are large
     runner.do(by_layer.get(None, []))
-    coverage = report(layers, quantize.input_scale if quantize else None)
+    return _coverage(made, out, layers)
+
+
+def _run_on_device(made: Plan, out: Path, runner: Runner, measured: Statistics | None, device: str) -> Report | None:
+    import torch  # noqa: PLC0415
+
+    from halfbyte.cuda.start import run_on_device  # noqa: PLC0415
+
+    layers, _ = run_on_device(made, runner, measured, torch.device(device))
+    return _coverage(made, out, layers) if measured is not None else None
+
+
+def _coverage(made: Plan, out: Path, layers: Mapping[int, LayerStats]) -> Report:
+    """Write how the data covered the experts, beside the weights."""
+    from halfbyte.calibrate.report import report  # noqa: PLC0415
+
+    coverage = report(layers, made.recipe.quantize.input_scale if made.recipe.quantize else None)
     write_whole(out / FOLDER / COVERAGE, (json.dumps(coverage.as_dict(), indent=1) + "\n").encode())
     return coverage
 
@@ -359,24 +393,3 @@ def _check_space(out: Path, made: Plan, finished: dict[str, str]) -> None:
     if finished.keys() != {shard.name for shard in made.shards} and free < needed:
         what = f"the output needs {needed / 1e9:,.1f} GB, the disk has {free / 1e9:,.1f} GB free"
         raise MachineError(what, where=str(out), fix="free some space, or give a folder on another disk")
-
-
-def _write_rest(made: Plan, out: Path, others: list[Path]) -> None:
-    """Copy what is not weights and write config and index, after the last shard: a folder with a config is whole."""
-    root = made.checkpoint.root
-    for relative in others:
-        # A source that halfbyte made has a plan and a journal of its own, which are not ours.
-        if relative.parts[0] != FOLDER and str(relative) not in (CONFIG, MODELOPT_FILE):
-            target = out / relative
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(target, (root / relative).read_bytes())
-    names = {tensor.name: shard.name for shard in made.shards for tensor in shard.tensors}
-    total = sum(tensor.nbytes for shard in made.shards for tensor in shard.tensors)
-    if len(made.shards) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
-        write_whole(out / INDEX, (json.dumps(index, indent=2) + "\n").encode())
-    config: dict[str, Any] = output_config(made)
-    if (legacy := modelopt_file(made)) is not None:
-        write_whole(out / MODELOPT_FILE, json.dumps(legacy, indent=4).encode())
-    write_whole(out / CONFIG, json.dumps(config, indent=2, ensure_ascii=False).encode())
-    sync_folder(out)

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -76,7 +76,7 @@ class _Run:
                 self.files[shard] = ShardFile(self.out / shard, planned.head, planned.nbytes)
             return self.files[shard]
 
-    def write(self, done: Done) -> list[str]:
+    def write(self, done: Done, *, lent: bool = False) -> list[str]:
         """Write a job's tensors; return the shards that are complete now."""
         complete: list[str] = []
         for name, tensor in done.tensors.items():
@@ -84,7 +84,7 @@ class _Run:
                 continue  # this part of the job is in a shard that an earlier run finished
             data = as_bytes(tensor)
             assert len(data) == place.nbytes, name
-            self.file(place.shard).write(data, place.begin)
+            self.file(place.shard).write(data, place.begin, lent=lent)
             complete += self._count(place, done.quality.get(name.rpartition(".")[0]))
         return complete
 
@@ -179,10 +179,17 @@ class Runner:
 
     def do(self, jobs: Sequence[Job], given: FromData = nothing_given) -> None:
         """Do jobs; `given` knows what is not made from the source."""
-        futures = [self._pool.submit(self._work, job, given) for job in jobs]
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        done, _ = wait(self.start(jobs, given), return_when=FIRST_EXCEPTION)
         for future in done:
             future.result()
+
+    def start(self, jobs: Sequence[Job], given: FromData = nothing_given) -> list[Future[None]]:
+        """Begin jobs without waiting for them."""
+        return [self._pool.submit(self._work, job, given) for job in jobs]
+
+    def put(self, done: Done) -> Future[None]:
+        """Write what was made elsewhere, in memory that is its maker's again as soon as this is done."""
+        return self._pool.submit(self._put, done)
 
     def say(self, what: str) -> None:
         """Tell whoever watches about something that is no shard."""
@@ -190,9 +197,15 @@ class Runner:
             self._progress(self._run.progress(what))
 
     def _work(self, job: Job, given: FromData) -> None:
-        if self._run.stop.is_set():
-            return
-        for shard in self._do(job, given):
+        if not self._run.stop.is_set():
+            self._finish(self._do(job, given))
+
+    def _put(self, done: Done) -> None:
+        if not self._run.stop.is_set():
+            self._finish(self._run.write(done, lent=True))
+
+    def _finish(self, shards: list[str]) -> None:
+        for shard in shards:
             self.reader.refuse_changes()
             result = self._run.finish(shard)
             if self._progress is not None:

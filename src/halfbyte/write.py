@@ -38,10 +38,7 @@ def sync_folder(folder: Path) -> None:
 
 
 class ShardFile:
-    """One output shard while it grows; threads write tensors at their final offsets in any order.
-
-    What is written is never changed afterwards: the digest may read it later.
-    """
+    """One output shard while it grows; threads write tensors at their final offsets in any order."""
 
     def __init__(self, path: Path, head: bytes, nbytes: int) -> None:
         self.path = path
@@ -56,13 +53,13 @@ class ShardFile:
             raise disk_error(error, path) from None
         self.write(memoryview(head), 0)
 
-    def write(self, data: memoryview, offset: int) -> None:
-        """Write bytes at their place."""
+    def write(self, data: memoryview, offset: int, *, lent: bool = False) -> None:
+        """Write bytes at their place. The digest may read them later; those that are only lent it copies."""
         try:
             self._file.write(data, offset)
         except OSError as error:
             raise disk_error(error, self.path) from None
-        self._digest.add(data, offset)
+        self._digest.add(data, offset, lent=lent)
 
     def finish(self) -> str:
         """Bring every byte to the disk, give the file its name, and return its SHA-256."""
@@ -96,12 +93,13 @@ class OrderedDigest:
         self._waiting: dict[int, memoryview] = {}
         self._hashing, self._lock = False, threading.Lock()
 
-    def add(self, data: memoryview, offset: int) -> None:
+    def add(self, data: memoryview, offset: int, *, lent: bool = False) -> None:
         """Take a piece, and hash what is in order, unless another thread is at it: then that one goes on with it."""
         with self._lock:
             if not data or offset - self._at > WAITING_NBYTES:
                 return
-            self._waiting[offset] = data
+            must_wait = self._hashing or offset != self._at
+            self._waiting[offset] = memoryview(bytes(data)) if lent and must_wait else data
             if self._hashing:
                 return
             self._hashing = True

@@ -11,7 +11,7 @@ from halfbyte.calibrate.layers import layer_nbytes, measured_layers
 from halfbyte.calibrate.report import Report, report
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.calibrate.store import Store, read_stats, stats_file
-from halfbyte.calibrate.stream import prepare, source_digest
+from halfbyte.calibrate.stream import Calibration, prepare, source_digest
 from halfbyte.errors import UsageError
 from halfbyte.models.model import Model
 from halfbyte.recipe_schema import InputScale, Recipe
@@ -28,13 +28,22 @@ class Statistics:
     about: Mapping[str, Any]
     file: bytes | None  # the statistics themselves, where they were given: they are kept beside the weights
     layers: Callable[[HoldingReader, int | None, Say], Iterator[tuple[int, LayerStats]]]
+    calibration: Calibration | None = None  # what is measured here, and where it is kept meanwhile
+    store: Store | None = None
 
 
-def measured_here(
-    checkpoint: Checkpoint, model: Model, recipe: Recipe, weights: Mapping[str, str], folder: Path, layers: int
+def measured_here(  # noqa: PLR0913 - keyword-only at the end
+    checkpoint: Checkpoint,
+    model: Model,
+    recipe: Recipe,
+    weights: Mapping[str, str],
+    folder: Path,
+    layers: int,
+    *,
+    device: str = "cpu",
 ) -> Statistics:
     """Measure while the checkpoint is read."""
-    calibration = prepare(checkpoint, layers, recipe, weights)
+    calibration = prepare(checkpoint, layers, recipe, weights, device=device)
     store = Store(folder, calibration.about)
     store.check()
 
@@ -44,7 +53,7 @@ def measured_here(
         say(f"{tokens:,} tokens in {rows} rows of {length}")
         return measured_layers(calibration, store, model, layers, reader=reader, threads=threads, say=say)
 
-    return Statistics(calibration.about, None, run)
+    return Statistics(calibration.about, None, run, calibration, store)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -41,7 +41,7 @@ def measured_layers(  # noqa: PLR0913 - keyword-only from the reader on
         yield layer, stats
     if first == 0:
         stream.start()
-    tensors = _tensors_by_layer(model)
+    tensors = tensors_by_layer(model)
     with ThreadPoolExecutor(1) as ahead:  # which also waits, should an error or Ctrl-C come between
         coming: Future[None] = ahead.submit(reader.hold, tensors[first] if first < layers else [])
         for layer in range(first, layers):
@@ -68,10 +68,11 @@ def _keep(store: Store, layer: int, stats: LayerStats, hidden: torch.Tensor) -> 
 
 def layer_nbytes(model: Model) -> list[int]:
     """Return how much is read for each layer."""
-    return [sum(info.nbytes for info in infos) for infos in _tensors_by_layer(model)]
+    return [sum(info.nbytes for info in infos) for infos in tensors_by_layer(model)]
 
 
-def _tensors_by_layer(model: Model) -> list[list[TensorInfo]]:
+def tensors_by_layer(model: Model) -> list[list[TensorInfo]]:
+    """Return what each layer holds."""
     found: list[list[TensorInfo]] = [[] for _ in range(model.layers)]
     for linear in model.linears.values():
         if linear.layer is not None:

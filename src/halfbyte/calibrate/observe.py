@@ -1,8 +1,4 @@
-"""Look at a layer while it runs, and keep what `stats` wants of it.
-
-Sums are made of parts of `SUM_ROWS` rows, added in their order: whoever measures those rows, and with how many threads,
-the sums are the same to the last bit.
-"""
+"""Look at a layer while it runs, and keep what `stats` wants of it."""
 
 from __future__ import annotations
 
@@ -14,12 +10,12 @@ from numpy.typing import NDArray
 
 from halfbyte.calibrate.moments import Moments, second_moments
 from halfbyte.calibrate.rows import Rows
-from halfbyte.calibrate.stats import SUMS, ExpertStats, LayerStats
+from halfbyte.calibrate.stats import ExpertStats, LayerStats
+from halfbyte.calibrate.sums import Routed, add_routed
 from halfbyte.errors import CheckpointError
 from halfbyte.forward.layer import Look
 
-SUM_ROWS = 64
-_HEADS_FIRST = ("self_attn.k", "self_attn.v")  # [R, H, L, d]; everything else is [R, L, d]
+HEADS_FIRST = ("self_attn.k", "self_attn.v")  # [R, H, L, d]; everything else is [R, L, d]
 
 
 class Observer:
@@ -31,9 +27,6 @@ class Observer:
         self.stats = LayerStats(experts=ExpertStats.empty(experts, len(rows.names)) if experts else None)
         if experts and moments:
             self.stats.moments = Moments()
-        self._domains = rows.domains.reshape(-1).astype(np.int64)
-        length = rows.tokens.shape[1]
-        self._parts = np.arange(rows.tokens.size) // (SUM_ROWS * length)
         # Where rows are padded on the left, padding flows through the model and counts; elsewhere it is no token.
         self._counts = None if rows.left_padded else torch.from_numpy(rows.real)
 
@@ -43,7 +36,7 @@ class Observer:
 
         def look(name: str, tensor: torch.Tensor) -> None:
             if counts is not None and not counts.all():
-                tensor = (tensor.transpose(1, 2) if name in _HEADS_FIRST else tensor).reshape(*counts.shape, -1)[counts]
+                tensor = (tensor.transpose(1, 2) if name in HEADS_FIRST else tensor).reshape(*counts.shape, -1)[counts]
             self._largest(name, _amax(tensor))
 
         return look
@@ -83,7 +76,8 @@ class Observer:
         if self.stats.moments is not None:
             self.stats.moments.acts[expert] = self._of_real(act, gate_weights, places)
         norms = out.double().square().sum(-1).sqrt().cpu().numpy()
-        self._add(stats, expert, places, gate_weights.double().cpu().numpy(), norms)
+        g = gate_weights.double().cpu().numpy()
+        add_routed(stats, Routed([expert], np.zeros(len(places), np.int64), places, g, norms), self._rows)
 
     def all_given(self, given: torch.Tensor) -> None:
         """See what all experts together were given, [T, D]."""
@@ -94,30 +88,6 @@ class Observer:
         """Moments over tokens; padding is none of them, also where its amax counts."""
         real = torch.from_numpy(self._rows.real.reshape(-1)[places])
         return second_moments(x[real], None if weights is None else weights[real])
-
-    def _add(
-        self,
-        stats: ExpertStats,
-        expert: int,
-        places: NDArray[np.int64],
-        g: NDArray[np.float64],
-        n: NDArray[np.float64],
-    ) -> None:
-        domains = self._domains[places]
-        real = domains >= 0
-        order = np.argsort(places[real], kind="stable")
-        places, domains, g, n = places[real][order], domains[real][order], g[real][order], n[real][order]
-        count = len(self._rows.names)
-        parts = int(self._parts[-1]) + 1
-        cells = self._parts[places] * count + domains
-        stats.count[expert] = np.bincount(domains, minlength=count)
-        values = {"g": g, "g2": g * g, "n": n, "n2": n * n, "gn": g * n, "g2n": g * g * n, "g2n2": (g * n) ** 2}
-        for name in SUMS:
-            partial = np.bincount(cells, weights=values[name], minlength=parts * count).reshape(parts, count)
-            for part in partial:  # in order: np.sum would add in pairs
-                stats.sums[name][expert] += part
-        for name, value in (("n", n), ("gn", g * n)):
-            np.maximum.at(stats.maxes[name][expert], domains, value)
 
 
 def _amax(tensor: torch.Tensor) -> float:

@@ -16,9 +16,10 @@ import torch
 from torch.nn import functional
 
 from halfbyte.calibrate.chat import load_template
-from halfbyte.calibrate.observe import SUM_ROWS, Observer
+from halfbyte.calibrate.observe import Observer
 from halfbyte.calibrate.rows import Rows, make_rows
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
+from halfbyte.calibrate.sums import SUM_ROWS
 from halfbyte.calibrate.vocabulary import load_vocabulary
 from halfbyte.errors import CheckpointError, RecipeError
 from halfbyte.forward.config import TextModel, text_model
@@ -50,7 +51,9 @@ class Calibration:
     moments: bool = False  # whether layers keep the second moments of their inputs until they are written
 
 
-def prepare(checkpoint: Checkpoint, layers: int, recipe: Recipe, weights: Mapping[str, str]) -> Calibration:
+def prepare(
+    checkpoint: Checkpoint, layers: int, recipe: Recipe, weights: Mapping[str, str], *, device: str = "cpu"
+) -> Calibration:
     """Read the data and make tokens of it; nothing of the weights is read."""
     assert recipe.calibrate is not None
     if recipe.calibrate.propagate == "quantized":
@@ -68,7 +71,10 @@ def prepare(checkpoint: Checkpoint, layers: int, recipe: Recipe, weights: Mappin
         raise CheckpointError(what, where=str(checkpoint.root), fix="tokenizer and weights do not belong together")
     rule = recipe.quantize.input_scale if recipe.quantize else None
     compensated = recipe.quantize is not None and recipe.quantize.scales == COMPENSATED
-    return Calibration(text, rows, rule, _about(text, rows, rule, weights), compensated)
+    about = _about(text, rows, rule, weights)
+    if device != "cpu":  # sums on a GPU differ in their last bits: two devices never measure into one folder
+        about["device"] = device
+    return Calibration(text, rows, rule, about, compensated)
 
 
 def source_digest(weights: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ its weight in FP32, rounded to the model's dtype, added in the model's dtype.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -91,6 +91,8 @@ def run_experts(  # noqa: PLR0913 - keyword-only from the weights on
 def turns(indices: torch.Tensor, weights: torch.Tensor) -> list[_Turn]:
     """Return the experts that have tokens, ascending, each with its tokens in transformers' order."""
     # By choice, then by token: FP32 products of a handful of rows can depend on the order of the rows.
+    if indices.is_cuda:
+        return _turns_on_device(indices, weights)
     chosen = indices.t().reshape(-1).cpu().numpy()
     order = np.argsort(chosen.astype(np.uint16), kind="stable")  # 16 bits: NumPy then sorts by digits
     experts, starts = np.unique(chosen[order], return_index=True)
@@ -100,3 +102,13 @@ def turns(indices: torch.Tensor, weights: torch.Tensor) -> list[_Turn]:
         mine, choice = (torch.from_numpy(part[start:stop]).to(indices.device) for part in (tokens, choices))
         found.append(_Turn(expert, mine, weights[mine, choice]))
     return found
+
+
+def _turns_on_device(indices: torch.Tensor, weights: torch.Tensor) -> list[_Turn]:
+    """Sort where the indices are: only the number of tokens of each expert comes to the host."""
+    chosen, order = torch.sort(indices.t().reshape(-1), stable=True)
+    tokens = order % indices.shape[0]
+    sorted_weights = weights.t().reshape(-1)[order]
+    counts = cast("list[int]", torch.bincount(chosen).tolist())
+    parts = zip(range(len(counts)), tokens.split(counts), sorted_weights.split(counts), strict=True)
+    return [_Turn(*part) for part in parts if len(part[1])]

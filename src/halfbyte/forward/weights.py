@@ -37,13 +37,13 @@ class Weights:
     def _as_stored(self, info: TensorInfo) -> torch.Tensor:
         return array_to_torch(self._reader.tensor(info), info.dtype)
 
-    def experts(self, text: TextModel, layer: int) -> Expert:
+    def experts(self, text: TextModel, layer: int, device: str = "cpu") -> Expert:
         """Return what gives the decoded matrices of a layer's routed experts, one expert at a time."""
         prefix = f"{text.layer(layer)}mlp.experts."
 
         def expert(number: int) -> ExpertWeights:
             gate, up, down = (
-                self(f"{prefix}{number}.{name}.{_WEIGHT}").to(self._dtype)
+                self(f"{prefix}{number}.{name}.{_WEIGHT}").to(device, self._dtype)
                 for name in ("gate_proj", "up_proj", "down_proj")
             )
             return gate, up, down

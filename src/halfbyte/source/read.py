@@ -75,6 +75,13 @@ class Reader:
         except EOFError:
             raise _too_short(info) from None
 
+    def read_into(self, info: TensorInfo, memory: NDArray[np.uint8]) -> None:
+        """Read a tensor's bytes into memory of its size."""
+        try:
+            self._file(info.shard).read_into(info.begin, memory)
+        except EOFError:
+            raise _too_short(info) from None
+
     def pieces(self, info: TensorInfo) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Yield a tensor's bytes in pieces with their offsets: an embedding has gigabytes."""
         try:

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from halfbyte.calibrate.observe import SUM_ROWS, Observer
+from halfbyte.calibrate.observe import Observer
 from halfbyte.calibrate.rows import Rows
 from halfbyte.calibrate.stats import MAXES, SUMS, merge
+from halfbyte.calibrate.sums import SUM_ROWS
 from halfbyte.errors import CheckpointError
 from halfbyte.forward.experts import run_experts, turns
 from halfbyte.forward.threads import in_order

@@ -1,0 +1,15 @@
+"""The pass on one GPU: a layer is read and copied over, run, measured, encoded, copied back and written, all at once.
+
+    lanes.py     streams, and marks that one lane leaves for another
+    slots.py     page-locked memory that bytes travel through
+    stacks.py    a layer's routed experts on the device, one tensor for all experts
+    decode.py    the experts' BF16 weights for the forward
+    observe.py   statistics that never wait for the device
+    forward.py   hidden states of all tokens, and a layer over them
+    encode.py    stacks in the output's format
+    passing.py   the loop: the next layer comes while this one runs and the last one is written
+    memory.py    what all that takes, before it begins
+
+Everything also runs on a CPU with Triton's interpreter, in which the lanes are one: that is how it is tested without a
+GPU.
+"""

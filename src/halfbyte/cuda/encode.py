@@ -1,0 +1,160 @@
+"""Stacks in the output's format: scales of a whole layer first, then codes of some experts at a time, without waiting.
+
+Engines fuse gate_proj and up_proj and keep one tensor scale for both, so the larger amax of the two sets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from halfbyte.cuda.decode import to_bf16
+from halfbyte.cuda.stacks import Stack
+from halfbyte.errors import TensorError
+from halfbyte.numerics.encoded import Quality
+from halfbyte.numerics.formats import FORMATS
+from halfbyte.numerics.gpu.amax import bf16_amax, int4_amax
+from halfbyte.numerics.gpu.blocks import Blocks, global_scale, stored_global_scale, tensor_scale
+from halfbyte.numerics.gpu.mxfp4 import bf16_to_mxfp4, int4_to_mxfp4
+from halfbyte.numerics.gpu.nvfp4 import bf16_to_nvfp4, int4_to_nvfp4
+from halfbyte.numerics.gpu.sweep import settle_bf16, settle_int4, sweep_bf16, sweep_int4
+
+ENCODED = {
+    ("nvfp4", "max"),
+    ("nvfp4", "mse"),
+    ("nvfp4_ct", "max"),
+    ("nvfp4_ct", "mse"),
+    ("nvfp4_ct", "compressed-tensors"),
+    ("mxfp4", "even"),
+    ("mxfp4_ct", "even"),
+}
+FUSED = ("gate_proj", "up_proj")
+_INT4 = "int4"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Made:
+    """Some experts of a projection, encoded and on the device; `quality` has a row for each sum and a column each."""
+
+    stack: Stack
+    packed: torch.Tensor  # U8 [E, N, K / 2]
+    scale: torch.Tensor  # U8 [E, N, K / block]
+    weights: int
+    quality: torch.Tensor  # FP64 [4, E]
+    whole: NDArray[np.float32] | None  # [E], on the host: weight_scale_2 or weight_global_scale
+
+
+class LayerEncoder:
+    """Encodes the stacks of a layer; making one waits for the device, because what is not finite must be said."""
+
+    def __init__(self, stacks: Mapping[str, Stack], format: str, method: str, group: int) -> None:
+        self._stacks, self._format, self._method = stacks, format, method
+        self._count = len(next(iter(stacks.values())).of.linears)
+        self._amax = {name: torch.cat([_amax(part) for part in self._parts(stack, group)])
+                      for name, stack in stacks.items()}  # fmt: skip
+        for name, stack in stacks.items():
+            _check_finite(stack, self._amax[name].cpu().numpy())
+        if all(name in stacks for name in FUSED):
+            self._amax |= dict.fromkeys(FUSED, torch.maximum(*(self._amax[name] for name in FUSED)))
+        self._whole = {name: self._tensor_scales(stack) for name, stack in stacks.items()}
+        self._given: dict[str, torch.Tensor] = {}
+        if method == "mse":
+            for name, stack in stacks.items():
+                found, begin = list[torch.Tensor](), 0
+                for part in self._parts(stack, self._count if stack.of.format == _INT4 else group):
+                    end = begin + len(part.of.linears)
+                    found.append(_sweep(part, self._amax[name][begin:end]))
+                    begin = end
+                self._given[name] = torch.cat(found) if len(found) > 1 else found[0]
+
+    def _parts(self, stack: Stack, group: int) -> list[Stack]:
+        return [stack.part(begin, min(begin + group, self._count)) for begin in range(0, self._count, group)]
+
+    def _tensor_scales(self, stack: Stack) -> NDArray[np.float32] | None:
+        if not self._format.startswith("nvfp4"):
+            return None
+        stored = tensor_scale if self._format == "nvfp4" else stored_global_scale
+        how = global_scale if self._method == "compressed-tensors" else stored
+        whole: NDArray[np.float32] = how(self._amax[stack.of.name]).cpu().numpy()
+        for linear, scale in zip(stack.of.linears, whole, strict=True):
+            if not np.isfinite(scale):
+                what = "2688 / amax is no FP32 number, and this spelling stores it"
+                fix = "encode to nvfp4, or keep this tensor: it is next to nothing"
+                raise TensorError(what, where=linear.module, fix=fix)
+        return whole
+
+    def made(self, begin: int, end: int) -> list[Made]:
+        """Encode some experts of every projection; the work is sent to the device, not done."""
+        return [self._made(name, stack.part(begin, end), slice(begin, end)) for name, stack in self._stacks.items()]
+
+    def _made(self, name: str, part: Stack, where: slice) -> Made:
+        given = self._given[name][where] if name in self._given else None
+        blocks = _encode(part, self._amax[name][where], self._format, self._method, given)
+        assert blocks.quality is not None
+        weights, *sums = blocks.quality
+        whole = self._whole[name]
+        quality = torch.stack([column.double() for column in sums])
+        return Made(part, blocks.packed, blocks.scale, weights, quality, whole[where] if whole is not None else None)
+
+
+def _amax(part: Stack) -> torch.Tensor:
+    if part.of.format == _INT4:
+        return int4_amax(part.tensors["weight_packed"], part.tensors["weight_scale"])
+    return bf16_amax(to_bf16(part))
+
+
+def _sweep(part: Stack, amax: torch.Tensor) -> torch.Tensor:
+    """Return block scales by the MSE sweep; what the device cannot decide is decided on the host."""
+    if part.of.format == _INT4:
+        packed, scale = part.tensors["weight_packed"], part.tensors["weight_scale"]
+        found = sweep_int4(packed, scale, amax)
+        settle_int4(found, packed, scale, amax)
+    else:
+        weight = to_bf16(part)
+        found = sweep_bf16(weight, amax)
+        settle_bf16(found, weight, amax)
+    return found.scale
+
+
+def _encode(part: Stack, amax: torch.Tensor, format: str, method: str, given: torch.Tensor | None) -> Blocks:
+    rule = "max" if method == "mse" else method
+    if part.of.format == _INT4:
+        packed, scale = part.tensors["weight_packed"], part.tensors["weight_scale"]
+        if format.startswith("mxfp4"):
+            return int4_to_mxfp4(packed, scale, spelling=format)
+        return int4_to_nvfp4(packed, scale, amax, method=rule, given=given)
+    weight = to_bf16(part)
+    if format.startswith("mxfp4"):
+        return bf16_to_mxfp4(weight, spelling=format)
+    return bf16_to_nvfp4(weight, amax, method=rule, given=given)
+
+
+def _check_finite(stack: Stack, amax: NDArray[np.float32]) -> None:
+    for linear, largest in zip(stack.of.linears, amax, strict=True):
+        if not np.isfinite(largest):
+            fix = "check the source file; halfbyte does not guess such values"
+            raise TensorError("the weights hold an infinity or NaN", where=linear.module, fix=fix)
+
+
+def tensors_of(
+    made: Made, at: int, codes: NDArray[np.uint8], scale: NDArray[np.uint8], format: str
+) -> dict[str, NDArray[np.uint8] | NDArray[np.float32]]:
+    """Return the tensors of one expert by name, from host copies of its codes and block scales."""
+    module = made.stack.of.linears[at].module
+    parts = FORMATS[format].tensors
+    found: dict[str, NDArray[np.uint8] | NDArray[np.float32]] = {}
+    found[f"{module}.{parts[0].suffix}"], found[f"{module}.{parts[1].suffix}"] = codes, scale
+    if made.whole is not None:
+        found[f"{module}.{parts[2].suffix}"] = made.whole[at : at + 1]
+    return found
+
+
+def qualities(made: Made, sums: NDArray[np.float64]) -> list[Quality]:
+    """Return what encoding cost each expert, from a host copy of the sums."""
+    records = cast("list[tuple[float, float, float, float]]", sums.T.tolist())
+    return [Quality(made.weights, *record[:3], int(record[3])) for record in records]

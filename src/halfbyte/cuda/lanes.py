@@ -1,0 +1,67 @@
+"""Streams of a device, and marks that one lane leaves for another. On a CPU there is one, and nothing to wait for."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+import torch
+
+_ONE_LANE = threading.RLock()  # of a CPU: Triton's interpreter runs one kernel at a time
+
+
+class Mark:
+    """A point in a lane's work."""
+
+    def __init__(self, event: torch.cuda.Event | None) -> None:
+        self.event = event
+
+    def wait(self) -> None:
+        """Wait, on this thread, until the lane has come by."""
+        if self.event is not None:
+            self.event.synchronize()
+
+    def seconds_to(self, later: Mark) -> float:
+        """Return the device's time between two marks that it has passed."""
+        if self.event is None or later.event is None:
+            return 0.0
+        return self.event.elapsed_time(later.event) / 1000
+
+
+class Lane:
+    """Work that the device does in order, beside that of other lanes. `with lane:` sends this thread's work there."""
+
+    def __init__(self, device: torch.device, *, urgent: bool = False) -> None:
+        # The work of an urgent lane goes first wherever the device has room: little of it, and others wait for it.
+        self._stream = torch.cuda.Stream(device, priority=-1 if urgent else 0) if device.type == "cuda" else None
+        self._entered: list[torch.cuda.StreamContext] = []
+
+    def __enter__(self) -> Lane:
+        if self._stream is not None:
+            context = torch.cuda.stream(self._stream)
+            context.__enter__()
+            self._entered.append(context)
+        else:
+            _ONE_LANE.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._stream is not None:
+            self._entered.pop().__exit__(kind, error, trace)
+        else:
+            _ONE_LANE.release()
+
+    def mark(self) -> Mark:
+        """Leave a mark after all that was sent so far."""
+        if self._stream is None:
+            return Mark(None)
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return Mark(event)
+
+    def follow(self, mark: Mark) -> None:
+        """Let what is sent from here on wait for a mark of another lane."""
+        if self._stream is not None and mark.event is not None:
+            self._stream.wait_event(mark.event)

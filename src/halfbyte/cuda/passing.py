@@ -1,0 +1,362 @@
+"""The loop: the next layer comes while this one runs and the last one is encoded, copied back and written.
+
+Three threads, each with a lane of the device: `_come` reads a layer and copies it over, the caller runs it on the
+calibration tokens, `_go` measures, encodes and hands it to the threads that write. A layer's memory on the device goes
+from the first to the last and back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from halfbyte.calibrate.layers import tensors_by_layer
+from halfbyte.calibrate.stats import LayerStats
+from halfbyte.calibrate.store import Store
+from halfbyte.calibrate.stream import DTYPE, Calibration
+from halfbyte.cuda.clock import Clock
+from halfbyte.cuda.decode import Experts
+from halfbyte.cuda.encode import ENCODED, LayerEncoder, Made, qualities, tensors_of
+from halfbyte.cuda.forward import DeviceStream
+from halfbyte.cuda.lanes import Lane, Mark
+from halfbyte.cuda.memory import Needs, layers_at_once, needs
+from halfbyte.cuda.observe import DeviceObserver
+from halfbyte.cuda.slots import SLOT_NBYTES, Slot, Slots
+from halfbyte.cuda.stacks import Buffers, Loader, Projection, Stack, projections
+from halfbyte.forward.layer import DecoderLayer
+from halfbyte.forward.weights import Weights
+from halfbyte.models.linears import StoredLinear
+from halfbyte.numerics.encoded import Quality
+from halfbyte.plan.manifest import Plan
+from halfbyte.plan.rules import ENCODE, ROUTED, Job, method_of
+from halfbyte.run import Runner
+from halfbyte.source.headers import TensorInfo
+from halfbyte.transform.apply import Array, Done, Given
+
+IN_SLOTS, OUT_SLOTS = 4, 4
+READERS = 8
+KEEP_SECONDS = 60.0  # between two copies of the hidden states on the disk: what a kill costs at most, and a layer
+GivenOf = Callable[[LayerStats | None], Callable[[Job], Given]]
+
+
+@dataclass(slots=True, eq=False)
+class _Staged:
+    """A layer on the device."""
+
+    index: int
+    stacks: dict[str, Stack]
+    memory: dict[tuple[str, str], torch.Tensor]
+    decoder: DecoderLayer | None
+    there: Mark
+
+
+def stacks_by_layer(plan: Plan, layers: int, *, forward: bool) -> list[list[Projection]]:
+    """Return the stacks of each layer: none where its routed experts are neither run nor encoded on the device."""
+    quantize = plan.recipe.quantize
+    encodes = quantize is not None and (quantize.format, method_of(ROUTED, quantize)) in ENCODED
+    found: list[list[StoredLinear]] = [[] for _ in range(layers)]
+    for linear in plan.model.linears.values() if encodes or forward else ():
+        if linear.role == ROUTED and linear.layer is not None and linear.layer < layers:
+            found[linear.layer].append(linear)
+    return [projections(linears) if linears else [] for linears in found]
+
+
+def needs_of(plan: Plan, calibration: Calibration | None) -> Needs:
+    """Return what a pass takes of the device."""
+    stacks = stacks_by_layer(plan, plan.layers or plan.model.layers, forward=calibration is not None)
+    quantize = plan.recipe.quantize
+    return needs(stacks, calibration, sweep=quantize is not None and quantize.scales == "mse")
+
+
+class DevicePass:
+    """A run of a plan on one device."""
+
+    def __init__(  # noqa: PLR0913 - keyword-only, but for what a pass cannot be without
+        self,
+        plan: Plan,
+        runner: Runner,
+        device: torch.device,
+        *,
+        layers: int,
+        calibration: Calibration | None = None,
+        store: Store | None = None,
+        given_of: GivenOf,
+        say: Callable[[str], None],
+    ) -> None:
+        self._plan, self._runner, self._device, self._layers = plan, runner, device, layers
+        self._calibration, self._store, self._given_of, self._say = calibration, store, given_of, say
+        self.clock = Clock()
+        self._weights = Weights(plan.model, runner.reader)
+        self._held = tensors_by_layer(plan.model)
+        self._stackable = stacks_by_layer(plan, layers, forward=calibration is not None)
+        self._jobs: dict[int | None, list[Job]] = {}
+        for job in runner.pending():
+            self._jobs.setdefault(job.layer, []).append(job)
+        self.needs = needs_of(plan, calibration)
+        self.at_once = layers_at_once(self.needs, device)
+        self._coming, self._running, self._going = Lane(device), Lane(device), Lane(device, urgent=True)
+        self._buffers = Buffers(self.at_once, device)
+        largest = max((linear.parts[s].nbytes for found in self._stackable for one in found for linear in one.linears
+                       for s in one.suffixes()), default=1)  # fmt: skip
+        self._loader = Loader(
+            runner.reader, Slots(IN_SLOTS, device, max(largest, _slot(device))), self._coming, READERS, self.clock
+        )
+        self._group, nbytes = self._group_size()
+        self._out = Slots(OUT_SLOTS, device, nbytes)
+        self._writing: deque[Future[None]] = deque()
+        self.measured: dict[int, LayerStats] = {}
+        self._kept = time.monotonic()
+
+    def _group_size(self) -> tuple[int, int]:
+        """Return how many experts a slot of output holds, and its bytes."""
+        each = max(
+            (sum(one.shape[0] * one.shape[1] * 9 // 16 for one in found) for found in self._stackable if found),
+            default=1,
+        )
+        slot = max(each, _slot(self._device))
+        return max(1, slot // each), slot
+
+    def run(self, forward_from: int = 0, hidden: torch.Tensor | None = None) -> dict[int, LayerStats]:
+        """Do every layer, then what is in no layer; return what was measured.
+
+        Layers before `forward_from` are in `measured` already; they are only written, where that is still to be done.
+        """
+        stream = None
+        todo = [at for at in range(self._layers) if self._forwards(at, forward_from) or at in self._jobs]
+        if self._calibration is not None and forward_from < self._layers:
+            stream = DeviceStream(self._calibration, self._device, self._running, self.clock)
+            stream.start(self._weights) if hidden is None else stream.go_on(hidden)
+        going: deque[Future[None]] = deque()
+        try:
+            with ThreadPoolExecutor(1) as ahead, ThreadPoolExecutor(1) as behind:
+                next_ones = [*((at, self._forwards(at, forward_from)) for at in todo), None]
+                coming = ahead.submit(self._come, *next_ones[0]) if next_ones[0] else None
+                for following in next_ones[1:]:
+                    assert coming is not None
+                    staged = coming.result()
+                    coming = ahead.submit(self._come, *following) if following else None
+                    observer = self._through(stream, staged)
+                    kept = self._kept_hidden(stream) if observer else None
+                    going.append(behind.submit(self._go, staged, observer, self._running.mark(), kept))
+                    while len(going) > 1:
+                        going.popleft().result()
+                for future in going:
+                    future.result()
+            self._writing.extend(self._runner.start(self._jobs.get(None, []), self._given_of(None)))
+            self._settle(all_of_them=True)
+        finally:
+            self._loader.close()
+        return self.measured
+
+    def _forwards(self, layer: int, forward_from: int) -> bool:
+        return self._calibration is not None and layer >= forward_from
+
+    def _come(self, layer: int, forward: bool) -> _Staged:
+        """Read a layer and copy it over; on the first thread."""
+        memory = self._buffers.take()
+        try:
+            found = self._stackable[layer]
+            in_stacks = {info.name for one in found for linear in one.linears for info in linear.parts.values()}
+            self._runner.reader.hold(info for info in self._held[layer] if info.name not in in_stacks)
+            stacks = self._loader.load(found, self._buffers, memory)
+            decoder = None
+            if forward:
+                assert self._calibration is not None
+                with self._coming:
+                    decoder = DecoderLayer(self._calibration.text, layer, self._weights, DTYPE, str(self._device))
+            there = self._coming.mark()
+            there.wait()  # page-locked memory and decoder weights must not be given up before they are copied
+            return _Staged(layer, stacks, memory, decoder, there)
+        except BaseException:
+            self._buffers.give_back(memory)
+            raise
+
+    def _through(self, stream: DeviceStream | None, staged: _Staged) -> DeviceObserver | None:
+        if stream is None or staged.decoder is None:
+            return None
+        self._running.follow(staged.there)
+        experts = Experts(staged.stacks, self._running) if staged.stacks else None
+        if experts is None and staged.decoder.is_moe:
+            assert self._calibration is not None
+            return stream.through(
+                staged.decoder, self._weights.experts(self._calibration.text, staged.index, str(self._device))
+            )
+        return stream.through(staged.decoder, experts)
+
+    def _kept_hidden(self, stream: DeviceStream | None) -> torch.Tensor | None:
+        """Return a copy of the hidden states, once in a while."""
+        if stream is None or time.monotonic() - self._kept < KEEP_SECONDS:
+            return None
+        self._kept = time.monotonic()
+        with self._running, self.clock("keep"):
+            return stream.hidden.cpu()
+
+    def _go(self, staged: _Staged, observer: DeviceObserver | None, done: Mark, hidden: torch.Tensor | None) -> None:
+        """Measure, encode and write a layer; on the last thread."""
+        layer = staged.index
+        try:
+            done.wait()
+            stats = self._stats(layer, observer, hidden)
+            given = self._given_of(stats)
+            jobs = self._jobs.get(layer, [])
+            here = {linear.module for stack in staged.stacks.values() for linear in stack.of.linears}
+            stacked = [job for job in jobs if self._is_encoded_here(job, here)]
+            names = {job.name for job in stacked}
+            others = self._runner.start([job for job in jobs if job.name not in names], given)
+            if stacked:
+                self._encode(staged.stacks, stacked, given)
+        finally:
+            self._buffers.give_back(staged.memory)
+        self._writing.extend(others)
+        self._release(others, self._held[layer])
+        self._settle()
+
+    def _stats(self, layer: int, observer: DeviceObserver | None, hidden: torch.Tensor | None) -> LayerStats | None:
+        if observer is None:
+            return self.measured.get(layer)
+        with self.clock("statistics"), self._going:
+            stats = observer.finish()
+        self.measured[layer] = stats
+        self._runner.reader.refuse_changes()
+        if self._store is not None:
+            self._store.save(layer, stats)
+            if hidden is not None:
+                with self.clock("keep"):
+                    self._store.save_hidden(layer + 1, hidden)
+        self._say(f"measured layer {layer} of {self._layers}")
+        return stats
+
+    def _is_encoded_here(self, job: Job, here: set[str]) -> bool:
+        quantize = self._plan.recipe.quantize
+        if quantize is None or job.action != ENCODE or not job.linears:
+            return False
+        known = (quantize.format, method_of(job.role, quantize)) in ENCODED
+        return known and all(linear.module in here for linear in job.linears)
+
+    def _encode(self, stacks: Mapping[str, Stack], jobs: Sequence[Job], given: Callable[[Job], Given]) -> None:
+        quantize = self._plan.recipe.quantize
+        assert quantize is not None
+        wanted = {job.linears[0].module for job in jobs} | {job.linears[-1].module for job in jobs}
+        count = len(next(iter(stacks.values())).of.linears)
+        by_expert: dict[str, list[Job]] = {}
+        for job in jobs:
+            by_expert.setdefault(_expert_of(job.linears[0].module), []).append(job)
+        with self._going:
+            begin_mark = self._going.mark()
+            encoder = LayerEncoder(stacks, quantize.format, method_of(ROUTED, quantize), self._group)
+            self.clock.between("scales", begin_mark, self._going.mark())
+        ready: deque[tuple[list[Made], Slot, list[torch.Tensor], Mark]] = deque()
+        for begin in range(0, count, self._group):
+            end = min(begin + self._group, count)
+            if any(linear.module in wanted for stack in stacks.values() for linear in stack.of.linears[begin:end]):
+                ready.append(self._send_back(encoder, begin, end))
+            while len(ready) > 1:
+                self._write(*ready.popleft(), by_expert, given)
+        while ready:
+            self._write(*ready.popleft(), by_expert, given)
+
+    def _send_back(
+        self, encoder: LayerEncoder, begin: int, end: int
+    ) -> tuple[list[Made], Slot, list[torch.Tensor], Mark]:
+        """Encode some experts and copy them to the host."""
+        slot = self._out.take()
+        with self._going:
+            start = self._going.mark()
+            made = encoder.made(begin, end)
+            encoded = self._going.mark()
+            at = 0
+            for tensor in (tensor for one in made for tensor in (one.packed, one.scale)):
+                slot.memory[at : at + tensor.numel()].copy_(tensor.view(-1), non_blocking=True)
+                at += tensor.numel()
+            sums = [one.quality.to("cpu", non_blocking=True) for one in made]
+            back = self._going.mark()
+        self.clock.between("encode", start, encoded)
+        self.clock.between("to the host", encoded, back, at)
+        return made, slot, sums, back
+
+    def _write(
+        self,
+        made: list[Made],
+        slot: Slot,
+        sums: list[torch.Tensor],
+        back: Mark,
+        by_expert: Mapping[str, list[Job]],
+        given: Callable[[Job], Given],
+    ) -> None:
+        """Hand some experts to the threads that write; the slot is free when the last of them has."""
+        back.wait()
+        quantize = self._plan.recipe.quantize
+        assert quantize is not None
+        memory = slot.memory.numpy()
+        tensors: dict[str, Array] = {}
+        quality: dict[str, Quality] = {}
+        experts: list[str] = []
+        at = 0
+        for one, sum_of in zip(made, sums, strict=True):
+            sizes = [tensor.numel() // len(tensor) for tensor in (one.packed, one.scale)]
+            starts = (at, at + one.packed.numel())
+            at += one.packed.numel() + one.scale.numel()
+            for number, (linear, lost) in enumerate(
+                zip(one.stack.of.linears, qualities(one, sum_of.numpy()), strict=True)
+            ):
+                codes, scale = (
+                    memory[start + number * size : start + (number + 1) * size]
+                    for start, size in zip(starts, sizes, strict=True)
+                )
+                tensors |= tensors_of(one, number, codes, scale, quantize.format)
+                quality[linear.module] = lost
+                experts.append(_expert_of(linear.module))
+        futures: list[Future[None]] = []
+        for job in (job for name in dict.fromkeys(experts) for job in by_expert.get(name, [])):
+            mine = {spec.name: tensors[spec.name] for spec in job.outputs if spec.name in tensors}
+            costs = {linear.module: quality[linear.module] for linear in job.linears}
+            futures.append(self._runner.put(Done({**mine, **given(job).tensors}, costs)))
+        _when_done(futures, lambda: self._out.give_back(slot))
+        self._writing.extend(futures)
+
+    def _release(self, futures: list[Future[None]], infos: Iterable[TensorInfo]) -> None:
+        """Forget what was held for a layer as soon as nothing reads it any more."""
+        held = list(infos)
+        _when_done(futures, lambda: self._runner.reader.release(held))
+
+    def _settle(self, *, all_of_them: bool = False) -> None:
+        """Raise what went wrong in a thread that writes; wait for all of them at the end."""
+        while self._writing and (all_of_them or self._writing[0].done()):
+            self._writing.popleft().result()
+
+
+def _expert_of(module: str) -> str:
+    return module.rpartition(".")[0]
+
+
+def _slot(device: torch.device) -> int:
+    return SLOT_NBYTES if device.type == "cuda" else 1 << 20
+
+
+def _when_done(futures: Sequence[Future[None]], then: Callable[[], None]) -> None:
+    """Call once, when the last of the futures is done, however it ended."""
+    left = len(futures)
+    if not left:
+        then()
+        return
+    counter = _Countdown(left, then)
+    for future in futures:
+        future.add_done_callback(counter.one_less)
+
+
+class _Countdown:
+    def __init__(self, left: int, then: Callable[[], None]) -> None:
+        self._left, self._then, self._lock = left, then, threading.Lock()
+
+    def one_less(self, _: Future[None]) -> None:
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._then()

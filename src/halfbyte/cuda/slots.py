@@ -1,0 +1,40 @@
+"""Page-locked memory that bytes travel through: the device copies from and to it without the processor."""
+
+from __future__ import annotations
+
+import queue
+
+import torch
+
+from halfbyte.cuda.lanes import Mark
+
+SLOT_NBYTES = 1 << 28  # a quarter of a gigabyte takes 5 ms over PCIe: longer than any latency on the way
+
+
+class Slot:
+    """One piece of memory; `mark` is where the device is done with it."""
+
+    def __init__(self, nbytes: int, device: torch.device) -> None:
+        self.memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self.mark = Mark(None)
+
+
+class Slots:
+    """Some slots; whoever takes one waits until it is free."""
+
+    def __init__(self, count: int, device: torch.device, nbytes: int = SLOT_NBYTES) -> None:
+        self.nbytes = nbytes
+        self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
+        for _ in range(count):
+            self._free.put(Slot(nbytes, device))
+
+    def take(self) -> Slot:
+        """Return a slot that neither a thread nor the device uses."""
+        slot = self._free.get()
+        slot.mark.wait()
+        return slot
+
+    def give_back(self, slot: Slot, mark: Mark | None = None) -> None:
+        """Let others have it, from the mark on."""
+        slot.mark = mark or Mark(None)
+        self._free.put(slot)

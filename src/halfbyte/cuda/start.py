@@ -1,0 +1,80 @@
+"""From a plan and what it rests on to a pass on the device; and everything that can be said before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+
+from halfbyte.errors import MachineError, RecipeError
+from halfbyte.plan.manifest import Plan
+from halfbyte.plan.rules import Job
+from halfbyte.recipe_schema import COMPENSATED
+from halfbyte.run import Runner, nothing_given
+from halfbyte.transform.apply import Given
+from halfbyte.transform.from_data import from_data
+
+if TYPE_CHECKING:
+    from halfbyte.calibrate.choose import Statistics
+    from halfbyte.calibrate.stats import LayerStats
+    from halfbyte.cuda.passing import DevicePass
+
+CUDA = "cuda"
+
+
+def check_device(made: Plan, measured: Statistics | None, device: torch.device) -> None:
+    """Refuse, before anything is written, what this device or this version cannot do."""
+    if device.type == CUDA and not torch.cuda.is_available():
+        fix = "check the driver (nvidia-smi) and that PyTorch is a CUDA build, or use --device cpu"
+        raise MachineError("PyTorch sees no CUDA device here", where="--device cuda", fix=fix)
+    if find_spec("triton") is None:
+        fix = "install triton, which CUDA builds of PyTorch come with, or use --device cpu"
+        raise MachineError("Triton, which the kernels are written in, is not installed", where="--device", fix=fix)
+    quantize = made.recipe.quantize
+    if quantize is not None and quantize.scales == COMPENSATED:
+        fix = "use --device cpu for this recipe"
+        raise RecipeError("compensated scales are not built for the GPU yet", where=made.recipe.name, fix=fix)
+    if measured is not None and measured.calibration is not None and measured.about.get("all_tokens_below"):
+        fix = "use --device cpu for this recipe, or another backstop"
+        raise RecipeError("the backstop all_experts is not built for the GPU yet", where=made.recipe.name, fix=fix)
+    from halfbyte.cuda.memory import layers_at_once  # noqa: PLC0415 - these import the kernels
+    from halfbyte.cuda.passing import needs_of  # noqa: PLC0415
+
+    layers_at_once(needs_of(made, measured.calibration if measured else None), device)
+
+
+def run_on_device(
+    made: Plan, runner: Runner, measured: Statistics | None, device: torch.device
+) -> tuple[dict[int, LayerStats], DevicePass]:
+    """Do every job that is pending; return what was measured, and the pass with its clock."""
+    from halfbyte.cuda.passing import DevicePass  # noqa: PLC0415
+
+    quantize = made.recipe.quantize
+
+    def given_of(stats: LayerStats | None) -> Callable[[Job], Given]:
+        return nothing_given if stats is None else from_data(stats, quantize)
+
+    layers = made.layers or made.model.layers
+    calibration = measured.calibration if measured else None
+    store = measured.store if measured else None
+    known: dict[int, LayerStats] = {}
+    forward_from, hidden = 0, None
+    if measured is not None and calibration is None:
+        known = dict(measured.layers(runner.reader, None, runner.say))
+    elif store is not None:
+        store.begin()
+        if (whole := store.whole()) is not None:
+            known, calibration = whole, None
+        elif (kept := store.load_hidden()) is not None:
+            forward_from, hidden = kept
+            known = {layer: stats for layer in range(forward_from) if (stats := store.load(layer)) is not None}
+    passing = DevicePass(
+        made, runner, device, layers=layers, calibration=calibration, store=store, given_of=given_of, say=runner.say
+    )
+    passing.measured |= known
+    found = passing.run(forward_from, hidden)
+    if calibration is not None and store is not None:
+        store.finish(layers)
+    return found, passing

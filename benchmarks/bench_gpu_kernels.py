@@ -121,8 +121,8 @@ def in_groups(call, experts, size, *stacks):
         call(*(stack[i : i + size] for stack in stacks))
 
 
-def measure(experts, shape):
-    """Times of all kernels over one stack, each as (bytes, ms)."""
+def measure(experts, shape, only):
+    """Times of all kernels over one stack, or of those whose names have one of some words."""
     n = experts * shape[0] * shape[1]
     packed, scale = realistic(experts, shape, 1)
     top = gpu_amax.int4_amax(packed, scale)
@@ -171,8 +171,14 @@ def measure(experts, shape):
     for wanted, word in ((False, ""), (True, ", quality")):
         runs[f"INT4 -> MXFP4{word}"] = (int4 + mx, lambda q=wanted: mxfp4.int4_to_mxfp4(packed, scale, quality=q))
         runs[f"BF16 -> MXFP4{word}"] = (bf16 + mx, lambda q=wanted: mxfp4.bf16_to_mxfp4(w, quality=q))
-    result = {name: {"bytes": size, "ms": median_ms(call)} for name, (size, call) in runs.items()}
+    result = {
+        name: {"bytes": size, "ms": median_ms(call)} for name, (size, call) in runs.items() if wanted_by(only, name)
+    }
     return result
+
+
+def wanted_by(only, name):
+    return not only or any(word in name for word in only)
 
 
 def measure_pytorch(experts, shape):
@@ -346,7 +352,7 @@ def compare_activations(total):
 def count_differing_quotients(count_ptr, SIZE: tl.constexpr):
     factor = f32_of((127 << 23) | (tl.program_id(0) * SIZE + tl.arange(0, SIZE)))[:, None]
     weight = f32_of((127 << 23) | (tl.arange(0, 128) << 16))[None, :]
-    ours = quotient_of(weight, factor, tl.math.div_rn(1.0, factor))
+    ours = quotient_of(weight, factor, tl.math.div_rn(1.0, factor), 1)
     wrong = (bits_of(ours) != bits_of(tl.math.div_rn(weight, factor))).to(tl.int32)
     tl.atomic_add(count_ptr, tl.sum(tl.sum(wrong, axis=1), axis=0))
 
@@ -376,9 +382,8 @@ def small():
 
 def machine():
     query = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,temperature.gpu,power.draw"
-    smi = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True
-    )
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    smi = subprocess.run(command, capture_output=True, text=True, check=False)
     return {
         "gpu": torch.cuda.get_device_name(),
         "nvidia_smi": {key: value.strip() for key, value in zip(query.split(","), smi.stdout.split(","), strict=False)},
@@ -399,8 +404,10 @@ def table(result):
         for name, row in rows.items():
             rate = row["bytes"] / row["ms"] * 1e3
             lines.append(f"| {name} | {row['ms']:.2f} | {rate / 1e9:.0f} | {100 * rate / result['copy']:.0f} % |")
-        slow, fast = rows["PyTorch: INT4 -> NVFP4 max"]["ms"], rows["INT4 -> NVFP4 max"]["ms"]
-        lines += ["", f"INT4 -> NVFP4 max is {slow / fast:.0f} times as fast as PyTorch.", ""]
+        if "PyTorch: INT4 -> NVFP4 max" in rows:
+            slow, fast = rows["PyTorch: INT4 -> NVFP4 max"]["ms"], rows["INT4 -> NVFP4 max"]["ms"]
+            lines += ["", f"INT4 -> NVFP4 max is {slow / fast:.0f} times as fast as PyTorch."]
+        lines.append("")
     lines += ["## Bytes", ""]
     for name, rows in result["bytes"].items():
         lines += [
@@ -427,6 +434,7 @@ def table(result):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", nargs="+", help="measure kernels whose names have one of these words, on one shape")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--warm", action="store_true", help="compile the CPU codec and stop")
     options = parser.parse_args()
@@ -441,22 +449,23 @@ def main():
         return
     warm = subprocess.Popen([sys.executable, __file__, "--warm"])  # the codec compiles while the GPU is measured
     begin = time.perf_counter()
-    result = {"machine": machine(), "copy": copy_bandwidth(), "speed": {}, "bytes": {}}
-    for shape in dict.fromkeys(SHAPES.values()):
-        rows = measure(EXPERTS, shape)
+    result = {"machine": machine(), "only": options.only, "copy": copy_bandwidth(), "speed": {}, "bytes": {}}
+    shapes = dict(list(SHAPES.items())[:1]) if options.only else SHAPES
+    for shape in dict.fromkeys(shapes.values()):
+        rows = measure(EXPERTS, shape, options.only)
         torch.cuda.empty_cache()
-        result["speed"][f"{list(shape)}"] = {**rows, **measure_pytorch(EXPERTS, shape)}
+        result["speed"][f"{list(shape)}"] = {**rows, **({} if options.only else measure_pytorch(EXPERTS, shape))}
         torch.cuda.empty_cache()
         print(f"{time.perf_counter() - begin:.0f} s", flush=True)
     result["machine_after"] = machine()
     result["quotients"] = differing_quotients()
     warm.wait()
-    rows = result["bytes"].setdefault("a whole layer on Kimi's grid: gate, up and down", {})
-    for seed, shape in enumerate(SHAPES.values()):
+    rows = result["bytes"].setdefault(f"experts on Kimi's grid: {', '.join(shapes)}", {})
+    compare_activations(rows)
+    for seed, shape in enumerate(shapes.values()):
         compare_stack(*realistic(EXPERTS, shape, 10 + seed), rows)
         print(f"{time.perf_counter() - begin:.0f} s, {list(rows.items())[-1]}", flush=True)
     compare_fp8(EXPERTS, SHAPES["down"], rows)
-    compare_activations(rows)
     rows = result["bytes"].setdefault("hostile experts", {})
     compare_stack(*hostile(EXPERTS, SHAPES["gate"], 20), rows)
     result["seconds"] = time.perf_counter() - begin

@@ -5,6 +5,8 @@ processor time that the kernels need, and what it holds pushes out what others u
 mmap, pread, pread that forgets, and O_DIRECT; docs/log.md has the figures. mmap loses twice: a page fault blocks the
 thread that computes, and mapped pages count as resident memory, so that "one layer in memory" could not be seen.
 
+Files in memory (/dev/shm) are read and written in place.
+
 O_DIRECT wants whole blocks in aligned memory. Reads are widened to blocks; writes go through a bounce buffer, and their
 first and last bytes, which share a block with a neighbour, go through the page cache.
 """
@@ -12,6 +14,8 @@ first and last bytes, which share a block with a neighbour, go through the page 
 from __future__ import annotations
 
 import errno
+import functools
+import mmap
 import os
 import threading
 from collections.abc import Iterator
@@ -53,12 +57,15 @@ class File:
     def __init__(self, path: Path, *, create: bool = False) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC if create else os.O_RDONLY
         self._buffered = os.open(path, flags | os.O_CLOEXEC, 0o666)
-        self._direct = self._blocks = _open_direct(path, writes=create)
+        self._in_memory = _is_in_memory(self._buffered)
+        self._mapped: Bytes | None = None
+        self._direct = self._blocks = None if self._in_memory else _open_direct(path, writes=create)
         if self._direct is not None:  # then this one reads scalars here and there
             os.posix_fadvise(self._buffered, 0, 0, os.POSIX_FADV_RANDOM)
 
     def close(self) -> None:
         """Close it; nothing is left in the page cache."""
+        self._mapped = None
         os.posix_fadvise(self._buffered, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(self._buffered)
         if self._blocks is not None:
@@ -67,6 +74,8 @@ class File:
     def reserve(self, nbytes: int) -> None:
         """Take the disk space of the whole file."""
         os.posix_fallocate(self._buffered, 0, nbytes)
+        if self._in_memory and nbytes:  # where writes to one file wait for each other, and copies into it do not
+            self._mapped = np.frombuffer(mmap.mmap(self._buffered, nbytes), np.uint8)
 
     def sync(self) -> None:
         """Bring every byte to the disk."""
@@ -102,6 +111,9 @@ class File:
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write bytes at their place."""
+        if self._mapped is not None:
+            self._mapped[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+            return None
         head = min(-offset % BLOCK, len(data))
         blocks = (len(data) - head) // BLOCK * BLOCK
         if self._direct is None or len(data) < _SMALL_NBYTES:
@@ -146,6 +158,21 @@ class File:
     def _give_up_direct(self) -> None:
         """Go on through the page cache. The descriptor is closed at the end: another thread may be using it."""
         self._direct = None
+
+
+def _is_in_memory(file: int) -> bool:
+    """Whether a file lies in memory itself (tmpfs): there is no cache to go past, though newer kernels let one try."""
+    device = os.fstat(file).st_dev
+    return f"{os.major(device)}:{os.minor(device)}" in _memory_file_systems()
+
+
+@functools.cache
+def _memory_file_systems() -> frozenset[str]:
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(line.split()[2] for line in lines if line.partition(" - ")[2].split(" ")[0] == "tmpfs")
 
 
 def _open_direct(path: Path, *, writes: bool) -> int | None:

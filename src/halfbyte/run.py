@@ -60,6 +60,7 @@ class _Run:
         self.missing = {s.name: len(s.tensors) for s in plan.shards if s.name not in finished}
         self.shards = {shard.name: shard for shard in plan.shards}
         self.files: dict[str, ShardFile] = {}
+        self.opening: dict[str, threading.Lock] = {}
         self.quality: dict[str, list[tuple[str, Quality]]] = {}
         self.lock, self.stop = threading.Lock(), threading.Event()
         self.begin, self.done_nbytes = time.monotonic(), 0
@@ -71,6 +72,8 @@ class _Run:
 
     def file(self, shard: str) -> ShardFile:
         with self.lock:
+            opening = self.opening.setdefault(shard, threading.Lock())
+        with opening:  # taking its space can last seconds, for which others go on with other shards
             if shard not in self.files:
                 planned = self.shards[shard]
                 self.files[shard] = ShardFile(self.out / shard, planned.head, planned.nbytes)
@@ -186,6 +189,16 @@ class Runner:
     def start(self, jobs: Sequence[Job], given: FromData = nothing_given) -> list[Future[None]]:
         """Begin jobs without waiting for them."""
         return [self._pool.submit(self._work, job, given) for job in jobs]
+
+    def open_ahead(self, jobs: Sequence[Job]) -> list[Future[None]]:
+        """Begin to open the shards that jobs will write to: taking the space of a file in memory lasts seconds."""
+        places = (self._run.places.get(output.name) for job in jobs for output in job.outputs)
+        shards = dict.fromkeys(place.shard for place in places if place is not None)
+        return [self._pool.submit(self._open, shard) for shard in shards]
+
+    def _open(self, shard: str) -> None:
+        if not self._run.stop.is_set():
+            self._run.file(shard)
 
     def put(self, done: Done) -> Future[None]:
         """Write what was made elsewhere, in memory that is its maker's again as soon as this is done."""

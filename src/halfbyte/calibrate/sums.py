@@ -31,9 +31,9 @@ def add_routed(stats: ExpertStats, routed: Routed, rows: Rows) -> None:
     """Add what these tokens say to the statistics of their experts; padding says nothing."""
     all_domains = rows.domains.reshape(-1)
     real = all_domains[routed.place] >= 0
-    expert, place, g, n = (column[real] for column in routed[1:])
-    order = np.argsort(expert * rows.tokens.size + place, kind="stable")
-    expert, place, g, n = expert[order], place[order], g[order], n[order]
+    kept = np.flatnonzero(real)
+    order = kept[np.argsort(routed.expert[kept] * rows.tokens.size + routed.place[kept], kind="stable")]
+    expert, place, g, n = routed.expert[order], routed.place[order], routed.g[order], routed.n[order]
     domain = all_domains[place].astype(np.int64)
     part = place // (SUM_ROWS * rows.tokens.shape[1])
     shape = len(routed.numbers), -(-len(rows.tokens) // SUM_ROWS), len(rows.names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from halfbyte.cuda.lanes import Mark
@@ -20,7 +20,7 @@ class Clock:
         self._marks: list[tuple[str, Mark, Mark]] = []
 
     @contextmanager
-    def __call__(self, name: str, nbytes: int = 0) -> Iterator[None]:
+    def __call__(self, name: str, nbytes: int = 0) -> Generator[None]:
         """Time what this thread does."""
         begin = time.perf_counter()
         try:

@@ -161,6 +161,7 @@ class DevicePass:
         """Read a layer and copy it over; on the first thread."""
         memory = self._buffers.take()
         try:
+            self._writing.extend(self._runner.open_ahead(self._jobs.get(layer, [])))
             found = self._stackable[layer]
             in_stacks = {info.name for one in found for linear in one.linears for info in linear.parts.values()}
             self._runner.reader.hold(info for info in self._held[layer] if info.name not in in_stacks)

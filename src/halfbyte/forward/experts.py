@@ -110,5 +110,9 @@ def _turns_on_device(indices: torch.Tensor, weights: torch.Tensor) -> list[_Turn
     tokens = order % indices.shape[0]
     sorted_weights = weights.t().reshape(-1)[order]
     counts = cast("list[int]", torch.bincount(chosen).tolist())
-    parts = zip(range(len(counts)), tokens.split(counts), sorted_weights.split(counts), strict=True)
-    return [_Turn(*part) for part in parts if len(part[1])]
+    starts = np.cumsum([0, *counts[:-1]]).tolist()
+    return [
+        _Turn(expert, tokens[start : start + count], sorted_weights[start : start + count])
+        for expert, (start, count) in enumerate(zip(starts, counts, strict=True))
+        if count
+    ]

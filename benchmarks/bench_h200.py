@@ -1,0 +1,261 @@
+"""The pass on one GPU at Kimi-K2.6's size: seconds a MoE layer, where they go, and the same bytes copied by `cp`.
+
+    python benchmarks/bench_h200.py --write-plans PLANS           where recipes can be read (pydantic, PyYAML)
+    python benchmarks/bench_h200.py PLANS --out RESULTS           on the machine with the GPU, which needs neither
+
+Makes a checkpoint of Kimi-K2.6's geometry (a dense layer and some MoE layers of 384 experts, invented INT4 weights on
+Kimi's grid), with kimi-mini's vocabulary to make tokens of this repository's articles, and runs it through `quantize`
+on the GPU: from and to /dev/shm, and from and to a disk, each time beside `cp` of the same bytes and a sync. Seconds of a
+layer are those between the marks of two layers' ends; the first, which compiles kernels, is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import itertools
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from synth import KIMI_K26, write_headers, write_layers  # pyright: ignore[reportImplicitRelativeImport]
+
+from halfbyte.pipeline import quantize
+
+ROOT = Path(__file__).parents[1]
+MODEL = ROOT / "models" / "kimi-mini"
+VOCABULARY = 8192  # kimi-mini's tokens have numbers below this; a whole embedding would be 2.3 GB of nothing new
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tiktoken.model", "chat_template.jinja")
+RECIPES = {"max": ("kimi-k2.6-nvfp4-nvidia", []), "mse": ("kimi-k2.6-nvfp4-nvidia", ["quantize.scales=mse"])}
+
+
+def geometry(layers: int, experts: int) -> Any:
+    """Kimi-K2.6's, with some of its layers."""
+    return replace(KIMI_K26, layers=layers, experts=experts, vocabulary=VOCABULARY, vision_blocks=0)
+
+
+def make_source(folder: Path, layers: int, experts: int, *, holes: bool = False) -> Path:
+    """Write a checkpoint that can be calibrated."""
+    (write_headers if holes else write_layers)(folder, geometry(layers, experts))
+    for name in TOKENIZER:
+        if (MODEL / name).exists():
+            shutil.copy(MODEL / name, folder / name)
+    return folder
+
+
+def write_plans(plans: Path, layers: int, experts: int, samples: int) -> None:
+    """Write the plan of each run; only headers decide it."""
+    from halfbyte.calibrate.named_files import with_data
+    from halfbyte.pipeline import plan
+    from halfbyte.recipe import load_recipe
+
+    plans.mkdir(parents=True, exist_ok=True)
+    source = make_source(plans / "source", layers, experts, holes=True)
+    for name, (recipe, overrides) in RECIPES.items():
+        loaded = with_data(load_recipe(recipe, overrides), ["news=data/calibration/articles.jsonl"], samples)
+        made = plan(source, loaded)
+        (plans / f"{name}.json").write_text(json.dumps(made.as_dict()))
+    shutil.rmtree(source)
+
+
+class Memory:
+    """Peak resident memory of this process, and of the device, while something runs."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch, self._stop = torch, threading.Event()
+        self.anonymous = self.shared = 0
+
+    def __enter__(self) -> Memory:
+        self._torch.cuda.reset_peak_memory_stats()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.05):
+            fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+            sizes = {name: int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem", "RssFile")}
+            self.anonymous = max(self.anonymous, sizes["RssAnon"] + sizes["RssFile"])
+            self.shared = max(self.shared, sizes["RssShmem"])
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the peaks in bytes; what is shared are the output's own pages in /dev/shm."""
+        cuda = self._torch.cuda
+        free, total = cuda.mem_get_info()
+        return {
+            "host_nbytes": self.anonymous,
+            "host_shared_nbytes": self.shared,
+            "device_allocated_nbytes": cuda.max_memory_allocated(),
+            "device_reserved_nbytes": cuda.max_memory_reserved(),
+            "device_in_use_nbytes": total - free,
+        }
+
+
+def timed(source: Path, out: Path, plan_file: Path) -> dict[str, Any]:
+    """Run a plan on the GPU; return seconds of layers and of each kind of work, and memory."""
+    from halfbyte.cuda import start
+    from halfbyte.plan.file import read_plan_file
+
+    ends: list[tuple[str, float]] = []
+    passes: list[Any] = []
+    run = start.run_on_device
+
+    def watched(*given: Any) -> Any:
+        found, passing = run(*given)
+        passes.append(passing)
+        return found, passing
+
+    start.run_on_device = watched
+    begin = time.perf_counter()
+    try:
+        with Memory() as memory:
+            quantize(
+                source,
+                out,
+                read_plan_file(plan_file).recipe,
+                device="cuda",
+                verify_source=False,
+                progress=lambda progress: ends.append((progress.shard, time.perf_counter() - begin)),
+            )
+    finally:
+        start.run_on_device = run
+    seconds = time.perf_counter() - begin
+    measured = [at for what, at in ends if what.startswith("measured layer")]
+    return {
+        "seconds": seconds,
+        "layer_ends": [round(at, 3) for at in measured],
+        "seconds_of_layers": [round(b - a, 3) for a, b in itertools.pairwise(measured)],
+        "layers_on_the_device": passes[0].at_once,
+        "planned_device_nbytes": passes[0].needs.total(passes[0].at_once),
+        "work": passes[0].clock.as_dict(),
+        "memory": memory.as_dict(),
+        "events": [(what, round(at, 3)) for what, at in ends],
+    }
+
+
+def copied(source: Path, target: Path) -> float:
+    """Return the seconds of `cp` and a sync."""
+    forget(source)
+    begin = time.perf_counter()
+    subprocess.run(f'cp -r "{source}" "{target}" && sync -f "{target}"', shell=True, check=True)
+    return time.perf_counter() - begin
+
+
+def forget(folder: Path) -> None:
+    """Take a folder's files out of the page cache."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
+
+
+def size(folder: Path) -> int:
+    """Return the bytes of a folder's shards."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def machine() -> dict[str, Any]:
+    """Return what the numbers are of."""
+    import torch
+    import triton
+
+    asked = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit"
+    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv"]
+    smi = subprocess.run(command, check=False, capture_output=True, text=True)
+    return {
+        "date": datetime.date.today().isoformat(),
+        "gpu": smi.stdout.splitlines()[-1] if smi.stdout else "",
+        "cores": os.cpu_count(),
+        "memory_nbytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "kernel": platform.release(),
+    }
+
+
+def main() -> None:
+    """Write plans, or run them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plans", type=Path)
+    parser.add_argument("--write-plans", action="store_true")
+    parser.add_argument("--layers", type=int, default=5, help="decoder layers, the first one dense")
+    parser.add_argument("--experts", type=int, default=KIMI_K26.experts)
+    parser.add_argument("--samples", type=int, default=512)
+    parser.add_argument("--memory", type=Path, default=Path("/dev/shm"))
+    parser.add_argument("--disk", type=Path, help="a folder on a disk; nothing is measured there without it")
+    parser.add_argument("--runs", default="max,mse", help="which, in this order")
+    parser.add_argument("--out", type=Path, default=Path())
+    given = parser.parse_args()
+    if given.write_plans:
+        write_plans(given.plans, given.layers, given.experts, given.samples)
+        return
+    given.out.mkdir(parents=True, exist_ok=True)
+    bench = Bench(given)
+    bench.in_memory()
+    if given.disk:
+        bench.on_disk()
+    print(json.dumps({k: v.get("seconds") for k, v in bench.found.items() if isinstance(v, dict)}))
+
+
+class Bench:
+    """Runs one after the other; what was measured is saved after each."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self._given, self._plans = given, given.plans
+        self.found: dict[str, Any] = {"machine": machine(), "layers": given.layers, "experts": given.experts}
+        self._work = given.memory / "bench_h200"
+        shutil.rmtree(self._work, ignore_errors=True)
+
+    def _save(self, name: str, what: dict[str, Any]) -> None:
+        self.found[name] = what
+        self.found["peak_rss_nbytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        path = self._given.out / f"h200_{datetime.date.today():%Y%m}.json"
+        path.write_text(json.dumps(self.found, indent=1) + "\n")
+        print(name, {key: value for key, value in what.items() if key != "events"}, flush=True)
+
+    def in_memory(self) -> None:
+        """From and to /dev/shm."""
+        begin = time.perf_counter()
+        source = make_source(self._work / "source", self._given.layers, self._given.experts)
+        self._save("source", {"nbytes": size(source), "seconds_to_make": round(time.perf_counter() - begin, 1)})
+        for run in self._given.runs.split(","):
+            self._save(f"memory, {run}", timed(source, self._work / "out", self._plans / f"{run}.json"))
+            shutil.rmtree(self._work / "out")
+        self._save("memory, cp", {"seconds": copied(source, self._work / "copy")})
+        shutil.rmtree(self._work / "copy")
+
+    def on_disk(self) -> None:
+        """From and to a disk."""
+        disk = self._given.disk / "bench_h200"
+        shutil.rmtree(disk, ignore_errors=True)
+        disk.mkdir(parents=True)
+        self._save("disk, cp from memory", {"seconds": copied(self._work / "source", disk / "source")})
+        shutil.rmtree(self._work)
+        self._save("disk, cp", {"seconds": copied(disk / "source", disk / "copy")})
+        shutil.rmtree(disk / "copy")
+        forget(disk / "source")
+        self._save("disk, max", timed(disk / "source", disk / "out", self._plans / "max.json"))
+        shutil.rmtree(disk)
+
+
+if __name__ == "__main__":
+    main()

@@ -80,7 +80,7 @@ def recipes_show(out: Output, name: str) -> None:
     """Print the recipe NAME (or a file) as it is written, with its comments; as JSON, as it is understood."""
     from halfbyte.recipe import load_recipe, recipe_text
 
-    understood = load_recipe(name).model_dump(mode="json")  # first: a recipe that cannot be read is not shown
+    understood = load_recipe(name).as_dict()  # first: a recipe that cannot be read is not shown
     out.text(recipe_text(name), understood)
     out.hint(f"halfbyte recipes show {name} > my-recipe.yaml, and change what you like")
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from halfbyte.calibrate.store import ABOUT, refuse_other
 from halfbyte.calibrate.store import STATS as STATS_FILE
+from halfbyte.decisions import COMPENSATED, Recipe
 from halfbyte.errors import CheckpointError, InterruptedRunError, MachineError, TensorError, UsageError
 from halfbyte.folders import (
     FOLDER,
@@ -33,7 +34,6 @@ from halfbyte.models.model import Model, describe
 from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, output_config
 from halfbyte.plan.manifest import Plan, make_plan, refuse_other_plan
 from halfbyte.plan.rules import Job, refuse_pruning
-from halfbyte.recipe_schema import COMPENSATED, Recipe
 from halfbyte.run import Progress, Runner
 from halfbyte.source.checkpoint import CONFIG, INDEX, Checkpoint, open_checkpoint
 from halfbyte.source.identity import identity
@@ -43,7 +43,7 @@ from halfbyte.source.verify import Stamp, stamps_as_json, stamps_from_json, veri
 from halfbyte.write import PART, Journal, disk_error, file_sha256, sync_folder, write_whole
 
 if TYPE_CHECKING:
-    from halfbyte.calibrate.choose import Statistics
+    from halfbyte.calibrate.given import Statistics
     from halfbyte.calibrate.report import Report
     from halfbyte.calibrate.stats import LayerStats
 
@@ -193,15 +193,17 @@ def _statistics(made: Plan, out: Path, weights: Mapping[str, str], stats: Path |
             what = f"recipe '{made.recipe.name}' reads no statistics"
             raise UsageError(what, where="--stats", fix="leave it out, or use a recipe that calibrates")
         return None
-    from halfbyte.calibrate.choose import given, measured_here  # noqa: PLC0415 - most recipes take no forward
-
     layers = made.layers or made.model.layers
     if stats is not None:
         if made.recipe.quantize is not None and made.recipe.quantize.scales == COMPENSATED:
             what = "compensated weights need more of the inputs than statistics keep"
             raise UsageError(what, where="--stats", fix="leave it out: this recipe measures while it writes")
+        from halfbyte.calibrate.given import given  # noqa: PLC0415
+
         rule = made.recipe.quantize.input_scale if made.recipe.quantize else None
         return given(stats, weights, layers, rule)
+    from halfbyte.calibrate.choose import measured_here  # noqa: PLC0415 - most recipes take no forward
+
     return measured_here(made.checkpoint, made.model, made.recipe, weights, out / FOLDER / STATS, layers)
 
 

@@ -13,11 +13,11 @@ from functools import cached_property
 from typing import Any
 
 from halfbyte.collector import paused
+from halfbyte.decisions import Recipe
 from halfbyte.errors import UsageError
 from halfbyte.models.model import Model
 from halfbyte.plan.layout import Shard, lay_out_shards
 from halfbyte.plan.rules import DECODE, Job, make_jobs, refuse_pruning
-from halfbyte.recipe_schema import Recipe
 from halfbyte.source.checkpoint import Checkpoint
 
 BYTES_VERSION = 1  # raised whenever the same recipe and source would give other bytes; see CHANGELOG, Output bytes
@@ -76,7 +76,7 @@ class Plan:
         return {
             "fingerprint": self.fingerprint(),
             "parts": self.parts(),
-            "recipe": self.recipe.model_dump(mode="json"),  # nulls too: a seed of null is said, not left out
+            "recipe": self.recipe.as_dict(),
             "read_nbytes": self.read_nbytes,
             "write_nbytes": self.write_nbytes,
             "shards": {shard.name: shard.nbytes for shard in self.shards},

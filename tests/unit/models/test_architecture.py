@@ -64,7 +64,7 @@ def test_a_name_that_no_template_knows_is_an_error_with_that_name(family, name):
     with pytest.raises(CheckpointError) as caught:
         family.place(name)
     assert name in caught.value.what
-    assert f"models/data/{family.name}.yaml" in caught.value.fix
+    assert f"models/data/{family.name}.json" in caught.value.fix
 
 
 def test_fused_linears_share_a_name():

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from halfbyte.calibrate.given import Statistics
     from halfbyte.calibrate.report import Report
     from halfbyte.calibrate.stats import LayerStats
+    from halfbyte.plan.file import PlanFile
 
 PLAN = "plan.json"
 JOURNAL = "journal.jsonl"
@@ -97,13 +98,19 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     stats: Path | None = None,
     threads: int | None = None,
     verify_source: bool = True,
+    planned: PlanFile | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Result:
-    """Make the checkpoint that the recipe describes; the same call goes on where a killed one stopped."""
+    """Make the checkpoint that the recipe describes; the same call goes on where a killed one stopped.
+
+    A plan that was made before (`planned`) is refused where it is not the one that is made now.
+    """
     begin = time.monotonic()
     refuse_nested(source, out)
     refuse_pruning(recipe)
     made = plan(source, recipe, layers=layers)
+    if planned is not None:
+        planned.refuse_other(made)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
     weights, seen = identity(made.checkpoint), source_stamps(made.checkpoint)
     measured = _statistics(made, out, weights, stats)

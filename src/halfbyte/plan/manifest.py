@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from halfbyte.collector import paused
 from halfbyte.decisions import Recipe
@@ -104,10 +104,15 @@ def _refuse_no_experts(jobs: Sequence[Job], layers: int) -> None:
         raise UsageError(what, where="--layers", fix=f"give {first + 1} or more")
 
 
+def different_parts(theirs: object, plan: Plan) -> list[str]:
+    """Return which parts of another plan differ from this one: all of them where there are none."""
+    known = cast("Mapping[str, Any]", theirs if isinstance(theirs, Mapping) else {})
+    return [name for name, digest in plan.parts().items() if known.get(name) != digest]
+
+
 def refuse_other_plan(found: Mapping[str, Any], plan: Plan, where: str) -> None:
     """Two plans never share a folder; say which part differs."""
-    theirs, ours = found.get("parts", {}), plan.parts()
-    different = [name for name in ours if theirs.get(name) != ours[name]]
+    different = different_parts(found.get("parts"), plan)
     if different:
         what = f"this folder belongs to another plan: {', '.join(different)} differ{'s' if len(different) == 1 else ''}"
         raise UsageError(what, where=where, fix="give another output folder, or repeat the command that began this one")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from halfbyte import doctor
+    from halfbyte.decisions import Recipe
     from halfbyte.errors import HalfbyteError
     from halfbyte.numerics.codec import amax, decode, encode
     from halfbyte.numerics.encoded import Encoded
@@ -28,6 +29,7 @@ __all__ = [
     "FORMATS",
     "Encoded",
     "HalfbyteError",
+    "Recipe",
     "amax",
     "decode",
     "doctor",
@@ -41,6 +43,7 @@ __all__ = [
 _HOMES = {
     "FORMATS": "halfbyte.numerics.formats:FORMATS",
     "Encoded": "halfbyte.numerics.encoded:Encoded",
+    "Recipe": "halfbyte.decisions:Recipe",
     "amax": "halfbyte.numerics.codec:amax",
     "HalfbyteError": "halfbyte.errors:HalfbyteError",
     "decode": "halfbyte.numerics.codec:decode",

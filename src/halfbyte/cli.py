@@ -17,6 +17,7 @@ import click
 from halfbyte.compare.command import compare_command
 from halfbyte.console import Column, Output
 from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
+from halfbyte.recipe_options import chosen_plan, chosen_recipe, recipe_options, recipe_or_plan_options
 from halfbyte.usage import Group, usage_errors
 
 if TYPE_CHECKING:
@@ -28,28 +29,6 @@ EXIT_BUG = 70  # EX_SOFTWARE; Python's own 1 would read as "a check failed"
 EXIT_BROKEN_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
 WATCH_SECONDS = 2
 COMPLETE_VARIABLE = "_HALFBYTE_COMPLETE"
-
-
-def recipe_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what `plan` and `quantize` share: which recipe, with which changes, on how many layers."""
-    for option in (
-        click.option("--layers", type=click.IntRange(1), help="Only the first layers: a small checkpoint that loads."),
-        click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of the recipe."),
-        click.option("-r", "--recipe", required=True, help="A recipe's name or file; see `halfbyte recipes list`."),
-    ):
-        command = option(command)
-    return command
-
-
-def data_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what `calibrate` and `quantize` share: other data than the recipe names."""
-    for option in (
-        click.option("--samples", type=click.IntRange(1), help="How many samples of --data, evenly of each file."),
-        click.option("--data", multiple=True, metavar="DOMAIN=FILE[:COLUMNS]",
-                     help="Calibrate with this .jsonl, .parquet or .txt instead of the recipe's data sets."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -80,7 +59,7 @@ def recipes_show(out: Output, name: str) -> None:
     """Print the recipe NAME (or a file) as it is written, with its comments; as JSON, as it is understood."""
     from halfbyte.recipe import load_recipe, recipe_text
 
-    understood = load_recipe(name).model_dump(mode="json")  # first: a recipe that cannot be read is not shown
+    understood = load_recipe(name).as_dict()  # first: a recipe that cannot be read is not shown
     out.text(recipe_text(name), understood)
     out.hint(f"halfbyte recipes show {name} > my-recipe.yaml, and change what you like")
 
@@ -142,7 +121,8 @@ def inspect_command(out: Output, source: str | None, example: str | None, patter
 @click.argument("source", metavar="[SRC]", required=False)
 @recipe_options
 @click.option("--example", metavar="NAME", help="Instead of SRC: a published checkpoint that halfbyte knows by heart.")
-@click.option("-o", "--out", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write the plan as JSON.")
+@click.option("-o", "--out", "file", type=click.Path(dir_okay=False, path_type=Path),
+              help="Write the plan as JSON, as `quantize --plan` reads it.")  # fmt: skip
 @click.option("--diff", "other", type=click.Path(path_type=Path), help="Say how it differs from a plan.json.")
 @click.option("--fit", "gpus", metavar="NxGPU", help="Say whether it fits, as in 8xB200. Exit code 1 if not.")
 @click.option("--to", "folder", type=click.Path(path_type=Path), help="Measure writing in this folder too.")
@@ -157,10 +137,9 @@ def plan_command(out: Output, source: str | None, file: Path | None, other: Path
     from halfbyte.collector import paused
     from halfbyte.inspection import open_source
     from halfbyte.pipeline import plan
-    from halfbyte.recipe import load_recipe
 
     with paused():
-        recipe = load_recipe(choice["recipe"], choice["overrides"])
+        recipe = chosen_recipe(choice)
         fit = _fitter(choice["gpus"])
         made = plan(open_source(source, choice["example"]), recipe, layers=choice["layers"])
         seconds = None
@@ -173,7 +152,8 @@ def plan_command(out: Output, source: str | None, file: Path | None, other: Path
         show.plan(out, made, file, other, fitted, seconds)
     if fitted is not None and not fitted.fits:
         raise CheckFailedError(f"it does not fit {fitted.gpus}: {fitted.problem}", where="--fit", fix=fitted.advice)
-    out.hint(f"halfbyte quantize {source or 'SRC'} OUT -r {choice['recipe']}")
+    decided = f"--plan {file}" if file is not None else f"-r {choice['recipe']}"
+    out.hint(f"halfbyte quantize {source or 'SRC'} OUT {decided}")
 
 
 def _fitter(gpus: str | None) -> Callable[[Plan], Fit] | None:
@@ -190,27 +170,26 @@ def _fitter(gpus: str | None) -> Callable[[Plan], Fit] | None:
 @cli.command("quantize")
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out_folder", metavar="OUT", type=click.Path(path_type=Path))
-@recipe_options
-@data_options
+@recipe_or_plan_options
 @click.option("--stats", type=click.Path(path_type=Path), help="Take statistics of `halfbyte calibrate`; run no data.")
 @click.option("--threads", type=click.IntRange(1), help="Threads that read, compute and write.  [default: cores + 2]")
 @click.option("--verify/--no-verify", default=True, show_default=True,
               help="First compare the source's shards with their known SHA-256.")  # fmt: skip
 @click.pass_obj
 def quantize_command(out: Output, source: Path, out_folder: Path, threads: int | None, **choice: Any) -> None:
-    """Make the checkpoint OUT from SOURCE as the recipe says. Run the same command again to resume."""
+    """Make the checkpoint OUT from SOURCE as the recipe or the plan says. Run the same command again to resume."""
     from halfbyte import show
-    from halfbyte.calibrate.named_files import with_data
     from halfbyte.pipeline import quantize
-    from halfbyte.recipe import load_recipe
 
-    recipe = with_data(load_recipe(choice["recipe"], choice["overrides"]), choice["data"], choice["samples"])
+    planned = chosen_plan(choice)
+    recipe = planned.recipe if planned else chosen_recipe(choice)
     with out.progress() as bar:
         result = quantize(
             source,
             out_folder,
             recipe,
-            layers=choice["layers"],
+            layers=choice["layers"] or (planned.layers if planned else None),
+            planned=planned,
             stats=choice["stats"],
             threads=threads,
             verify_source=choice["verify"],
@@ -223,7 +202,6 @@ def quantize_command(out: Output, source: Path, out_folder: Path, threads: int |
 @cli.command("calibrate")
 @click.argument("source", type=click.Path(path_type=Path))
 @recipe_options
-@data_options
 @click.option("-o", "--out", "folder", metavar="STATS", required=True, type=click.Path(path_type=Path),
               help="The folder for the statistics.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), help="Threads that compute.  [default: cores]")
@@ -234,11 +212,9 @@ def calibrate_command(out: Output, source: Path, folder: Path, threads: int | No
     Many recipes can use the statistics (`quantize --stats STATS`). Run the same command again to resume.
     """
     from halfbyte import show
-    from halfbyte.calibrate.named_files import with_data
     from halfbyte.pipeline import calibrate
-    from halfbyte.recipe import load_recipe
 
-    recipe = with_data(load_recipe(choice["recipe"], choice["overrides"]), choice["data"], choice["samples"])
+    recipe = chosen_recipe(choice)
     with out.progress() as bar:
         result = calibrate(source, folder, recipe, layers=choice["layers"], threads=threads, progress=show.steps(bar))
     show.calibration(out, result)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from halfbyte.calibrate.store import ABOUT, refuse_other
 from halfbyte.calibrate.store import STATS as STATS_FILE
+from halfbyte.decisions import COMPENSATED, Recipe
 from halfbyte.errors import CheckpointError, InterruptedRunError, MachineError, TensorError, UsageError
 from halfbyte.folders import (
     FOLDER,
@@ -32,7 +33,6 @@ from halfbyte.models.declared import stored_as_declared
 from halfbyte.models.model import Model, describe
 from halfbyte.plan.manifest import Plan, make_plan, refuse_other_plan
 from halfbyte.plan.rules import Job, refuse_pruning
-from halfbyte.recipe_schema import COMPENSATED, Recipe
 from halfbyte.rest import write_rest
 from halfbyte.run import Progress, Runner
 from halfbyte.source.checkpoint import CONFIG, Checkpoint, open_checkpoint
@@ -43,9 +43,10 @@ from halfbyte.source.verify import Stamp, stamps_as_json, stamps_from_json, veri
 from halfbyte.write import PART, Journal, disk_error, file_sha256, write_whole
 
 if TYPE_CHECKING:
-    from halfbyte.calibrate.choose import Statistics
+    from halfbyte.calibrate.given import Statistics
     from halfbyte.calibrate.report import Report
     from halfbyte.calibrate.stats import LayerStats
+    from halfbyte.plan.file import PlanFile
 
 PLAN = "plan.json"
 JOURNAL = "journal.jsonl"
@@ -99,13 +100,19 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     threads: int | None = None,
     device: str = CPU,
     verify_source: bool = True,
+    planned: PlanFile | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Result:
-    """Make the checkpoint that the recipe describes; the same call goes on where a killed one stopped."""
+    """Make the checkpoint that the recipe describes; the same call goes on where a killed one stopped.
+
+    A plan that was made before (`planned`) is refused where it is not the one that is made now.
+    """
     begin = time.monotonic()
     refuse_nested(source, out)
     refuse_pruning(recipe)
     made = plan(source, recipe, layers=layers)
+    if planned is not None:
+        planned.refuse_other(made)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
     weights, seen = identity(made.checkpoint), source_stamps(made.checkpoint)
     measured = _statistics(made, out, weights, stats, device)
@@ -207,15 +214,17 @@ def _statistics(
             what = f"recipe '{made.recipe.name}' reads no statistics"
             raise UsageError(what, where="--stats", fix="leave it out, or use a recipe that calibrates")
         return None
-    from halfbyte.calibrate.choose import given, measured_here  # noqa: PLC0415 - most recipes take no forward
-
     layers = made.layers or made.model.layers
     if stats is not None:
         if made.recipe.quantize is not None and made.recipe.quantize.scales == COMPENSATED:
             what = "compensated weights need more of the inputs than statistics keep"
             raise UsageError(what, where="--stats", fix="leave it out: this recipe measures while it writes")
+        from halfbyte.calibrate.given import given  # noqa: PLC0415
+
         rule = made.recipe.quantize.input_scale if made.recipe.quantize else None
         return given(stats, weights, layers, rule)
+    from halfbyte.calibrate.choose import measured_here  # noqa: PLC0415 - most recipes take no forward
+
     folder = out / FOLDER / STATS
     return measured_here(made.checkpoint, made.model, made.recipe, weights, folder, layers, device=device)
 

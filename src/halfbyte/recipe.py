@@ -8,9 +8,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from halfbyte import recipe_schema
+from halfbyte.decisions import Action, Calibrate, Dataset, Format, Prune, Quantize, Recipe, Role
 from halfbyte.errors import RecipeError
 from halfbyte.recipe_errors import apply_overrides, explain, suggest
-from halfbyte.recipe_schema import Action, Calibrate, Dataset, Format, Prune, Quantize, Recipe, Role
 from halfbyte.recipe_yaml import parse_yaml
 
 __all__ = [
@@ -52,11 +53,12 @@ def _shipped(name: str) -> str:
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of that name or file, with `path.to.key=value` overrides put in; RecipeError if anything is wrong."""
     file, text = _read(name_or_path)
-    document = apply_overrides(parse_yaml(text, file), overrides, Recipe)
+    schema = recipe_schema.Recipe
+    document = apply_overrides(parse_yaml(text, file), overrides, schema)
     try:
-        return Recipe.model_validate(document.data)
+        return schema.model_validate(document.data).decided()
     except ValidationError as error:
-        raise explain(error, document, Recipe) from None
+        raise explain(error, document, schema) from None
 
 
 def _read(name_or_path: str | Path) -> tuple[str, str]:

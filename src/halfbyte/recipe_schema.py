@@ -3,12 +3,12 @@
 Nothing that follows from something else is a key: group sizes, tensor names and the blocks of config.json follow from
 the format; fused groups, expert counts and name prefixes from the checkpoint. A key that is left out does not apply;
 every choice that does apply is spelled out, so that no default hides in the code.
+
+The classes here check, and are checked with pydantic. What a recipe has decided is plain values, in `decisions.py`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,29 +18,26 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from halfbyte import decisions
+from halfbyte.decisions import (
+    COMPENSATED,
+    Action,
+    Activations,
+    Backstop,
+    Format,
+    KvCache,
+    PerInput,
+    Propagate,
+    PruneMethod,
+    PruneStatistics,
+    Role,
+    RowKind,
+)
 from halfbyte.numerics.formats import FORMATS
 from halfbyte.recipe_errors import CONTRADICTION, Problem, either, suggest
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-Role = Literal[
-    "routed_experts",
-    "shared_experts",
-    "dense_mlp",
-    "attention",
-    "router",
-    "embed",
-    "head",
-    "vision",
-    "projector",
-    "norm",
-    "other_buffers",
-]
-Action = Literal["keep", "bf16", "quantize"]
-Format = Literal["bf16", "int4", "fp8_block", "fp8_channel", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct"]
-
-COMPENSATED = "compensated"  # scales and codes by what each linear is given, see numerics/reference/compensate.py
 
 # Roles that are kept as they are, whatever the format, and why.
 KEPT_ROLES: Mapping[Role, str] = {
@@ -95,13 +92,13 @@ class Part(BaseModel):
 class InputScale(Part):
     """Which calibration tokens decide the tensor scale of an expert's input."""
 
-    per: Literal["layer", "expert"] = Field(
+    per: PerInput = Field(
         description="layer (one value for all experts, as ModelOpt 0.47) or expert (as ModelOpt 0.41)"
     )
     min_tokens: int | None = Field(
         None, ge=1, description="the number of calibration tokens, at least 1, below which an expert gets the backstop"
     )
-    backstop: Literal["layer_amax", "modelopt", "all_experts"] | None = Field(
+    backstop: Backstop | None = Field(
         None,
         description="layer_amax, modelopt (the largest of its peers, else 0.5) or all_experts (run it on all tokens)",
     )
@@ -146,12 +143,12 @@ class Quantize(Part):
     scales: str = Field(
         description="how weight scales are chosen, such as max, mse or compensated for nvfp4, even for mxfp4"
     )
-    activations: Literal["none", "calibrated", "dynamic"] | None = Field(
+    activations: Activations | None = Field(
         None,
         description="none (weights only), calibrated (tensor scale from data, block scales at run time) or dynamic",
     )
     input_scale: InputScale | None = Field(None, description="the block that defines calibrated input scales")
-    kv_cache: Literal["none", "fp8", "fp8_cast"] | None = Field(
+    kv_cache: KvCache | None = Field(
         None, description="none, fp8 (calibrated scales) or fp8_cast (FP8 declared, no scales)"
     )
     kv_scale_min: float | None = Field(
@@ -254,16 +251,20 @@ class Calibrate(Part):
 
     samples: int = Field(ge=1, description="the number of rows, at least 1")
     sequence_length: int = Field(ge=1, description="the number of tokens in a row, at least 1")
-    rows: Literal["padded", "packed"] = Field(
+    rows: RowKind = Field(
         description="padded (a sample a row, cut or padded, as ModelOpt) or packed (full rows, samples kept apart)"
     )
     seed: int | None = Field(
         ge=0, lt=2**32, description="a whole number from 0 to 4294967295 that shuffles, or null for the first samples"
     )
-    propagate: Literal["unquantized", "quantized"] = Field(
+    propagate: Propagate = Field(
         description="unquantized (layers see the source's activations, as ModelOpt) or quantized"
     )
     datasets: tuple[Dataset, ...] = Field(strict=False, description="the list of data sets")
+
+    def decided(self) -> decisions.Calibrate:
+        """Return what this block decides, without what checked it."""
+        return decisions.Calibrate.of(self.model_dump())
 
     def _contradictions(self) -> Iterator[Problem]:
         total = sum(dataset.share for dataset in self.datasets)
@@ -275,8 +276,8 @@ class Calibrate(Part):
 class Prune(Part):
     """Which routed experts go."""
 
-    method: Literal["reap"] = Field(description="reap (the mean of gate weight times output norm over routed tokens)")
-    statistics: Literal["calibrate", "given"] = Field(
+    method: PruneMethod = Field(description="reap (the mean of gate weight times output norm over routed tokens)")
+    statistics: PruneStatistics = Field(
         description="calibrate (measured on this recipe's data, in the same pass) or given (a file from an earlier run)"
     )
     keep: int | None = Field(None, ge=1, description="the number of experts kept in each layer, at least 1")
@@ -306,18 +307,9 @@ class Recipe(Part):
         pattern=r"^(layers|[1-9][0-9]*[MG]B)$", description="layers (whole layers in a shard) or a size such as 5GB"
     )
 
-    @property
-    def shard_nbytes(self) -> int | None:
-        """The size that shards are filled to, in decimal units as on the Hub; None for whole layers."""
-        if self.shards == "layers":
-            return None
-        return int(self.shards[:-2]) * {"MB": 10**6, "GB": 10**9}[self.shards[-2:]]
-
-    def fingerprint(self) -> str:
-        """SHA-256 of all that this recipe decides; its name and its words decide nothing."""
-        decided = self.model_dump(mode="json", exclude={"name", "description"}, exclude_none=True)
-        canonical = json.dumps(decided, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(canonical.encode()).hexdigest()
+    def decided(self) -> decisions.Recipe:
+        """Return what this recipe decides, without what checked it."""
+        return decisions.Recipe.of(self.model_dump())
 
     def _contradictions(self) -> Iterator[Problem]:
         yield from self._role_problems()

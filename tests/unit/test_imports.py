@@ -47,6 +47,12 @@ def test_recipes_load_neither_torch_nor_numba_nor_numpy():
     assert loaded_by("from halfbyte.cli import run; run(['recipes', 'list'])") <= {"pydantic", "yaml"}
 
 
+def test_what_is_planned_is_done_without_the_libraries_that_read_recipes():
+    modules = ("pipeline", "show", "plan.file", "calibrate.given", "calibrate.named_files", "transform.from_data")
+    loaded = loaded_by("import " + ", ".join(f"halfbyte.{name}" for name in (*modules, "audit.run")))
+    assert not loaded & {"pydantic", "torch", "transformers"}  # numba looks for YAML, and does without
+
+
 def test_help_is_instant():
     seconds = []
     for _ in range(3):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -17,26 +20,30 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from halfbyte import decisions, recipe_schema
 from halfbyte.errors import RecipeError
 from halfbyte.numerics.formats import FORMATS
-from halfbyte.recipe import (
-    Calibrate,
-    Dataset,
-    Format,
-    Prune,
-    Quantize,
-    Recipe,
-    load_recipe,
-    recipe_names,
-    recipe_text,
-)
+from halfbyte.recipe import Format, Recipe, load_recipe, recipe_names, recipe_text
 from halfbyte.recipe_errors import block_keys, list_item
-from halfbyte.recipe_schema import TARGETS, EngineConfig, InputScale
+from halfbyte.recipe_schema import TARGETS
 
 DATA = Path(__file__).parent / "recipe"
 # Every section that a recipe can have, one key a line, so that the tests can name lines.
 WHOLE = (DATA / "whole.yaml").read_text(encoding="utf-8")
 LINES = WHOLE.splitlines()
+PARTS = ["Recipe", "Quantize", "Calibrate", "Dataset", "Prune", "InputScale", "EngineConfig"]
+# Finished checkpoints carry these, and are audited by them: they change when what is decided changes, and never else.
+SHIPPED = {
+    "kimi-k2.6-bf16": "52e46b40f0c270aeeb9bad48e7ea8b775b04f087b344c7bd00bdc363f2ac87ec",
+    "kimi-k2.6-fp8-reference": "e59118afd0f13a69962fc0cb27cfcabf714a016d3e24407cbd541bd34162f8c6",
+    "kimi-k2.6-mxfp4-wafer": "cf2e5bbba8edfb42b125a63f09a142a8bafe38dedb672c5d5111071b620de665",
+    "kimi-k2.6-nvfp4-compensated": "acf516dadcc2c6be1ebf339c5832af2bbec75f161691ca5488d3704c3c5caae2",
+    "kimi-k2.6-nvfp4-nvidia": "6c1bb9244cb7893960d7cfdd1616426e7bcac480c373d888ced28c336595a17a",
+    "kimi-k2.6-nvfp4-reap192": "3b2c7143d4c09feee741990bc8490e03f1775883827cabfa7dcd3b23aba0ece7",
+    "kimi-k2.6-nvfp4-wafer": "e342c9bc02b92df40fc0d5d550e8968baa2520eb6fbc0ac4c7ccde0c72b02f36",
+    "kimi-k2.6-nvfp4a16": "f956b031d858aa91143c673f0fc416f6bbafd5ac6b3d91aedbf814dbefa5f4b9",
+    "kimi-k2.7-code-nvfp4-decart": "36dd7f26991d1e2201cd3167420c1286b0eeee58e810a9b0cbdd1cfcbb22e36d",
+}
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -79,13 +86,30 @@ def test_a_shipped_recipe_loads_and_round_trips(name: str, tmp_path: Path) -> No
     recipe = load_recipe(name)
     assert recipe.name == name
     assert recipe_text(name).startswith("# ")
-    as_text = yaml.safe_dump(recipe.model_dump(mode="json", exclude_none=True))
-    # null decides something only for calibrate.seed, which exclude_none would lose
+    as_text = yaml.safe_dump(without_nulls(recipe.as_dict()))
+    # null decides something only for calibrate.seed, which is lost with the others
     as_text = as_text.replace("calibrate:\n", "calibrate:\n  seed: null\n") if "\n  seed:" not in as_text else as_text
     again = load_recipe(write(tmp_path, as_text))
     assert again == recipe
     assert again.fingerprint() == recipe.fingerprint()
-    assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
+    assert Recipe.of(json.loads(json.dumps(recipe.as_dict()))) == recipe
+
+
+def without_nulls(block: Any) -> Any:
+    if isinstance(block, dict):
+        return {key: without_nulls(value) for key, value in block.items() if value is not None}
+    return [without_nulls(item) for item in block] if isinstance(block, list) else block
+
+
+def test_shipped_recipes_decide_what_they_always_did() -> None:
+    assert {name: load_recipe(name).fingerprint() for name in recipe_names()} == SHIPPED
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_what_is_decided_is_what_was_checked(name: str) -> None:
+    data = yaml.safe_load(recipe_text(name))
+    stored = load_recipe(name).as_dict()
+    assert json.dumps(stored) == json.dumps(recipe_schema.Recipe.model_validate(data).model_dump(mode="json"))
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -143,14 +167,23 @@ def test_a_format_takes_its_own_choices_and_no_others(
         config = {"producer_version": version, "ignore_patterns": [ignored]}
         block = {"format": name, "scales": FORMATS[name].encodes[0], "activations": acts, "kv_cache": kv}
         with contextlib.suppress(ValidationError):
-            Quantize.model_validate({**block, "input_scale": scale, "config": config})
+            recipe_schema.Quantize.model_validate({**block, "input_scale": scale, "config": config})
             taken.add(choice)
     assert taken == set(itertools.product(activations, kv_cache, ["1"] if versioned else [None], [pattern]))
 
 
 def test_every_key_is_described_for_the_errors_that_name_it() -> None:
-    for part in (Recipe, Quantize, Calibrate, Dataset, Prune, InputScale, EngineConfig):
-        assert all(field.description for field in part.model_fields.values())
+    for name in PARTS:
+        assert all(field.description for field in getattr(recipe_schema, name).model_fields.values())
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_what_is_decided_has_the_keys_that_are_checked(name: str) -> None:
+    checked, decided = getattr(recipe_schema, name).model_fields, dataclasses.fields(getattr(decisions, name))
+    assert [field.name for field in decided] == list(checked)
+    required = [field.name for field in decided if field.default is dataclasses.MISSING]
+    assert required == [key for key, field in checked.items() if field.is_required()]
+    assert all(field.default is None for field in decided if field.name not in required)
 
 
 def test_published_lists_are_spelled_as_published() -> None:
@@ -212,10 +245,10 @@ def test_the_whole_recipe_loads(tmp_path: Path) -> None:
 
 def test_a_recipe_is_frozen(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, WHOLE))
-    with pytest.raises(ValidationError):
-        recipe.shards = "layers"
-    with pytest.raises(ValidationError):
-        recipe.calibrate.samples = 1  # type: ignore[union-attr]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        recipe.shards = "layers"  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        recipe.calibrate.samples = 1  # type: ignore[union-attr, misc]
 
 
 CHANGES = {  # a valid change of every key that decides something
@@ -253,7 +286,7 @@ CHANGES = {  # a valid change of every key that decides something
 
 def test_the_fingerprint_follows_every_decision_and_no_word(tmp_path: Path) -> None:
     path = write(tmp_path, WHOLE)
-    leaves = {re.sub(r"^roles\..*", "roles.attention", leaf) for leaf in schema_leaves(Recipe)}
+    leaves = {re.sub(r"^roles\..*", "roles.attention", leaf) for leaf in schema_leaves(recipe_schema.Recipe)}
     assert leaves == {*CHANGES, "name", "description"}
     prints = [load_recipe(path).fingerprint()]
     for key, value in CHANGES.items():
@@ -261,6 +294,8 @@ def test_the_fingerprint_follows_every_decision_and_no_word(tmp_path: Path) -> N
             overrides = re.split(r" (?=[a-z])", f"{key}={value}")
             prints.append(load_recipe(path, overrides).fingerprint())
     assert len(set(prints)) == len(CHANGES)  # with the recipe itself, without method
+    together = hashlib.sha256(" ".join(prints).encode()).hexdigest()  # in the order of CHANGES
+    assert together == "44e42a3db11e2a856fe7f379efc9d2e3351c145b48c776279cc670a92a07150d"
     assert load_recipe(path, ["name=other", "description=Other."]).fingerprint() == prints[0]
 
 

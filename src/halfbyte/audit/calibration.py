@@ -9,12 +9,12 @@ from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
 from halfbyte.calibrate.report import report
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.calibrate.store import STATS, read_stats
+from halfbyte.decisions import Quantize
 from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER
 from halfbyte.models.linears import PLAIN
 from halfbyte.pipeline import STATS as STATS_FOLDER
 from halfbyte.plan.rules import ENCODE
-from halfbyte.recipe_schema import Quantize
 from halfbyte.source.read import Reader
 from halfbyte.transform.scales import INPUT_SCALES, Scales, input_scales, scales_of
 

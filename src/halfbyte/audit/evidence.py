@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import ValidationError
-
+from halfbyte.decisions import Recipe
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.folders import FOLDER
 from halfbyte.models.architecture import SUFFIXES, Architecture, Place, architecture_of
@@ -21,7 +20,6 @@ from halfbyte.models.linears import Signature, Stored, StoredLinear, identify, s
 from halfbyte.models.model import describe
 from halfbyte.pipeline import JOURNAL, PLAN
 from halfbyte.plan.manifest import Plan, make_plan
-from halfbyte.recipe_schema import Recipe
 from halfbyte.source.checkpoint import CONFIG, INDEX, Checkpoint, open_checkpoint, shard_path
 from halfbyte.source.headers import TensorInfo, read_header
 from halfbyte.write import Journal
@@ -123,13 +121,15 @@ def _read_json(path: Path, problems: dict[str, str]) -> dict[str, Any] | None:
 def _read_plan(path: Path, problems: dict[str, str]) -> Made | None:
     if not path.exists() or (raw := _read_json(path, problems)) is None:
         return None
+    from halfbyte import recipe_schema  # noqa: PLC0415 - pydantic: an audit trusts no file, and checks the recipe again
+
     try:
-        recipe = Recipe.model_validate(raw["recipe"])
+        recipe = recipe_schema.Recipe.model_validate(raw["recipe"]).decided()
         parts = {str(name): str(part) for name, part in raw["parts"].items()}
         shards = {str(name): int(nbytes) for name, nbytes in raw["shards"].items()}
         layers = None if parts["layers"] == "all" else int(parts["layers"])
         made = Made(str(raw["fingerprint"]), recipe, layers, parts, shards)
-    except (KeyError, ValueError, TypeError, AttributeError, ValidationError):
+    except (KeyError, ValueError, TypeError, AttributeError):  # pydantic's own is a ValueError
         problems[PLAN] = "plan.json is not a plan of this version of halfbyte"
         return None
     if recipe.fingerprint() != parts.get("recipe"):

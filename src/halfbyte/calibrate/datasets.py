@@ -24,7 +24,7 @@ from halfbyte.errors import CheckpointError, HalfbyteError, MachineError, UsageE
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.chat import ChatTemplate
-    from halfbyte.recipe_schema import Dataset
+    from halfbyte.decisions import Dataset
 
 WINDOW = 10_000  # samples that are shuffled together: what a seed may cost in memory and reading
 FILES = (".jsonl", ".parquet", ".txt")

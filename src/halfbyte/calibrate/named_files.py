@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from halfbyte.calibrate.datasets import CONVERSATIONS, FILES, TEXTS, records
 from halfbyte.errors import UsageError
 
 if TYPE_CHECKING:
-    from halfbyte.recipe_schema import Calibrate, Dataset, Recipe
+    from halfbyte.decisions import Calibrate, Dataset, Recipe
 
 
 def with_data(recipe: Recipe, pairs: Sequence[str], samples: int | None) -> Recipe:
@@ -21,7 +22,7 @@ def with_data(recipe: Recipe, pairs: Sequence[str], samples: int | None) -> Reci
         return recipe
     if recipe.calibrate is None:
         raise UsageError(f"recipe '{recipe.name}' reads no data", where="--data", fix="leave it out")
-    return recipe.model_copy(update={"calibrate": replace_datasets(recipe.calibrate, pairs, samples)})
+    return replace(recipe, calibrate=replace_datasets(recipe.calibrate, pairs, samples))
 
 
 def replace_datasets(calibrate: Calibrate, pairs: Sequence[str], samples: int | None = None) -> Calibrate:
@@ -39,8 +40,14 @@ def replace_datasets(calibrate: Calibrate, pairs: Sequence[str], samples: int | 
         raise UsageError(what, fix="ask for more samples, or give fewer files")
     each, rest = divmod(total, len(pairs))
     found = [_named_file(pair, calibrate) | {"share": each + (at < rest)} for at, pair in enumerate(pairs)]
-    stored = calibrate.model_dump() | {"samples": total, "datasets": found}
-    return type(calibrate).model_validate(stored)
+    return checked(calibrate.as_dict() | {"samples": total, "datasets": found})
+
+
+def checked(keys: Mapping[str, Any]) -> Calibrate:
+    """Return the calibration that these keys say, as strictly read as in a recipe."""
+    from halfbyte import recipe_schema  # noqa: PLC0415 - pydantic, which runs of a plan do without
+
+    return recipe_schema.Calibrate.model_validate(keys).decided()
 
 
 def _named_file(pair: str, calibrate: Calibrate) -> dict[str, Any]:

@@ -6,8 +6,6 @@ that the rows alone decide, so that the number of threads changes no bit.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +19,7 @@ from halfbyte.calibrate.rows import Rows, make_rows
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.calibrate.sums import SUM_ROWS
 from halfbyte.calibrate.vocabulary import load_vocabulary
+from halfbyte.decisions import COMPENSATED, InputScale, Recipe
 from halfbyte.errors import CheckpointError, RecipeError
 from halfbyte.forward.config import TextModel, text_model
 from halfbyte.forward.ends import embed
@@ -31,8 +30,8 @@ from halfbyte.forward.sight import look_around
 from halfbyte.forward.threads import in_order, single_threaded
 from halfbyte.forward.weights import Weights
 from halfbyte.numerics.chunks import usable_cores
-from halfbyte.recipe_schema import COMPENSATED, InputScale, Recipe
 from halfbyte.source.checkpoint import Checkpoint
+from halfbyte.source.identity import short_name
 
 VERSION = 1  # raised whenever the same rows and weights would give other statistics
 CHUNK_ROWS = 4  # more would put attention's scores of 512 tokens into memory that is fresh every time
@@ -77,16 +76,11 @@ def prepare(
     return Calibration(text, rows, rule, about, compensated)
 
 
-def source_digest(weights: Mapping[str, str]) -> str:
-    """Return a short name of the weights that were measured."""
-    return hashlib.sha256(json.dumps(dict(weights), sort_keys=True).encode()).hexdigest()[:16]
-
-
 def _about(text: TextModel, rows: Rows, rule: InputScale | None, weights: Mapping[str, str]) -> dict[str, Any]:
     everywhere = rule is not None and rule.backstop == "all_experts"
     return {
         "version": VERSION,
-        "source": source_digest(weights),
+        "source": short_name(weights),
         "tokens_sha256": rows.fingerprint(),
         "rows": list(rows.tokens.shape),
         "domains": rows.tokens_of_domains(),

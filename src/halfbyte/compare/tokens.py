@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from halfbyte.calibrate.chat import load_template
-from halfbyte.calibrate.named_files import replace_datasets
+from halfbyte.calibrate.named_files import checked, replace_datasets
 from halfbyte.calibrate.rows import Rows, make_rows
 from halfbyte.calibrate.vocabulary import load_vocabulary
+from halfbyte.decisions import Calibrate
 from halfbyte.errors import UsageError
-from halfbyte.recipe_schema import Calibrate
 
 SAMPLES, LENGTH = 128, 512
 
@@ -42,7 +42,7 @@ def rows_of(
 def _shape(samples: int, length: int, kind: str, *, chat: bool) -> Calibrate:
     """Return how rows are made, with a data set whose place those on the command line take."""
     anything = {"domain": "data", "source": "data.jsonl", "columns": ["text"], "chat_template": chat, "share": samples}
-    return Calibrate.model_validate(
+    return checked(
         {
             "samples": samples,
             "sequence_length": length,

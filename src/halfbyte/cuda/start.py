@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from halfbyte.decisions import COMPENSATED
 from halfbyte.errors import MachineError, RecipeError
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import Job
-from halfbyte.recipe_schema import COMPENSATED
 from halfbyte.run import Runner, nothing_given
 from halfbyte.transform.apply import Given
 from halfbyte.transform.from_data import from_data
 
 if TYPE_CHECKING:
-    from halfbyte.calibrate.choose import Statistics
+    from halfbyte.calibrate.given import Statistics
     from halfbyte.calibrate.stats import LayerStats
     from halfbyte.cuda.passing import DevicePass
 

@@ -1,19 +1,23 @@
 """Names to roles: which part each tensor plays in its model, and which linears share a scale.
 
-The families are data (`data/*.yaml`). A tensor that no template knows stops the plan with its name: a part that is
-passed over in silence is a part that an engine does not find.
+The families are data (`data/*.json`): the names of the numbers in config.json (`keys`), the modules whose weights may
+be stored in any format (`linears`), whole names of everything else, which is kept as it is (`others`), and the linears
+that engines load into one tensor with one scale, and that must therefore share theirs (`fused`). In names {L} is a
+layer, {E} an expert, (a|b) either, and * anything.
+
+A tensor that no template knows stops the plan with its name: a part that is passed over in silence is a part that an
+engine does not find.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple, cast
-
-import yaml
 
 from halfbyte.errors import CheckpointError
 from halfbyte.numerics.formats import FORMATS
@@ -74,7 +78,7 @@ class Architecture:
         for role, pattern in self.others:
             if match := pattern.fullmatch(tensor):
                 return Place(role, tensor, "", *_numbers(match))
-        fix = f"halfbyte does not guess: add its name to models/data/{self.name}.yaml"
+        fix = f"halfbyte does not guess: add its name to models/data/{self.name}.json"
         raise CheckpointError(f"tensor '{tensor}' has no role in the {self.title}", where=tensor, fix=fix)
 
     def text(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -119,11 +123,11 @@ def _pattern(template: str) -> re.Pattern[str]:
 def architectures() -> tuple[Architecture, ...]:
     """Return every family that comes with halfbyte."""
     found = files("halfbyte.models").joinpath("data").iterdir()
-    return tuple(_load(entry.name.removesuffix(".yaml"), entry.read_text()) for entry in sorted(found, key=str))
+    return tuple(_load(entry.name.removesuffix(".json"), entry.read_text()) for entry in sorted(found, key=str))
 
 
 def _load(name: str, text: str) -> Architecture:
-    data = yaml.safe_load(text)
+    data = json.loads(text)
     others: Sequence[tuple[str, Sequence[str]]] = list(data["others"].items())
     return Architecture(
         name=name,
@@ -144,5 +148,5 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
         if model_type in architecture.model_types:
             return architecture
     known = ", ".join(name for architecture in architectures() for name in architecture.model_types)
-    fix = f"halfbyte knows {known}; a family is one YAML file, see CONTRIBUTING.md"
+    fix = f"halfbyte knows {known}; a family is one JSON file, see CONTRIBUTING.md"
     raise CheckpointError(f"unknown model_type {model_type!r}", where="config.json", fix=fix)

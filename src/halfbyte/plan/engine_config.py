@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from halfbyte.decisions import Quantize
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import ENCODE
-from halfbyte.recipe_schema import Quantize
 
 _BLOCK = "quantization_config"
 MODELOPT_FILE = "hf_quant_config.json"

@@ -10,14 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from halfbyte.collector import paused
+from halfbyte.decisions import Recipe
 from halfbyte.errors import UsageError
 from halfbyte.models.model import Model
 from halfbyte.plan.layout import Shard, lay_out_shards
 from halfbyte.plan.rules import DECODE, Job, make_jobs, refuse_pruning
-from halfbyte.recipe_schema import Recipe
 from halfbyte.source.checkpoint import Checkpoint
 
 BYTES_VERSION = 1  # raised whenever the same recipe and source would give other bytes; see CHANGELOG, Output bytes
@@ -76,7 +76,7 @@ class Plan:
         return {
             "fingerprint": self.fingerprint(),
             "parts": self.parts(),
-            "recipe": self.recipe.model_dump(mode="json"),  # nulls too: a seed of null is said, not left out
+            "recipe": self.recipe.as_dict(),
             "read_nbytes": self.read_nbytes,
             "write_nbytes": self.write_nbytes,
             "shards": {shard.name: shard.nbytes for shard in self.shards},
@@ -104,10 +104,15 @@ def _refuse_no_experts(jobs: Sequence[Job], layers: int) -> None:
         raise UsageError(what, where="--layers", fix=f"give {first + 1} or more")
 
 
+def different_parts(theirs: object, plan: Plan) -> list[str]:
+    """Return which parts of another plan differ from this one: all of them where there are none."""
+    known = cast("Mapping[str, Any]", theirs if isinstance(theirs, Mapping) else {})
+    return [name for name, digest in plan.parts().items() if known.get(name) != digest]
+
+
 def refuse_other_plan(found: Mapping[str, Any], plan: Plan, where: str) -> None:
     """Two plans never share a folder; say which part differs."""
-    theirs, ours = found.get("parts", {}), plan.parts()
-    different = [name for name in ours if theirs.get(name) != ours[name]]
+    different = different_parts(found.get("parts"), plan)
     if different:
         what = f"this folder belongs to another plan: {', '.join(different)} differ{'s' if len(different) == 1 else ''}"
         raise UsageError(what, where=where, fix="give another output folder, or repeat the command that began this one")

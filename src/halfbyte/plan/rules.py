@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from halfbyte.decisions import COMPENSATED, Quantize, Recipe
 from halfbyte.errors import RecipeError
 from halfbyte.models.linears import PLAIN, StoredLinear
 from halfbyte.models.model import Model
 from halfbyte.numerics.formats import FORMATS
-from halfbyte.recipe_schema import COMPENSATED, Quantize, Recipe
 from halfbyte.source.headers import TensorInfo, TensorSpec, tensor_nbytes
 
 KEEP, DECODE, ENCODE = "keep", "bf16", "quantize"

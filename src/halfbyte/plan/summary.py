@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from halfbyte.direct_io import PIECE_NBYTES
 from halfbyte.numerics.chunks import run_threads
-from halfbyte.plan.manifest import Plan
+from halfbyte.plan.manifest import Plan, different_parts
 from halfbyte.plan.rules import ENCODE, KEEP
 from halfbyte.write import WAITING_NBYTES
 
@@ -69,6 +69,4 @@ def as_dict(plan: Plan) -> dict[str, Any]:
 
 def difference(found: Mapping[str, Any], plan: Plan) -> list[str]:
     """Return which parts of another plan.json differ from this plan."""
-    theirs = found.get("parts")
-    theirs = cast("dict[str, Any]", theirs) if isinstance(theirs, dict) else {}
-    return [name for name, digest in plan.parts().items() if theirs.get(name) != digest]
+    return different_parts(found.get("parts"), plan)

@@ -20,8 +20,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-import yaml
-
 from halfbyte.errors import UsageError
 from halfbyte.suggest import did_you_mean
 
@@ -101,6 +99,8 @@ class Fit:
 @cache
 def gpu_memory() -> Mapping[str, int]:
     """Return the memory of each GPU that halfbyte knows, in bytes."""
+    import yaml  # noqa: PLC0415 - only who asks what fits needs the table
+
     rows: Mapping[str, float] = yaml.safe_load(files("halfbyte.serve").joinpath("data/gpus.yaml").read_text())
     return {name: int(gib * _GIB) for name, gib in rows.items()}
 

@@ -7,7 +7,9 @@ that nothing is damaged, which is what the known SHA-256s are for.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+from collections.abc import Mapping
 
 from halfbyte.source.checkpoint import Checkpoint, shard_path
 
@@ -18,6 +20,11 @@ _STRETCH_NBYTES = 1024
 def identity(checkpoint: Checkpoint) -> dict[str, str]:
     """Return a short hash of each shard's size and of bytes from all over it."""
     return {shard: _shard(checkpoint, shard, nbytes) for shard, nbytes in checkpoint.shards.items()}
+
+
+def short_name(weights: Mapping[str, str]) -> str:
+    """Return one short hash of a whole identity, for what is measured on these weights."""
+    return hashlib.sha256(json.dumps(dict(weights), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _shard(checkpoint: Checkpoint, shard: str, nbytes: int) -> str:

@@ -4,6 +4,7 @@ import itertools
 import json
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,8 +15,8 @@ from halfbyte.calibrate import datasets as reader
 from halfbyte.calibrate.chat import load_template
 from halfbyte.calibrate.datasets import read_texts
 from halfbyte.calibrate.named_files import replace_datasets
+from halfbyte.decisions import Calibrate, Dataset
 from halfbyte.errors import CheckpointError, HalfbyteError, MachineError, UsageError
-from halfbyte.recipe_schema import Calibrate, Dataset
 
 DATA = Path(__file__).parents[3] / "data" / "calibration"
 MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
@@ -262,7 +263,7 @@ def recipe() -> Calibrate:
     code = {"domain": "code", "source": "a/c", "split": "train", "columns": ["messages"], "share": 2}
     sets = [news | {"chat_template": False}, code | {"chat_template": True}]
     keys = {"samples": 7, "sequence_length": 16, "rows": "padded", "seed": 4, "propagate": "unquantized"}
-    return Calibrate.model_validate(keys | {"datasets": sets})
+    return Calibrate.of(keys | {"datasets": sets})
 
 
 def test_local_files_take_the_place_of_data_sets(recipe):
@@ -278,7 +279,7 @@ def test_local_files_take_the_place_of_data_sets(recipe):
     assert [(d.domain, d.columns, d.chat_template, d.share) for d in changed.datasets] == expected
     assert (changed.samples, changed.seed, changed.sequence_length, changed.rows) == (7, 4, 16, "padded")
     assert replace_datasets(recipe, pairs[:1], samples=9).datasets[0].share == 9
-    plain = recipe.model_copy(update={"datasets": recipe.datasets[:1]})
+    plain = replace(recipe, datasets=recipe.datasets[:1])
     assert replace_datasets(plain, pairs[2:3]).datasets[0].chat_template is False  # as the recipe does it
 
 

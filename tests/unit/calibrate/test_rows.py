@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from halfbyte.calibrate.chat import load_template
 from halfbyte.calibrate.rows import Document, Share, make_rows, packed_rows, padded_rows
 from halfbyte.calibrate.vocabulary import Vocabulary, load_vocabulary
+from halfbyte.decisions import Calibrate
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.recipe_schema import Calibrate
 
 REPOSITORY = Path(__file__).parents[3]
 MINI = REPOSITORY / "models" / "kimi-mini"
@@ -31,9 +31,8 @@ def recipe(*sets, rows="padded", length=64, seed=None) -> Calibrate:
     keys = ("domain", "source", "columns", "chat_template", "share")
     datasets = [dict(zip(keys, (d, str(s), (c,), t, n), strict=True)) for d, s, c, t, n in sets]
     samples = sum(dataset["share"] for dataset in datasets)
-    return Calibrate(
-        samples=samples, sequence_length=length, rows=rows, seed=seed, propagate="unquantized", datasets=datasets
-    )
+    how = {"samples": samples, "sequence_length": length, "rows": rows, "seed": seed, "propagate": "unquantized"}
+    return Calibrate.of(how | {"datasets": datasets})
 
 
 def shares_of(groups: list[list[list[int]]]) -> list[Share]:
@@ -83,7 +82,7 @@ def test_padded_rows_with_a_frame_are_cut_inside_it(tmp_path, mini):
     (tmp_path / "a.txt").write_text("\n".join(texts))
     how = {"samples": 3, "sequence_length": 6, "rows": "padded", "seed": None, "propagate": "unquantized"}
     one = {"domain": "d", "source": str(tmp_path / "a.txt"), "chat_template": False, "share": 3}
-    rows = make_rows(Calibrate.model_validate(how | {"datasets": [one]}), load_vocabulary(tmp_path), None)
+    rows = make_rows(Calibrate.of(how | {"datasets": [one]}), load_vocabulary(tmp_path), None)
     wanted = theirs(texts, return_tensors="np", padding=True, truncation=True, max_length=6)
     assert np.array_equal(rows.tokens, wanted["input_ids"])
     assert np.array_equal(rows.real, wanted["attention_mask"])

@@ -5,9 +5,9 @@ from typing import get_args
 
 import pytest
 
+from halfbyte.decisions import Role
 from halfbyte.errors import CheckpointError
 from halfbyte.models.architecture import architecture_of, architectures
-from halfbyte.recipe_schema import Role
 from halfbyte.source.example import example
 
 K2 = architecture_of({"model_type": "kimi_k2"})
@@ -64,7 +64,7 @@ def test_a_name_that_no_template_knows_is_an_error_with_that_name(family, name):
     with pytest.raises(CheckpointError) as caught:
         family.place(name)
     assert name in caught.value.what
-    assert f"models/data/{family.name}.yaml" in caught.value.fix
+    assert f"models/data/{family.name}.json" in caught.value.fix
 
 
 def test_fused_linears_share_a_name():

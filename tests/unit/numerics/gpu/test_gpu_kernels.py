@@ -172,7 +172,7 @@ def test_decode_fp8_blocks(device, shape):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_activations(device, weights, dtype):
-    x = tensors("cpu", weights)[0]
+    x = tensors("cpu", np.ascontiguousarray(weights[:, :7]))[0]
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(9))
     x = torch.cat([x.float(), noise, 3 * noise]).to(dtype)
     for scale in (1e-3, 2e-5, 1e30):

@@ -1,0 +1,60 @@
+"""The statistics of a run, and those that are given in a file: they need neither the model's forward nor torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from halfbyte.calibrate.stats import LayerStats
+from halfbyte.calibrate.store import Store, read_stats, stats_file
+from halfbyte.decisions import InputScale
+from halfbyte.errors import UsageError
+from halfbyte.source.hold import HoldingReader
+from halfbyte.source.identity import short_name
+
+if TYPE_CHECKING:
+    from halfbyte.calibrate.stream import Calibration
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """Layer after layer, and what they are of; two runs with the same `about` give the same bytes."""
+
+    about: Mapping[str, Any]
+    file: bytes | None  # the statistics themselves, where they were given: they are kept beside the weights
+    layers: Callable[[HoldingReader, int | None, Say], Iterator[tuple[int, LayerStats]]]
+    calibration: Calibration | None = None  # what is measured here, and where it is kept meanwhile
+    store: Store | None = None
+
+
+def given(path: Path, weights: Mapping[str, str], layers: int, rule: InputScale | None = None) -> Statistics:
+    """Take statistics that were measured before, on these weights, with all that the recipe's rule asks for."""
+    about, found = read_stats(path)
+    if about.get("source") != short_name(weights):
+        fix = "measure this checkpoint: halfbyte calibrate SRC -r RECIPE -o STATS"
+        raise UsageError("these statistics were measured on other weights", where=str(path), fix=fix)
+    missing = [layer for layer in range(layers) if layer not in found]
+    if missing:
+        raise UsageError(f"these statistics have no layer {missing[0]}", where=str(path), fix="measure all layers")
+    _refuse_unmeasured(found, rule, str(path))
+
+    def run(_reader: HoldingReader, _threads: int | None, _say: Say) -> Iterator[tuple[int, LayerStats]]:
+        yield from ((layer, found[layer]) for layer in range(layers))
+
+    return Statistics(about, stats_file(path).read_bytes(), run)
+
+
+def _refuse_unmeasured(layers: Mapping[int, LayerStats], rule: InputScale | None, where: str) -> None:
+    """The backstop that runs experts on all tokens needs that done; said now, not in the middle of a run."""
+    if rule is None or rule.backstop != "all_experts":
+        return
+    for layer, stats in layers.items():
+        experts = stats.experts
+        if experts is not None and ((experts.seen < (rule.min_tokens or 0)) & (experts.all_down_amax == 0)).any():
+            what = f"these statistics have experts in layer {layer} that the backstop wants to see on all tokens"
+            fix = f"measure with backstop all_experts and min_tokens {rule.min_tokens} or more"
+            raise UsageError(what, where=where, fix=fix)

@@ -5,8 +5,8 @@
 
 Makes a checkpoint of Kimi-K2.6's geometry (a dense layer and some MoE layers of 384 experts, invented INT4 weights on
 Kimi's grid), with kimi-mini's vocabulary to make tokens of this repository's articles, and runs it through `quantize`
-on the GPU: from and to /dev/shm, and from and to a disk, each time beside `cp` of the same bytes and a sync. Seconds of a
-layer are those between the marks of two layers' ends; the first, which compiles kernels, is left out.
+on the GPU: from and to /dev/shm, and from and to a disk, each time beside `cp` of the same bytes and a sync. Seconds of
+a layer are those between the ends of two layers.
 """
 
 from __future__ import annotations

@@ -30,8 +30,9 @@ from halfbyte.compare.report import Report, kl_ratio
 from halfbyte.compare.sides import open_side
 from halfbyte.compare.stream import compare_many
 from halfbyte.compare.tokens import rows_of
+from halfbyte.measuring import calibrate
 from halfbyte.numerics.chunks import usable_cores
-from halfbyte.pipeline import calibrate, quantize
+from halfbyte.pipeline import quantize
 from halfbyte.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]

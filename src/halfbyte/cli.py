@@ -212,7 +212,7 @@ def calibrate_command(out: Output, source: Path, folder: Path, threads: int | No
     Many recipes can use the statistics (`quantize --stats STATS`). Run the same command again to resume.
     """
     from halfbyte import show
-    from halfbyte.pipeline import calibrate
+    from halfbyte.measuring import calibrate
 
     recipe = chosen_recipe(choice)
     with out.progress() as bar:

@@ -15,27 +15,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from halfbyte.calibrate.store import ABOUT, refuse_other
 from halfbyte.calibrate.store import STATS as STATS_FILE
+from halfbyte.calibrate.store import refuse_other
 from halfbyte.decisions import COMPENSATED, Recipe
-from halfbyte.errors import CheckpointError, InterruptedRunError, MachineError, TensorError, UsageError
+from halfbyte.errors import InterruptedRunError, MachineError, TensorError, UsageError
 from halfbyte.folders import (
     FOLDER,
     alone,
-    has_whole_files,
     is_foreign,
     nearest,
     refuse_nested,
     refuse_unwritable,
     without_parts,
 )
-from halfbyte.models.declared import stored_as_declared
-from halfbyte.models.model import Model, describe
+from halfbyte.models.declared import refuse_other_config
+from halfbyte.models.model import describe
 from halfbyte.plan.manifest import Plan, make_plan, refuse_other_plan
 from halfbyte.plan.rules import Job, refuse_pruning
 from halfbyte.rest import write_rest
 from halfbyte.run import Progress, Runner
-from halfbyte.source.checkpoint import CONFIG, Checkpoint, open_checkpoint
+from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
 from halfbyte.source.identity import identity
 from halfbyte.source.known_hashes import known_hashes
 from halfbyte.source.read import stamps as source_stamps
@@ -72,21 +71,11 @@ class Result:
     coverage: Report | None  # how the calibration data covered the experts; None: no data was needed
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What a calibration did."""
-
-    folder: Path
-    about: Mapping[str, Any]
-    coverage: Report
-    seconds: float
-
-
 def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None) -> Plan:
     """Decide everything that `quantize` would do. Reads headers only."""
     checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
     model = describe(checkpoint)
-    _refuse_other_config(checkpoint, model)
+    refuse_other_config(checkpoint, model)
     return make_plan(checkpoint, model, recipe, layers=layers)
 
 
@@ -142,59 +131,6 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
         verified_shards=None if stamps is None else len(stamps),
         coverage=coverage,
     )
-
-
-def calibrate(
-    source: Path,
-    folder: Path,
-    recipe: Recipe,
-    *,
-    layers: int | None = None,
-    threads: int | None = None,
-    progress: Callable[[Progress], None] | None = None,
-) -> Measured:
-    """Measure activations without writing a checkpoint; the same call goes on where a killed one stopped."""
-    begin = time.monotonic()
-    refuse_nested(source, folder)
-    if recipe.calibrate is None:
-        fix = "use a recipe that calibrates, such as kimi-k2.6-nvfp4-nvidia"
-        raise UsageError(f"recipe '{recipe.name}' has no data to measure on", where="-r", fix=fix)
-    checkpoint = open_checkpoint(source)
-    model = describe(checkpoint)
-    _refuse_other_config(checkpoint, model)
-    from halfbyte.calibrate.choose import measure_alone  # noqa: PLC0415 - the other commands take no forward
-
-    all_layers = min(layers or model.layers, model.layers)
-    measured = measure_alone(checkpoint, model, recipe, identity(checkpoint), folder, all_layers)
-    _refuse_foreign(folder)
-
-    def say(what: str, done: int, total: int) -> None:
-        if progress is not None:
-            progress(Progress(done, total, time.monotonic() - begin, what))
-
-    with _measuring(folder):
-        coverage = measured.run(threads, say)
-    return Measured(folder, measured.about, coverage, time.monotonic() - begin)
-
-
-def _refuse_foreign(folder: Path) -> None:
-    """Statistics go into a folder of their own."""
-    if folder.exists() and (not folder.is_dir() or (has_whole_files(folder) and not (folder / ABOUT).exists())):
-        raise UsageError("this is not a folder of statistics", where=str(folder), fix="give a new folder")
-
-
-@contextmanager
-def _measuring(folder: Path) -> Generator[None]:
-    """Say how an interrupted measurement goes on; what is measured is on disk."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        what = "stopped; the layers that were measured are kept"
-        raise InterruptedRunError(what, where=str(folder), fix="run the same command again to go on") from None
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise disk_error(error, folder) from None
-        raise
 
 
 def _check_device(made: Plan, measured: Statistics | None, device: str) -> None:
@@ -269,13 +205,6 @@ def _coverage(made: Plan, out: Path, layers: Mapping[int, LayerStats]) -> Report
     coverage = report(layers, made.recipe.quantize.input_scale if made.recipe.quantize else None)
     write_whole(out / FOLDER / COVERAGE, (json.dumps(coverage.as_dict(), indent=1) + "\n").encode())
     return coverage
-
-
-def _refuse_other_config(checkpoint: Checkpoint, model: Model) -> None:
-    level, sentence = stored_as_declared(checkpoint, model)
-    if level == "bad":
-        fix = "config.json and the weights do not belong together: download both again"
-        raise CheckpointError(sentence, where=str(checkpoint.root / CONFIG), fix=fix)
 
 
 def read_plan(out: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pico import write_pico
 from safetensors.torch import load_file, save_file
 
 from halfbyte.calibrate.named_files import with_data
-from halfbyte.pipeline import calibrate
+from halfbyte.measuring import calibrate
 from halfbyte.recipe import load_recipe
 
 PLAIN = "kimi-k2.6-mxfp4-wafer"

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from halfbyte.calibrate.named_files import with_data
 from halfbyte.errors import UsageError
-from halfbyte.pipeline import calibrate, quantize
+from halfbyte.measuring import calibrate
+from halfbyte.pipeline import quantize
 from halfbyte.recipe import load_recipe
 
 LAYERS = 5

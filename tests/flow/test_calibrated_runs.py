@@ -25,8 +25,9 @@ from pico import KINDS
 from halfbyte.audit.run import audit
 from halfbyte.calibrate.named_files import with_data
 from halfbyte.calibrate.store import read_stats
+from halfbyte.measuring import calibrate
 from halfbyte.models.model import describe
-from halfbyte.pipeline import calibrate, quantize
+from halfbyte.pipeline import quantize
 from halfbyte.recipe import load_recipe
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.read import Reader

@@ -16,10 +16,11 @@ from halfbyte.errors import HalfbyteError
 from halfbyte.forward.layer import DecoderLayer
 from halfbyte.forward.sight import look_around
 from halfbyte.forward.weights import Weights
+from halfbyte.measuring import calibrate
 from halfbyte.models.model import describe
 from halfbyte.numerics.codec import decode
 from halfbyte.numerics.reference import compensate, floats
-from halfbyte.pipeline import calibrate, quantize
+from halfbyte.pipeline import quantize
 from halfbyte.recipe import load_recipe
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.hold import HoldingReader

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from halfbyte.errors import CheckpointError
 from halfbyte.models.linears import PLAIN
 from halfbyte.models.model import Model
-from halfbyte.source.checkpoint import Checkpoint
+from halfbyte.source.checkpoint import CONFIG, Checkpoint
 
 if TYPE_CHECKING:
     from halfbyte.console import Level
@@ -51,3 +52,11 @@ def stored_as_declared(checkpoint: Checkpoint, model: Model) -> tuple[Level, str
     if stored != [declared]:
         return "bad", f"config.json declares {name}, which is {declared}, but there is {found}"
     return "good", f"config.json declares {name}, and that is what is stored"
+
+
+def refuse_other_config(checkpoint: Checkpoint, model: Model) -> None:
+    """Refuse weights that are stored otherwise than config.json says."""
+    level, sentence = stored_as_declared(checkpoint, model)
+    if level == "bad":
+        fix = "config.json and the weights do not belong together: download both again"
+        raise CheckpointError(sentence, where=str(checkpoint.root / CONFIG), fix=fix)

@@ -22,6 +22,7 @@ from halfbyte.numerics.encoded import Encoded
 from halfbyte.numerics.gpu import activations, fp8, mxfp4, nvfp4
 from halfbyte.numerics.gpu import amax as gpu_amax
 from halfbyte.numerics.gpu import decode as gpu_decode
+from halfbyte.numerics.reference import floats, int4
 from halfbyte.numerics.reference import nvfp4 as reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter is NumPy: it warns of infinities
@@ -128,6 +129,28 @@ def test_amax(device, weights, stored):
     np.testing.assert_array_equal(gpu_amax.bf16_amax(w).cpu().numpy(), largest(weights))
     packed, scale = tensors(device, *stored)
     np.testing.assert_array_equal(gpu_amax.int4_amax(packed, scale).cpu().numpy(), largest(int4_experts(*stored)))
+
+
+def test_amax_is_found_under_a_small_scale(device):
+    """The groups with the largest scales are looked at first; here they hold small codes."""
+    q = np.zeros((1, 64), np.int8)
+    q[0, 3], q[0, 40] = 1, -8
+    packed, scale = tensors(device, int4.pack(q)[None], np.uint16([[[0x3F80, 0x3F00]]]))  # 1 and 0.5
+    assert gpu_amax.int4_amax(packed, scale).tolist() == [4.0]
+
+
+def test_block_scales_halfway_between_two_of_e4m3(device):
+    """Under a tensor scale of 1 a block's scale is its amax / 6: every midpoint of E4M3, and what is just beside it."""
+    values = floats.E4M3_VALUES[:127].astype(np.float64)
+    tops = floats.f32_to_bf16((3 * (values[:-1] + values[1:])).astype(np.float32))
+    assert (floats.bf16_to_f32(tops) == 3 * (values[:-1] + values[1:])).all()
+    w = np.zeros((1, 126, 64), np.uint16)
+    w[0, :, 0], w[0, :, 16], w[0, :, 32] = tops, tops - 1, tops + 1
+    w[0, 0, 63] = floats.f32_to_bf16(np.float32([2688]))[0]
+    (on_device,) = tensors(device, w)
+    made = nvfp4.bf16_to_nvfp4(on_device, gpu_amax.bf16_amax(on_device))
+    assert made.tensor_scale.tolist() == [1.0]
+    assert_equals_codec(made, w, "nvfp4", "max")
 
 
 def test_decode_int4(device, stored):

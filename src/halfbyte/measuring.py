@@ -1,0 +1,88 @@
+"""Measure activations without writing a checkpoint: statistics that many recipes can use."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from halfbyte.calibrate.store import ABOUT
+from halfbyte.decisions import Recipe
+from halfbyte.errors import InterruptedRunError, UsageError
+from halfbyte.folders import has_whole_files, refuse_nested
+from halfbyte.models.declared import refuse_other_config
+from halfbyte.models.model import describe
+from halfbyte.run import Progress
+from halfbyte.source.checkpoint import open_checkpoint
+from halfbyte.source.identity import identity
+from halfbyte.write import disk_error
+
+if TYPE_CHECKING:
+    from halfbyte.calibrate.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a calibration did."""
+
+    folder: Path
+    about: Mapping[str, Any]
+    coverage: Report
+    seconds: float
+
+
+def calibrate(
+    source: Path,
+    folder: Path,
+    recipe: Recipe,
+    *,
+    layers: int | None = None,
+    threads: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Measured:
+    """Measure activations without writing a checkpoint; the same call goes on where a killed one stopped."""
+    begin = time.monotonic()
+    refuse_nested(source, folder)
+    if recipe.calibrate is None:
+        fix = "use a recipe that calibrates, such as kimi-k2.6-nvfp4-nvidia"
+        raise UsageError(f"recipe '{recipe.name}' has no data to measure on", where="-r", fix=fix)
+    checkpoint = open_checkpoint(source)
+    model = describe(checkpoint)
+    refuse_other_config(checkpoint, model)
+    from halfbyte.calibrate.choose import measure_alone  # noqa: PLC0415 - the other commands take no forward
+
+    all_layers = min(layers or model.layers, model.layers)
+    measured = measure_alone(checkpoint, model, recipe, identity(checkpoint), folder, all_layers)
+    _refuse_foreign(folder)
+
+    def say(what: str, done: int, total: int) -> None:
+        if progress is not None:
+            progress(Progress(done, total, time.monotonic() - begin, what))
+
+    with _measuring(folder):
+        coverage = measured.run(threads, say)
+    return Measured(folder, measured.about, coverage, time.monotonic() - begin)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Statistics go into a folder of their own."""
+    if folder.exists() and (not folder.is_dir() or (has_whole_files(folder) and not (folder / ABOUT).exists())):
+        raise UsageError("this is not a folder of statistics", where=str(folder), fix="give a new folder")
+
+
+@contextmanager
+def _measuring(folder: Path) -> Generator[None]:
+    """Say how an interrupted measurement goes on; what is measured is on disk."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        what = "stopped; the layers that were measured are kept"
+        raise InterruptedRunError(what, where=str(folder), fix="run the same command again to go on") from None
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_error(error, folder) from None
+        raise

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from halfbyte.console import Bar, Column, Output
 from halfbyte.errors import UsageError
 from halfbyte.measuring import Measured
-    from halfbyte.pipeline import Result
+from halfbyte.pipeline import Result
 from halfbyte.plan import summary
 from halfbyte.plan.manifest import Plan
 from halfbyte.run import Progress

@@ -149,6 +149,19 @@ def timed(source: Path, out: Path, plan_file: Path) -> dict[str, Any]:
     }
 
 
+def profiled(source: Path, out: Path, plan_file: Path) -> None:
+    """Print where the device's time goes, kernel by kernel, in a second run: the first one compiles."""
+    from torch.profiler import ProfilerActivity, profile
+
+    timed(source, out, plan_file)
+    shutil.rmtree(out)
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        timed(source, out, plan_file)
+    kernels = sorted(found.key_averages(), key=lambda one: -one.device_time_total)[:40]
+    for one in kernels:
+        print(f"{one.device_time_total / 1e6:8.3f} s {one.count:8d} {one.key[:110]}", flush=True)
+
+
 def copied(source: Path, target: Path) -> float:
     """Return the seconds of `cp` and a sync."""
     forget(source)
@@ -203,6 +216,7 @@ def main() -> None:
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--disk", type=Path, help="a folder on a disk; nothing is measured there without it")
     parser.add_argument("--runs", default="max,mse", help="which, in this order")
+    parser.add_argument("--profile", action="store_true", help="print the kernels that take longest, of the first run")
     parser.add_argument("--out", type=Path, default=Path())
     given = parser.parse_args()
     if given.write_plans:
@@ -237,6 +251,9 @@ class Bench:
         begin = time.perf_counter()
         source = make_source(self._work / "source", self._given.layers, self._given.experts)
         self._save("source", {"nbytes": size(source), "seconds_to_make": round(time.perf_counter() - begin, 1)})
+        if self._given.profile:
+            profiled(source, self._work / "out", self._plans / f"{self._given.runs.split(',')[0]}.json")
+            shutil.rmtree(self._work / "out")
         for run in self._given.runs.split(","):
             self._save(f"memory, {run}", timed(source, self._work / "out", self._plans / f"{run}.json"))
             shutil.rmtree(self._work / "out")

@@ -10,6 +10,8 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from halfbyte.direct_io import File
 from halfbyte.errors import MachineError
 
@@ -95,16 +97,25 @@ class OrderedDigest:
 
     def add(self, data: memoryview, offset: int, *, lent: bool = False) -> None:
         """Take a piece, and hash what is in order, unless another thread is at it: then that one goes on with it."""
+        turn = self._turn(data, offset, lent=lent)
+        while turn is None:
+            data = np.array(data).data  # NumPy copies without the interpreter's lock, and we do it without our own
+            turn = self._turn(data, offset, lent=False)
+        while turn and (piece := self._next()) is not None:
+            self._sha256.update(piece)  # without the lock: this takes a hundredth of a second
+
+    def _turn(self, data: memoryview, offset: int, *, lent: bool) -> bool | None:
+        """Keep a piece; return whether hashing is this thread's turn now, or None if what is only lent has to wait."""
         with self._lock:
             if not data or offset - self._at > WAITING_NBYTES:
-                return
-            must_wait = self._hashing or offset != self._at
-            self._waiting[offset] = memoryview(bytes(data)) if lent and must_wait else data
+                return False
+            if lent and (self._hashing or offset != self._at):
+                return None
+            self._waiting[offset] = data
             if self._hashing:
-                return
+                return False
             self._hashing = True
-        while (piece := self._next()) is not None:
-            self._sha256.update(piece)  # without the lock: this takes a hundredth of a second
+            return True
 
     def _next(self) -> memoryview | None:
         with self._lock:

@@ -1,11 +1,11 @@
-"""Stacks in the output's format: scales of a whole layer first, then codes of some experts at a time, without waiting.
+"""Stacks in the output's format: scales of a whole layer first, then its codes, in one launch a projection from INT4.
 
 Engines fuse gate_proj and up_proj and keep one tensor scale for both, so the larger amax of the two sets it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from halfbyte.cuda.decode import to_bf16
 from halfbyte.cuda.stacks import Stack
 from halfbyte.errors import TensorError
-from halfbyte.numerics.encoded import Quality
+from halfbyte.numerics.encoded import Array, Quality
 from halfbyte.numerics.formats import FORMATS
 from halfbyte.numerics.gpu.amax import bf16_amax, int4_amax
 from halfbyte.numerics.gpu.blocks import Blocks, global_scale, stored_global_scale, tensor_scale
@@ -48,12 +48,28 @@ class Made:
     quality: torch.Tensor  # FP64 [4, E]
     whole: NDArray[np.float32] | None  # [E], on the host: weight_scale_2 or weight_global_scale
 
+    @property
+    def count(self) -> int:
+        """Return how many experts these are."""
+        return len(self.stack.of.linears)
+
+    def experts(self) -> list[str]:
+        """Return the names of the experts' modules."""
+        return [linear.module.rpartition(".")[0] for linear in self.stack.of.linears]
+
+    def some(self, begin: int, end: int) -> Made:
+        """Return some of them, without copying."""
+        where = slice(begin, end)
+        whole = None if self.whole is None else self.whole[where]
+        quality = self.quality[:, where]
+        return Made(self.stack.part(begin, end), self.packed[where], self.scale[where], self.weights, quality, whole)
+
 
 class LayerEncoder:
     """Encodes the stacks of a layer; making one waits for the device, because what is not finite must be said."""
 
     def __init__(self, stacks: Mapping[str, Stack], format: str, method: str, group: int) -> None:
-        self._stacks, self._format, self._method = stacks, format, method
+        self._stacks, self._format, self._method, self._group = stacks, format, method, group
         self._count = len(next(iter(stacks.values())).of.linears)
         self._amax = {name: torch.cat([_amax(part) for part in self._parts(stack, group)])
                       for name, stack in stacks.items()}  # fmt: skip
@@ -88,9 +104,18 @@ class LayerEncoder:
                 raise TensorError(what, where=linear.module, fix=fix)
         return whole
 
-    def made(self, begin: int, end: int) -> list[Made]:
-        """Encode some experts of every projection; the work is sent to the device, not done."""
-        return [self._made(name, stack.part(begin, end), slice(begin, end)) for name, stack in self._stacks.items()]
+    def parts(self) -> list[list[Made]]:
+        """Encode every projection, some experts at a time where they go through BF16, which is four times as large.
+
+        The work is sent to the device, not done.
+        """
+        direct = all(stack.of.format in (_INT4, "bf16") for stack in self._stacks.values())
+        size = self._count if direct else self._group
+        return [
+            [self._made(name, stack.part(begin, end), slice(begin, end)) for name, stack in self._stacks.items()]
+            for begin in range(0, self._count, size)
+            for end in (min(begin + size, self._count),)
+        ]
 
     def _made(self, name: str, part: Stack, where: slice) -> Made:
         given = self._given[name][where] if name in self._given else None
@@ -141,20 +166,23 @@ def _check_finite(stack: Stack, amax: NDArray[np.float32]) -> None:
             raise TensorError("the weights hold an infinity or NaN", where=linear.module, fix=fix)
 
 
-def tensors_of(
-    made: Made, at: int, codes: NDArray[np.uint8], scale: NDArray[np.uint8], format: str
-) -> dict[str, NDArray[np.uint8] | NDArray[np.float32]]:
-    """Return the tensors of one expert by name, from host copies of its codes and block scales."""
-    module = made.stack.of.linears[at].module
+def on_the_host(
+    made: Sequence[Made], memory: NDArray[np.uint8], sums: Sequence[torch.Tensor], format: str
+) -> tuple[dict[str, Array], dict[str, Quality]]:
+    """Return tensors by name, and what each linear lost; codes and scales lie in memory one after the other."""
     parts = FORMATS[format].tensors
-    found: dict[str, NDArray[np.uint8] | NDArray[np.float32]] = {}
-    found[f"{module}.{parts[0].suffix}"], found[f"{module}.{parts[1].suffix}"] = codes, scale
-    if made.whole is not None:
-        found[f"{module}.{parts[2].suffix}"] = made.whole[at : at + 1]
-    return found
-
-
-def qualities(made: Made, sums: NDArray[np.float64]) -> list[Quality]:
-    """Return what encoding cost each expert, from a host copy of the sums."""
-    records = cast("list[tuple[float, float, float, float]]", sums.T.tolist())
-    return [Quality(made.weights, *record[:3], int(record[3])) for record in records]
+    tensors: dict[str, Array] = {}
+    costs: dict[str, Quality] = {}
+    at = 0
+    for one, sum_of in zip(made, sums, strict=True):
+        records = cast("list[tuple[float, float, float, float]]", sum_of.t().tolist())
+        for part, tensor in zip(parts, (one.packed, one.scale), strict=False):
+            each = tensor.numel() // one.count
+            for number, linear in enumerate(one.stack.of.linears):
+                tensors[f"{linear.module}.{part.suffix}"] = memory[at + number * each : at + (number + 1) * each]
+            at += tensor.numel()
+        for number, (linear, record) in enumerate(zip(one.stack.of.linears, records, strict=True)):
+            costs[linear.module] = Quality(one.weights, *record[:3], int(record[3]))
+            if one.whole is not None:
+                tensors[f"{linear.module}.{parts[2].suffix}"] = one.whole[number : number + 1]
+    return tensors, costs

@@ -31,9 +31,8 @@ class Mark:
 class Lane:
     """Work that the device does in order, beside that of other lanes. `with lane:` sends this thread's work there."""
 
-    def __init__(self, device: torch.device, *, urgent: bool = False) -> None:
-        # The work of an urgent lane goes first wherever the device has room: little of it, and others wait for it.
-        self._stream = torch.cuda.Stream(device, priority=-1 if urgent else 0) if device.type == "cuda" else None
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._entered: list[torch.cuda.StreamContext] = []
 
     def __enter__(self) -> Lane:

@@ -1,8 +1,8 @@
 """The loop: the next layer comes while this one runs and the last one is encoded, copied back and written.
 
 Three threads, each with a lane of the device: `_come` reads a layer and copies it over, the caller runs it on the
-calibration tokens, `_go` measures, encodes and hands it to the threads that write. A layer's memory on the device goes
-from the first to the last and back.
+calibration tokens and encodes it, `_go` copies it back and hands it to the threads that write. Encoding is a fiftieth
+of a layer's time, so it has no lane of its own, in which it would only wait for its turn.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
@@ -22,7 +24,7 @@ from halfbyte.calibrate.store import Store
 from halfbyte.calibrate.stream import DTYPE, Calibration
 from halfbyte.cuda.clock import Clock
 from halfbyte.cuda.decode import Experts
-from halfbyte.cuda.encode import ENCODED, LayerEncoder, Made, qualities, tensors_of
+from halfbyte.cuda.encode import ENCODED, LayerEncoder, Made, on_the_host
 from halfbyte.cuda.forward import DeviceStream
 from halfbyte.cuda.lanes import Lane, Mark
 from halfbyte.cuda.memory import Needs, layers_at_once, needs
@@ -32,12 +34,11 @@ from halfbyte.cuda.stacks import Buffers, Loader, Projection, Stack, projections
 from halfbyte.forward.layer import DecoderLayer
 from halfbyte.forward.weights import Weights
 from halfbyte.models.linears import StoredLinear
-from halfbyte.numerics.encoded import Quality
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import ENCODE, ROUTED, Job, method_of
 from halfbyte.run import Runner
 from halfbyte.source.headers import TensorInfo
-from halfbyte.transform.apply import Array, Done, Given
+from halfbyte.transform.apply import Done, Given
 
 IN_SLOTS, OUT_SLOTS = 4, 4
 READERS = 8
@@ -45,7 +46,7 @@ KEEP_SECONDS = 60.0  # between two copies of the hidden states on the disk: what
 GivenOf = Callable[[LayerStats | None], Callable[[Job], Given]]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class _Staged:
     """A layer on the device."""
 
@@ -54,6 +55,20 @@ class _Staged:
     memory: dict[tuple[str, str], torch.Tensor]
     decoder: DecoderLayer | None
     there: Mark
+
+    @cached_property
+    def modules(self) -> set[str]:
+        """Return what its stacks hold."""
+        return {linear.module for stack in self.stacks.values() for linear in stack.of.linears}
+
+
+class _Sent(NamedTuple):
+    """Some experts on their way to the host."""
+
+    made: list[Made]
+    slot: Slot
+    sums: list[torch.Tensor]
+    back: Mark
 
 
 def stacks_by_layer(plan: Plan, layers: int, *, forward: bool) -> list[list[Projection]]:
@@ -100,7 +115,7 @@ class DevicePass:
             self._jobs.setdefault(job.layer, []).append(job)
         self.needs = needs_of(plan, calibration)
         self.at_once = layers_at_once(self.needs, device)
-        self._coming, self._running, self._going = Lane(device), Lane(device), Lane(device, urgent=True)
+        self._coming, self._running, self._going = Lane(device), Lane(device), Lane(device)
         self._buffers = Buffers(self.at_once, device)
         largest = max((linear.parts[s].nbytes for found in self._stackable for one in found for linear in one.linears
                        for s in one.suffixes()), default=1)  # fmt: skip
@@ -112,6 +127,7 @@ class DevicePass:
         self._writing: deque[Future[None]] = deque()
         self.measured: dict[int, LayerStats] = {}
         self._kept = time.monotonic()
+        self._one_output = threading.Semaphore(1)
 
     def _group_size(self) -> tuple[int, int]:
         """Return how many experts a slot of output holds, and its bytes."""
@@ -139,11 +155,13 @@ class DevicePass:
                 coming = ahead.submit(self._come, *next_ones[0]) if next_ones[0] else None
                 for following in next_ones[1:]:
                     assert coming is not None
-                    staged = coming.result()
+                    with self.clock("waiting for a layer"):
+                        staged = coming.result()
                     coming = ahead.submit(self._come, *following) if following else None
                     observer = self._through(stream, staged)
+                    made = self._encode(staged)
                     kept = self._kept_hidden(stream) if observer else None
-                    going.append(behind.submit(self._go, staged, observer, self._running.mark(), kept))
+                    going.append(behind.submit(self._go, staged, observer, made, self._running.mark(), kept))
                     while len(going) > 1:
                         going.popleft().result()
                 for future in going:
@@ -198,24 +216,47 @@ class DevicePass:
         with self._running, self.clock("keep"):
             return stream.hidden.cpu()
 
-    def _go(self, staged: _Staged, observer: DeviceObserver | None, done: Mark, hidden: torch.Tensor | None) -> None:
-        """Measure, encode and write a layer; on the last thread."""
-        layer = staged.index
+    def _encode(self, staged: _Staged) -> list[list[Made]]:
+        """Encode a layer's stacks, in parts; they leave the device before those of the next layer are made."""
+        quantize = self._plan.recipe.quantize
+        jobs = [job for job in self._jobs.get(staged.index, []) if self._is_encoded_here(job, staged)]
+        if quantize is None or not jobs:
+            return []
+        with self.clock("waiting for the host"):
+            self._one_output.acquire()
+        self._running.follow(staged.there)
+        with self._running:
+            begin = self._running.mark()
+            encoder = LayerEncoder(staged.stacks, quantize.format, method_of(ROUTED, quantize), self._group)
+            made = encoder.parts()
+            self.clock.between("encode", begin, self._running.mark())
+        return made
+
+    def _go(
+        self,
+        staged: _Staged,
+        observer: DeviceObserver | None,
+        made: list[list[Made]],
+        done: Mark,
+        hidden: torch.Tensor | None,
+    ) -> None:
+        """Measure and write a layer; on the last thread."""
         try:
-            done.wait()
-            stats = self._stats(layer, observer, hidden)
-            given = self._given_of(stats)
-            jobs = self._jobs.get(layer, [])
-            here = {linear.module for stack in staged.stacks.values() for linear in stack.of.linears}
-            stacked = [job for job in jobs if self._is_encoded_here(job, here)]
-            names = {job.name for job in stacked}
+            try:
+                done.wait()
+            finally:
+                self._buffers.give_back(staged.memory)
+            given = self._given_of(self._stats(staged.index, observer, hidden))
+            jobs = self._jobs.get(staged.index, [])
+            here = [job for job in jobs if self._is_encoded_here(job, staged)]
+            names = {job.name for job in here}
             others = self._runner.start([job for job in jobs if job.name not in names], given)
-            if stacked:
-                self._encode(staged.stacks, stacked, given)
+            self._writing.extend(others)
+            self._release(others, self._held[staged.index])
+            self._write(made, here, given)
         finally:
-            self._buffers.give_back(staged.memory)
-        self._writing.extend(others)
-        self._release(others, self._held[layer])
+            if made:
+                self._one_output.release()
         self._settle()
 
     def _stats(self, layer: int, observer: DeviceObserver | None, hidden: torch.Tensor | None) -> LayerStats | None:
@@ -233,92 +274,56 @@ class DevicePass:
         self._say(f"measured layer {layer} of {self._layers}")
         return stats
 
-    def _is_encoded_here(self, job: Job, here: set[str]) -> bool:
+    def _is_encoded_here(self, job: Job, staged: _Staged) -> bool:
         quantize = self._plan.recipe.quantize
         if quantize is None or job.action != ENCODE or not job.linears:
             return False
         known = (quantize.format, method_of(job.role, quantize)) in ENCODED
-        return known and all(linear.module in here for linear in job.linears)
+        return known and all(linear.module in staged.modules for linear in job.linears)
 
-    def _encode(self, stacks: Mapping[str, Stack], jobs: Sequence[Job], given: Callable[[Job], Given]) -> None:
-        quantize = self._plan.recipe.quantize
-        assert quantize is not None
-        wanted = {job.linears[0].module for job in jobs} | {job.linears[-1].module for job in jobs}
-        count = len(next(iter(stacks.values())).of.linears)
+    def _write(self, made: list[list[Made]], jobs: Sequence[Job], given: Callable[[Job], Given]) -> None:
+        """Copy what was made to the host, a slot at a time, and hand it to the threads that write."""
         by_expert: dict[str, list[Job]] = {}
         for job in jobs:
             by_expert.setdefault(_expert_of(job.linears[0].module), []).append(job)
-        with self._going:
-            begin_mark = self._going.mark()
-            encoder = LayerEncoder(stacks, quantize.format, method_of(ROUTED, quantize), self._group)
-            self.clock.between("scales", begin_mark, self._going.mark())
-        ready: deque[tuple[list[Made], Slot, list[torch.Tensor], Mark]] = deque()
-        for begin in range(0, count, self._group):
-            end = min(begin + self._group, count)
-            if any(linear.module in wanted for stack in stacks.values() for linear in stack.of.linears[begin:end]):
-                ready.append(self._send_back(encoder, begin, end))
-            while len(ready) > 1:
-                self._write(*ready.popleft(), by_expert, given)
+        ready: deque[_Sent] = deque()
+        for part in made:
+            for begin in range(0, part[0].count, self._group):
+                some = [one.some(begin, min(begin + self._group, one.count)) for one in part]
+                if any(name in by_expert for name in some[0].experts()):
+                    ready.append(self._send_back(some))
+                while len(ready) > 1:
+                    self._hand_over(ready.popleft(), by_expert, given)
         while ready:
-            self._write(*ready.popleft(), by_expert, given)
+            self._hand_over(ready.popleft(), by_expert, given)
 
-    def _send_back(
-        self, encoder: LayerEncoder, begin: int, end: int
-    ) -> tuple[list[Made], Slot, list[torch.Tensor], Mark]:
-        """Encode some experts and copy them to the host."""
-        slot = self._out.take()
+    def _send_back(self, made: list[Made]) -> _Sent:
+        """Copy some experts to the host."""
+        with self.clock("waiting for a writer"):
+            slot = self._out.take()
         with self._going:
-            start = self._going.mark()
-            made = encoder.made(begin, end)
-            encoded = self._going.mark()
+            begin = self._going.mark()
             at = 0
             for tensor in (tensor for one in made for tensor in (one.packed, one.scale)):
-                slot.memory[at : at + tensor.numel()].copy_(tensor.view(-1), non_blocking=True)
+                slot.memory[at : at + tensor.numel()].copy_(tensor.reshape(-1), non_blocking=True)
                 at += tensor.numel()
             sums = [one.quality.to("cpu", non_blocking=True) for one in made]
             back = self._going.mark()
-        self.clock.between("encode", start, encoded)
-        self.clock.between("to the host", encoded, back, at)
-        return made, slot, sums, back
+        self.clock.between("to the host", begin, back, at)
+        return _Sent(made, slot, sums, back)
 
-    def _write(
-        self,
-        made: list[Made],
-        slot: Slot,
-        sums: list[torch.Tensor],
-        back: Mark,
-        by_expert: Mapping[str, list[Job]],
-        given: Callable[[Job], Given],
-    ) -> None:
+    def _hand_over(self, sent: _Sent, by_expert: Mapping[str, list[Job]], given: Callable[[Job], Given]) -> None:
         """Hand some experts to the threads that write; the slot is free when the last of them has."""
-        back.wait()
+        sent.back.wait()
         quantize = self._plan.recipe.quantize
         assert quantize is not None
-        memory = slot.memory.numpy()
-        tensors: dict[str, Array] = {}
-        quality: dict[str, Quality] = {}
-        experts: list[str] = []
-        at = 0
-        for one, sum_of in zip(made, sums, strict=True):
-            sizes = [tensor.numel() // len(tensor) for tensor in (one.packed, one.scale)]
-            starts = (at, at + one.packed.numel())
-            at += one.packed.numel() + one.scale.numel()
-            for number, (linear, lost) in enumerate(
-                zip(one.stack.of.linears, qualities(one, sum_of.numpy()), strict=True)
-            ):
-                codes, scale = (
-                    memory[start + number * size : start + (number + 1) * size]
-                    for start, size in zip(starts, sizes, strict=True)
-                )
-                tensors |= tensors_of(one, number, codes, scale, quantize.format)
-                quality[linear.module] = lost
-                experts.append(_expert_of(linear.module))
+        tensors, costs = on_the_host(sent.made, sent.slot.memory.numpy(), sent.sums, quantize.format)
         futures: list[Future[None]] = []
-        for job in (job for name in dict.fromkeys(experts) for job in by_expert.get(name, [])):
+        for job in (job for name in sent.made[0].experts() for job in by_expert.get(name, [])):
             mine = {spec.name: tensors[spec.name] for spec in job.outputs if spec.name in tensors}
-            costs = {linear.module: quality[linear.module] for linear in job.linears}
-            futures.append(self._runner.put(Done({**mine, **given(job).tensors}, costs)))
-        _when_done(futures, lambda: self._out.give_back(slot))
+            lost = {linear.module: costs[linear.module] for linear in job.linears}
+            futures.append(self._runner.put(Done({**mine, **given(job).tensors}, lost)))
+        _when_done(futures, lambda: self._out.give_back(sent.slot))
         self._writing.extend(futures)
 
     def _release(self, futures: list[Future[None]], infos: Iterable[TensorInfo]) -> None:

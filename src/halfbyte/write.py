@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from halfbyte.errors import MachineError
 
 PART = ".part"
 WAITING_NBYTES = 1 << 28  # how far ahead of the digest a piece may come and be kept
+_HASHERS = ThreadPoolExecutor(8)  # which has no thread before it is used
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -94,28 +96,27 @@ class OrderedDigest:
         self._at = 0
         self._waiting: dict[int, memoryview] = {}
         self._hashing, self._lock = False, threading.Lock()
+        self._elsewhere: Future[None] | None = None
 
     def add(self, data: memoryview, offset: int, *, lent: bool = False) -> None:
         """Take a piece, and hash what is in order, unless another thread is at it: then that one goes on with it."""
-        turn = self._turn(data, offset, lent=lent)
-        while turn is None:
-            data = np.array(data).data  # NumPy copies without the interpreter's lock, and we do it without our own
-            turn = self._turn(data, offset, lent=False)
-        while turn and (piece := self._next()) is not None:
-            self._sha256.update(piece)  # without the lock: this takes a hundredth of a second
-
-    def _turn(self, data: memoryview, offset: int, *, lent: bool) -> bool | None:
-        """Keep a piece; return whether hashing is this thread's turn now, or None if what is only lent has to wait."""
+        if not data or offset - self._at > WAITING_NBYTES:
+            return
+        if lent:  # a copy, without the interpreter's lock, and hashed elsewhere: its owner waits for it
+            data = np.array(data).data
         with self._lock:
-            if not data or offset - self._at > WAITING_NBYTES:
-                return False
-            if lent and (self._hashing or offset != self._at):
-                return None
             self._waiting[offset] = data
             if self._hashing:
-                return False
+                return
             self._hashing = True
-            return True
+        if lent:
+            self._elsewhere = _HASHERS.submit(self._go_on)
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        while (piece := self._next()) is not None:
+            self._sha256.update(piece)  # without the lock: this takes a hundredth of a second
 
     def _next(self) -> memoryview | None:
         with self._lock:
@@ -126,6 +127,8 @@ class OrderedDigest:
 
     def finish(self, file: File, nbytes: int) -> str:
         """Read what is still missing; return the digest."""
+        if self._elsewhere is not None:
+            self._elsewhere.result()
         for _, piece in file.pieces(self._at, nbytes):
             self._sha256.update(piece.data)
         return self._sha256.hexdigest()

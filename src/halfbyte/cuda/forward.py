@@ -53,6 +53,7 @@ class DeviceStream:
                 experts,
                 looks=observer.look,
                 observe=observer.expert,
+                add=observer.add,
             )
             end = self._lane.mark()
         began = experts.began if isinstance(experts, Experts) else None

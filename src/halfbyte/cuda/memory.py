@@ -58,6 +58,7 @@ def layers_at_once(need: Needs, device: torch.device) -> int:
     """Return how many layers fit; say what would, if not even one does."""
     if device.type != "cuda":
         return MOST_LAYERS
+    torch.cuda.empty_cache()  # what an earlier run of this process has left
     free, _ = torch.cuda.mem_get_info(device)
     for layers in range(MOST_LAYERS, 0, -1):
         if need.total(layers) <= free:

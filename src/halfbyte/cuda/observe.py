@@ -1,27 +1,40 @@
 """Look at a layer while it runs on a device, without ever waiting for it: numbers stay there until the layer is done.
 
-What is measured is what `calibrate.observe` measures.
+What is measured is what `calibrate.observe` measures; sums are made on the device, each cell's in an order that the
+tokens decide.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from halfbyte.calibrate.observe import HEADS_FIRST, not_finite
 from halfbyte.calibrate.rows import Rows
-from halfbyte.calibrate.stats import ExpertStats, LayerStats
-from halfbyte.calibrate.sums import Routed, add_routed
+from halfbyte.calibrate.stats import SUMS, ExpertStats, LayerStats
+from halfbyte.calibrate.sums import SUM_ROWS
 from halfbyte.forward.layer import Look
+from halfbyte.numerics.gpu.combine import combine
 
 _linalg: Any = torch.linalg  # whose functions say nothing of their types
 
 
 def _amax(tensor: torch.Tensor) -> torch.Tensor:
-    low, high = torch.aminmax(tensor)
-    return torch.maximum(-low, high).float()
+    return _linalg.vector_norm(tensor, ord=float("inf"))
+
+
+class _Turn(NamedTuple):
+    """What an expert did: its tokens with their weights, what it was given at most, norms and amax of its outputs."""
+
+    expert: int
+    tokens: torch.Tensor
+    weights: torch.Tensor
+    given: torch.Tensor
+    act: torch.Tensor
+    norms: torch.Tensor
+    largest: torch.Tensor
 
 
 class DeviceObserver:
@@ -30,17 +43,17 @@ class DeviceObserver:
     def __init__(self, layer: int, rows: Rows, experts: int, device: torch.device) -> None:
         self._layer, self._rows, self._experts, self._device = layer, rows, experts, device
         self._largest: dict[str, torch.Tensor] = {}
-        self._of_experts: list[tuple[int, torch.Tensor]] = []  # amax of given, act and out
-        self._routed: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]] = []  # tokens, weights, norms
-        self._real = None if rows.left_padded else torch.from_numpy(rows.real).to(device)
+        self._turns: list[_Turn] = []
+        self._added: tuple[torch.Tensor, torch.Tensor] | None = None
+        counts = rows.left_padded or bool(rows.real.all())  # padding that flows through a padded model counts
+        self._real = None if counts else torch.from_numpy(rows.real).to(device)
 
     def look(self, chunk: slice) -> Look:
         """Return what sees the inputs of linears, keys and values of some rows."""
-        real = self._real[chunk] if self._real is not None else None
-        whole = real is None or bool(self._rows.real[chunk].all())
+        real = self._real[chunk] if self._real is not None and not self._rows.real[chunk].all() else None
 
         def look(name: str, tensor: torch.Tensor) -> None:
-            if real is not None and not whole:
+            if real is not None:
                 tensor = (tensor.transpose(1, 2) if name in HEADS_FIRST else tensor).reshape(*real.shape, -1)[real]
             if tensor.numel():
                 found = _amax(tensor)
@@ -48,6 +61,10 @@ class DeviceObserver:
                 self._largest[name] = found if before is None else torch.maximum(before, found)
 
         return look
+
+    def add(self, total: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
+        """Add an expert's outputs to the sums, and keep what is to be known of them."""
+        self._added = combine(total, tokens, weights, out)
 
     def expert(
         self,
@@ -59,13 +76,14 @@ class DeviceObserver:
         out: torch.Tensor,
     ) -> None:
         """See what an expert did with its tokens."""
+        assert self._added is not None
+        norms, largest = self._added
         if self._real is not None:
-            kept = self._real.view(-1)[tokens]
             # Padding is set to zero instead of taken out, whose number the device would have to be asked for.
-            given, act, out = (torch.where(kept[:, None], tensor, 0) for tensor in (given, act, out))
-        self._of_experts.append((expert, torch.stack([_amax(given), _amax(act), _amax(out)])))
-        norms: torch.Tensor = _linalg.vector_norm(out, dim=-1, dtype=torch.float64)
-        self._routed.append((expert, tokens, gate_weights, norms))
+            kept = self._real.view(-1)[tokens]
+            given, act = (torch.where(kept[:, None], tensor, 0) for tensor in (given, act))
+            largest = torch.where(kept, largest, 0)
+        self._turns.append(_Turn(expert, tokens, gate_weights, _amax(given), _amax(act), norms, largest))
 
     def finish(self) -> LayerStats:
         """Return what was measured; waits for the device."""
@@ -74,23 +92,66 @@ class DeviceObserver:
             if not np.isfinite(amax):
                 raise not_finite(self._layer, name)
         if self._experts:
-            stats.experts = self._finish_experts(ExpertStats.empty(self._experts, len(self._rows.names)))
+            stats.experts = ExpertStats.empty(self._experts, len(self._rows.names))
+            if self._turns:
+                self._finish_experts(stats.experts)
         return stats
 
-    def _finish_experts(self, stats: ExpertStats) -> ExpertStats:
-        if not self._of_experts:
-            return stats
-        amax = torch.stack([found for _, found in self._of_experts]).cpu().numpy()
-        for (expert, _), (given, act, out) in zip(self._of_experts, amax, strict=True):
-            if not np.isfinite([given, act, out]).all():
-                raise not_finite(self._layer, f"mlp.experts.{expert}")
-            stats.input_amax[expert], stats.down_amax[expert], stats.out_amax[expert] = given, act, out
-        numbers, *columns = zip(*self._routed, strict=True)
-        tokens, weights, norms = (torch.cat(list(column)).cpu().numpy() for column in columns)
-        experts = np.repeat(np.arange(len(numbers)), [len(turn[1]) for turn in self._routed])
-        if self._real is not None:
-            kept = self._rows.real.reshape(-1)[tokens]
-            experts, tokens, weights, norms = experts[kept], tokens[kept], weights[kept], norms[kept]
-        stats.seen[list(numbers)] = np.bincount(experts, minlength=len(numbers))
-        add_routed(stats, Routed(list(numbers), experts, tokens, weights.astype(np.float64), norms), self._rows)
-        return stats
+    def _finish_experts(self, stats: ExpertStats) -> None:
+        numbers = [turn.expert for turn in self._turns]
+        lengths = torch.tensor([len(turn.tokens) for turn in self._turns], device=self._device)
+        routed = _Routed(
+            torch.repeat_interleave(torch.arange(len(numbers), device=self._device), lengths),
+            *(torch.cat(column) for column in zip(*((t.tokens, t.weights, t.norms) for t in self._turns), strict=True)),
+        )
+        amax = torch.stack(
+            [
+                torch.stack([turn.given for turn in self._turns]).float(),
+                torch.stack([turn.act for turn in self._turns]).float(),
+                torch.stack([turn.largest.max() for turn in self._turns]),
+                torch.stack([turn.norms.max() for turn in self._turns]).float(),  # which shows what is not finite
+            ]
+        )
+        found: Any = amax.cpu().numpy()
+        for number, column in zip(numbers, found.T, strict=True):
+            if not np.isfinite(column).all():
+                raise not_finite(self._layer, f"mlp.experts.{number}")
+        stats.input_amax[numbers], stats.down_amax[numbers], stats.out_amax[numbers] = found[:3]
+        real = routed.expert if self._real is None else routed.expert[self._real.view(-1)[routed.token]]
+        stats.seen[numbers] = torch.bincount(real, minlength=len(numbers)).cpu().numpy()
+        _add_up(stats, numbers, routed, self._rows)
+
+
+class _Routed(NamedTuple):
+    """Routed tokens of all experts."""
+
+    expert: torch.Tensor
+    token: torch.Tensor
+    g: torch.Tensor
+    n: torch.Tensor
+
+
+def _add_up(stats: ExpertStats, numbers: list[int], routed: _Routed, rows: Rows) -> None:
+    """Sums per expert and domain, of parts of `SUM_ROWS` rows that are added in their order."""
+    device = routed.token.device
+    shape = len(numbers), -(-len(rows.tokens) // SUM_ROWS), len(rows.names)
+    domains = torch.from_numpy(rows.domains.reshape(-1).astype(np.int64)).to(device)
+    domain = domains[routed.token]
+    part = routed.token // (SUM_ROWS * rows.tokens.shape[1])
+    cells = shape[0] * shape[1] * shape[2]
+    cell = torch.where(domain < 0, cells, (routed.expert * shape[1] + part) * shape[2] + domain)  # padding comes last
+    order = torch.argsort(cell * rows.tokens.size + routed.token)
+    lengths = torch.bincount(cell, minlength=cells + 1)
+    g, n = routed.g[order].double(), routed.n[order]
+    values = {"g": g, "g2": g * g, "n": n, "n2": n * n, "gn": g * n, "g2n": g * g * n, "g2n2": (g * n) ** 2}
+
+    def reduced(value: torch.Tensor, how: str) -> Any:
+        found = torch.segment_reduce(value, how, lengths=lengths, initial=0.0)
+        return found[:-1].cpu().numpy().reshape(shape)
+
+    stats.count[numbers] = lengths[:-1].cpu().numpy().reshape(shape).sum(axis=1)
+    for name in SUMS:
+        for one in np.moveaxis(reduced(values[name], "sum"), 1, 0):
+            stats.sums[name][numbers] += one
+    for name in ("n", "gn"):
+        stats.maxes[name][numbers] = reduced(values[name], "max").max(axis=1)

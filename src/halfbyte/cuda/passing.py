@@ -7,6 +7,7 @@ of a layer's time, so it has no lane of its own, in which it would only wait for
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -43,6 +44,7 @@ from halfbyte.transform.apply import Done, Given
 IN_SLOTS, OUT_SLOTS = 4, 4
 READERS = 8
 KEEP_SECONDS = 60.0  # between two copies of the hidden states on the disk: what a kill costs at most, and a layer
+_SWITCH_SECONDS = 2e-4  # the thread that sends work to the device must not wait long for the interpreter
 GivenOf = Callable[[LayerStats | None], Callable[[Job], Given]]
 
 
@@ -149,6 +151,8 @@ class DevicePass:
             stream = DeviceStream(self._calibration, self._device, self._running, self.clock)
             stream.start(self._weights) if hidden is None else stream.go_on(hidden)
         going: deque[Future[None]] = deque()
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_SECONDS)
         try:
             with ThreadPoolExecutor(1) as ahead, ThreadPoolExecutor(1) as behind:
                 next_ones = [*((at, self._forwards(at, forward_from)) for at in todo), None]
@@ -169,6 +173,7 @@ class DevicePass:
             self._writing.extend(self._runner.start(self._jobs.get(None, []), self._given_of(None)))
             self._settle(all_of_them=True)
         finally:
+            sys.setswitchinterval(before)
             self._loader.close()
         return self.measured
 

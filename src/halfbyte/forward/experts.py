@@ -18,6 +18,7 @@ from halfbyte.forward.threads import in_order
 Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # gate [F, D], up [F, D], down [D, F]
 Expert = Callable[[int], Weights]
 Change = Callable[[int, str, torch.Tensor], torch.Tensor]  # expert, "gate_up" or "down", the input -> what is taken
+Add = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]  # to sums [T, D]: tokens, weights, out
 GATE_UP, DOWN = "gate_up", "down"
 
 
@@ -48,7 +49,7 @@ class _Done(NamedTuple):
     given: torch.Tensor
     act: torch.Tensor
     out: torch.Tensor
-    weighted: torch.Tensor
+    weighted: torch.Tensor | None
 
 
 @torch.no_grad()
@@ -61,10 +62,12 @@ def run_experts(  # noqa: PLR0913 - keyword-only from the weights on
     threads: int = 1,
     observe: Observe | None = None,
     change: Change | None = None,
+    add: Add | None = None,
 ) -> torch.Tensor:
     """Return the sum [T, D] of the routed experts' outputs for tokens x [T, D], chosen by indices and weights [T, k].
 
-    `expert` gives decoded weights in the dtype of x, once for every expert that has tokens, `threads` at a time.
+    `expert` gives decoded weights in the dtype of x, once for every expert that has tokens, `threads` at a time. `add`
+    is another way to do the same sums.
     """
 
     @torch.no_grad()  # which is each thread's own
@@ -77,12 +80,15 @@ def run_experts(  # noqa: PLR0913 - keyword-only from the weights on
         if change:
             act = change(turn.expert, DOWN, act)
         out = functional.linear(act, down)
-        return _Done(turn, given, act, out, (out * turn.weights[:, None]).to(x.dtype))
+        return _Done(turn, given, act, out, None if add else (out * turn.weights[:, None]).to(x.dtype))
 
     total = torch.zeros_like(x)
     for done in in_order(work, turns(indices, weights), threads):
         tokens = done.turn.tokens
-        total[tokens] += done.weighted  # an expert has a token once at most
+        if done.weighted is not None:
+            total[tokens] += done.weighted  # an expert has a token once at most
+        elif add:
+            add(total, tokens, done.turn.weights, done.out)
         if observe:
             observe(done.turn.expert, tokens, done.turn.weights, done.given, done.act, done.out)
     return total

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from halfbyte.forward.experts import Change, Expert, Observe, run_experts
+from halfbyte.forward.experts import Add, Change, Expert, Observe, run_experts
 from halfbyte.forward.layer import DecoderLayer, Look
 from halfbyte.forward.sight import Sight
 from halfbyte.forward.threads import in_order
@@ -31,6 +31,7 @@ def run_layer(  # noqa: PLR0913 - keyword-only from the experts on
     looks: Looks | None = None,
     observe: Observe | None = None,
     change: Change | None = None,
+    add: Add | None = None,
 ) -> torch.Tensor | None:
     """Change hidden states [R, L, D] to those after the layer; return what routed experts were given, [T, D].
 
@@ -56,7 +57,9 @@ def run_layer(  # noqa: PLR0913 - keyword-only from the experts on
     assert expert is not None
     indices, weights = (torch.cat(parts) for parts in zip(*routed, strict=True))
     flat = x.view(-1, x.shape[-1])
-    total = run_experts(flat, indices, weights, expert, threads=threads, observe=observe, change=change).view_as(x)
+    total = run_experts(
+        flat, indices, weights, expert, threads=threads, observe=observe, change=change, add=add
+    ).view_as(x)
 
     def second_half(chunk: slice) -> None:
         look = looks(chunk) if looks else None

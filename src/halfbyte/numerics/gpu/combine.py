@@ -1,0 +1,50 @@
+"""Add an expert's outputs to its tokens' sums, and measure them on the way: one pass over memory instead of six.
+
+The arithmetic is transformers': the output times its weight in FP32, rounded to BF16, added in BF16.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_WIDTH = 2048  # columns at a time
+
+
+@triton.jit
+def _combine(out_ptr, token_ptr, weight_ptr, total_ptr, norm_ptr, amax_ptr, width, SIZE: tl.constexpr):
+    """One token. An expert has a token once at most, so no two programs write the same row."""
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.load(token_ptr + row)
+    weight = tl.load(weight_ptr + row)
+    squares = tl.zeros((SIZE,), tl.float64)
+    largest = tl.zeros((SIZE,), tl.float32)
+    for start in range(0, width, SIZE):
+        column = start + tl.arange(0, SIZE)
+        inside = column < width
+        out = tl.load(out_ptr + row * width + column, mask=inside, other=0.0).to(tl.float32)
+        share = (out * weight).to(tl.bfloat16).to(tl.float32)
+        before = tl.load(total_ptr + token * width + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(total_ptr + token * width + column, (before + share).to(tl.bfloat16), mask=inside)
+        wide = out.to(tl.float64)
+        squares += wide * wide
+        largest = tl.maximum(largest, tl.abs(out))
+    tl.store(norm_ptr + row, tl.sqrt(tl.sum(squares, axis=0)))
+    tl.store(amax_ptr + row, tl.max(largest, axis=0))
+
+
+def combine(
+    total: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor, out: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add BF16 outputs [n, D] to rows of BF16 sums [T, D]; return each output's norm, FP64, and amax, FP32.
+
+    A norm is not finite where an output is not.
+    """
+    count, width = out.shape
+    norms = torch.empty(count, dtype=torch.float64, device=out.device)
+    amax = torch.empty(count, dtype=torch.float32, device=out.device)
+    size = min(_WIDTH, triton.next_power_of_2(width))
+    arguments = (out.contiguous(), tokens, weights.contiguous(), total, norms, amax, width)
+    _combine[(count,)](*arguments, size, num_warps=8, enable_fp_fusion=False)
+    return norms, amax

@@ -224,6 +224,8 @@ def main() -> None:
     parser.add_argument("--runs", default="max,max again,mse,mse again", help="which: the first of a kind compiles")
     parser.add_argument("--profile", action="store_true", help="print the kernels that take longest")
     parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--same-process", action="store_true", help="all runs in one: only the first one starts up")
+    parser.add_argument("--no-copy", action="store_true", help="leave out `cp` from and to memory")
     parser.add_argument("--one", nargs=2, type=Path, metavar=("SRC", "OUT"), help="run the one plan, print JSON")
     given = parser.parse_args()
     if given.one:
@@ -249,6 +251,9 @@ class Bench:
         self._work = given.memory / "bench_h200"
         shutil.rmtree(self._work, ignore_errors=True)
 
+    def _run(self, source: Path, out: Path, plan: Path) -> dict[str, Any]:
+        return (timed if self._given.same_process else in_its_own_process)(source, out, plan)
+
     def _save(self, name: str, what: dict[str, Any]) -> None:
         self.found[name] = what
         self.found["peak_rss_nbytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -263,10 +268,11 @@ class Bench:
         self._save("source", {"nbytes": size(source), "seconds_to_make": round(time.perf_counter() - begin, 1)})
         for run in self._given.runs.split(","):
             plan = self._plans / f"{run.partition(' ')[0]}.json"
-            self._save(f"memory, {run}", in_its_own_process(source, self._work / "out", plan))
+            self._save(f"memory, {run}", self._run(source, self._work / "out", plan))
             shutil.rmtree(self._work / "out")
-        self._save("memory, cp", {"seconds": copied(source, self._work / "copy")})
-        shutil.rmtree(self._work / "copy")
+        if not self._given.no_copy:
+            self._save("memory, cp", {"seconds": copied(source, self._work / "copy")})
+            shutil.rmtree(self._work / "copy")
         if self._given.profile:
             profile_kernels(source, self._work / "out", self._plans / "max.json")
             shutil.rmtree(self._work / "out")
@@ -281,7 +287,7 @@ class Bench:
         self._save("disk, cp", {"seconds": copied(disk / "source", disk / "copy")})
         shutil.rmtree(disk / "copy")
         forget(disk / "source")
-        self._save("disk, max", in_its_own_process(disk / "source", disk / "out", self._plans / "max.json"))
+        self._save("disk, max", self._run(disk / "source", disk / "out", self._plans / "max.json"))
         shutil.rmtree(disk)
 
 

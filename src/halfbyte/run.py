@@ -10,6 +10,7 @@ import ctypes
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -27,6 +28,33 @@ from halfbyte.transform.apply import Done, Given, apply, as_bytes
 from halfbyte.write import Journal, ShardFile
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+
+
+_PIECE_NBYTES = 1 << 25  # of what was made elsewhere, a thread writes at a time
+
+
+class Countdown:
+    """Calls something once, after so many others."""
+
+    def __init__(self, left: int, then: Callable[[], object]) -> None:
+        self._left, self._then, self._lock = left, then, threading.Lock()
+
+    def one_less(self) -> None:
+        """Note that one is done."""
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._then()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretch:
+    """Tensors that follow each other in a shard, their bytes, and what encoding each linear lost."""
+
+    places: Sequence[TensorInfo]
+    data: memoryview
+    quality: Mapping[str, Quality]
 
 
 FromData = Callable[[Job], Given]
@@ -79,7 +107,7 @@ class _Run:
                 self.files[shard] = ShardFile(self.out / shard, planned.head, planned.nbytes)
             return self.files[shard]
 
-    def write(self, done: Done, *, lent: bool = False) -> list[str]:
+    def write(self, done: Done) -> list[str]:
         """Write a job's tensors; return the shards that are complete now."""
         complete: list[str] = []
         for name, tensor in done.tensors.items():
@@ -87,7 +115,7 @@ class _Run:
                 continue  # this part of the job is in a shard that an earlier run finished
             data = as_bytes(tensor)
             assert len(data) == place.nbytes, name
-            self.file(place.shard).write(data, place.begin, lent=lent)
+            self.file(place.shard).write(data, place.begin)
             complete += self._count(place, done.quality.get(name.rpartition(".")[0]))
         return complete
 
@@ -101,6 +129,10 @@ class _Run:
                     file.write(piece.data, place.begin + start)
                 complete += self._count(place, None)
         return complete
+
+    def count(self, places: Sequence[TensorInfo], quality: Mapping[str, Quality]) -> list[str]:
+        """Note that tensors are written; return the shards that are complete now."""
+        return [shard for place in places for shard in self._count(place, quality.get(place.name.rpartition(".")[0]))]
 
     def _count(self, place: TensorInfo, quality: Quality | None) -> list[str]:
         """Note that a tensor is written; return its shard if that was the last one missing."""
@@ -159,6 +191,7 @@ class Runner:
         self._plan, self._progress = plan, progress
         self.reader = HoldingReader(plan.checkpoint, seen)
         self._pool = ThreadPoolExecutor(threads or run_threads())
+        self._finishing: deque[Future[None]] = deque()
 
     def __enter__(self) -> Runner:
         _keep_freed_memory()
@@ -200,9 +233,25 @@ class Runner:
         if not self._run.stop.is_set():
             self._run.file(shard)
 
-    def put(self, done: Done) -> Future[None]:
-        """Write what was made elsewhere, in memory that is its maker's again as soon as this is done."""
-        return self._pool.submit(self._put, done)
+    def settle(self) -> None:
+        """Wait until everything that was put is in final shards, or raise what went wrong. Its writing must be done."""
+        while self._finishing:
+            self._finishing.popleft().result()
+
+    def place(self, name: str) -> TensorInfo | None:
+        """Return where a tensor goes; None where an earlier run has finished its shard."""
+        return self._run.places.get(name)
+
+    def put(self, stretch: Stretch) -> list[Future[None]]:
+        """Begin to write what was made elsewhere; its memory is its maker's again as soon as all these are done."""
+        places = list(stretch.places)
+        shard, begin = places[0].shard, places[0].begin
+        starts = range(0, len(stretch.data), _PIECE_NBYTES)
+        written = Countdown(len(starts), lambda: self._finishing.append(self._pool.submit(self._counted, stretch)))
+        return [
+            self._pool.submit(self._put, shard, begin + start, stretch.data[start : start + _PIECE_NBYTES], written)
+            for start in starts
+        ]
 
     def say(self, what: str) -> None:
         """Tell whoever watches about something that is no shard."""
@@ -213,9 +262,13 @@ class Runner:
         if not self._run.stop.is_set():
             self._finish(self._do(job, given))
 
-    def _put(self, done: Done) -> None:
+    def _put(self, shard: str, offset: int, data: memoryview, written: Countdown) -> None:
         if not self._run.stop.is_set():
-            self._finish(self._run.write(done, lent=True))
+            self._run.file(shard).write(data, offset, lent=True)
+            written.one_less()
+
+    def _counted(self, stretch: Stretch) -> None:
+        self._finish(self._run.count(stretch.places, stretch.quality))
 
     def _finish(self, shards: list[str]) -> None:
         for shard in shards:

@@ -5,7 +5,7 @@ Engines fuse gate_proj and up_proj and keep one tensor scale for both, so the la
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from halfbyte.cuda.decode import to_bf16
 from halfbyte.cuda.stacks import Stack
 from halfbyte.errors import TensorError
-from halfbyte.numerics.encoded import Array, Quality
+from halfbyte.numerics.encoded import Quality
 from halfbyte.numerics.formats import FORMATS
 from halfbyte.numerics.gpu.amax import bf16_amax, int4_amax
 from halfbyte.numerics.gpu.blocks import Blocks, global_scale, stored_global_scale, tensor_scale
@@ -56,6 +56,31 @@ class Made:
     def experts(self) -> list[str]:
         """Return the names of the experts' modules."""
         return [linear.module.rpartition(".")[0] for linear in self.stack.of.linears]
+
+    def tensors(self, format: str) -> dict[str, torch.Tensor]:
+        """Return codes and block scales by name, as bytes on the device."""
+        parts = zip(FORMATS[format].tensors, (self.packed, self.scale), strict=False)
+        return {
+            f"{linear.module}.{part.suffix}": row
+            for part, tensor in parts
+            for linear, row in zip(self.stack.of.linears, tensor.reshape(self.count, -1), strict=True)
+        }
+
+    def scalars(self, format: str) -> dict[str, NDArray[np.float32]]:
+        """Return tensor scales by name, where the format has them."""
+        if self.whole is None:
+            return {}
+        suffix = FORMATS[format].tensors[2].suffix
+        return {f"{linear.module}.{suffix}": self.whole[at : at + 1] for at, linear in enumerate(self.stack.of.linears)}
+
+    def costs(self, sums: torch.Tensor) -> dict[str, Quality]:
+        """Return what encoding cost each linear, from a host copy of `quality`."""
+        records = cast("list[tuple[float, float, float, float]]", sums.t().tolist())
+        modules = (linear.module for linear in self.stack.of.linears)
+        return {
+            module: Quality(self.weights, *record[:3], int(record[3]))
+            for module, record in zip(modules, records, strict=True)
+        }
 
     def some(self, begin: int, end: int) -> Made:
         """Return some of them, without copying."""
@@ -164,25 +189,3 @@ def _check_finite(stack: Stack, amax: NDArray[np.float32]) -> None:
         if not np.isfinite(largest):
             fix = "check the source file; halfbyte does not guess such values"
             raise TensorError("the weights hold an infinity or NaN", where=linear.module, fix=fix)
-
-
-def on_the_host(
-    made: Sequence[Made], memory: NDArray[np.uint8], sums: Sequence[torch.Tensor], format: str
-) -> tuple[dict[str, Array], dict[str, Quality]]:
-    """Return tensors by name, and what each linear lost; codes and scales lie in memory one after the other."""
-    parts = FORMATS[format].tensors
-    tensors: dict[str, Array] = {}
-    costs: dict[str, Quality] = {}
-    at = 0
-    for one, sum_of in zip(made, sums, strict=True):
-        records = cast("list[tuple[float, float, float, float]]", sum_of.t().tolist())
-        for part, tensor in zip(parts, (one.packed, one.scale), strict=False):
-            each = tensor.numel() // one.count
-            for number, linear in enumerate(one.stack.of.linears):
-                tensors[f"{linear.module}.{part.suffix}"] = memory[at + number * each : at + (number + 1) * each]
-            at += tensor.numel()
-        for number, (linear, record) in enumerate(zip(one.stack.of.linears, records, strict=True)):
-            costs[linear.module] = Quality(one.weights, *record[:3], int(record[3]))
-            if one.whole is not None:
-                tensors[f"{linear.module}.{parts[2].suffix}"] = one.whole[number : number + 1]
-    return tensors, costs

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +25,7 @@ from halfbyte.calibrate.store import Store
 from halfbyte.calibrate.stream import DTYPE, Calibration
 from halfbyte.cuda.clock import Clock
 from halfbyte.cuda.decode import Experts
-from halfbyte.cuda.encode import ENCODED, LayerEncoder, Made, on_the_host
+from halfbyte.cuda.encode import ENCODED, LayerEncoder, Made
 from halfbyte.cuda.forward import DeviceStream
 from halfbyte.cuda.lanes import Lane, Mark
 from halfbyte.cuda.memory import Needs, layers_at_once, needs
@@ -37,14 +37,15 @@ from halfbyte.forward.weights import Weights
 from halfbyte.models.linears import StoredLinear
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import ENCODE, ROUTED, Job, method_of
-from halfbyte.run import Runner
+from halfbyte.run import Countdown, Runner, Stretch
 from halfbyte.source.headers import TensorInfo
-from halfbyte.transform.apply import Done, Given
+from halfbyte.transform.apply import Given, as_bytes
 
 IN_SLOTS, OUT_SLOTS = 4, 4
 READERS = 8
 KEEP_SECONDS = 60.0  # between two copies of the hidden states on the disk: what a kill costs at most, and a layer
-_SWITCH_SECONDS = 2e-4  # the thread that sends work to the device must not wait long for the interpreter
+_SCALARS_NBYTES = 64  # of an expert: tensor scales and input scales
+_SWITCH_SECONDS = 1e-3  # the thread that sends work to the device must not wait long for the interpreter
 GivenOf = Callable[[LayerStats | None], Callable[[Job], Given]]
 
 
@@ -69,6 +70,7 @@ class _Sent(NamedTuple):
 
     made: list[Made]
     slot: Slot
+    stretches: list[tuple[int, list[TensorInfo]]]  # where in the slot, and the tensors from there on
     sums: list[torch.Tensor]
     back: Mark
 
@@ -125,6 +127,7 @@ class DevicePass:
             runner.reader, Slots(IN_SLOTS, device, max(largest, _slot(device))), self._coming, READERS, self.clock
         )
         self._group, nbytes = self._group_size()
+        self._format = plan.recipe.quantize.format if plan.recipe.quantize is not None else ""
         self._out = Slots(OUT_SLOTS, device, nbytes)
         self._writing: deque[Future[None]] = deque()
         self.measured: dict[int, LayerStats] = {}
@@ -137,6 +140,7 @@ class DevicePass:
             (sum(one.shape[0] * one.shape[1] * 9 // 16 for one in found) for found in self._stackable if found),
             default=1,
         )
+        each += _SCALARS_NBYTES
         slot = max(each, _slot(self._device))
         return max(1, slot // each), slot
 
@@ -295,39 +299,53 @@ class DevicePass:
         for part in made:
             for begin in range(0, part[0].count, self._group):
                 some = [one.some(begin, min(begin + self._group, one.count)) for one in part]
-                if any(name in by_expert for name in some[0].experts()):
-                    ready.append(self._send_back(some))
+                theirs = [job for name in some[0].experts() for job in by_expert.get(name, [])]
+                if theirs:
+                    ready.append(self._send_back(some, theirs, given))
                 while len(ready) > 1:
-                    self._hand_over(ready.popleft(), by_expert, given)
+                    self._hand_over(ready.popleft())
         while ready:
-            self._hand_over(ready.popleft(), by_expert, given)
+            self._hand_over(ready.popleft())
 
-    def _send_back(self, made: list[Made]) -> _Sent:
-        """Copy some experts to the host."""
+    def _send_back(self, made: list[Made], jobs: Sequence[Job], given: Callable[[Job], Given]) -> _Sent:
+        """Copy some experts to the host, into the order of the files."""
+        tensors = {name: tensor for one in made for name, tensor in one.tensors(self._format).items()}
+        scalars = {name: array for job in jobs for name, array in given(job).tensors.items()}
+        scalars |= {name: array for one in made for name, array in one.scalars(self._format).items()}
+        names = (spec.name for job in jobs for spec in job.outputs)
+        places = [place for name in names if (place := self._runner.place(name)) is not None]
         with self.clock("waiting for a writer"):
             slot = self._out.take()
+        stretches: list[tuple[int, list[TensorInfo]]] = []
+        at = 0
         with self._going:
             begin = self._going.mark()
-            at = 0
-            for tensor in (tensor for one in made for tensor in (one.packed, one.scale)):
-                slot.memory[at : at + tensor.numel()].copy_(tensor.reshape(-1), non_blocking=True)
-                at += tensor.numel()
+            for place in sorted(places, key=lambda place: (place.shard, place.begin)):
+                last = stretches[-1][1][-1] if stretches else None
+                if last is None or (last.shard, last.end) != (place.shard, place.begin):
+                    stretches.append((at, []))
+                stretches[-1][1].append(place)
+                target = slot.memory[at : at + place.nbytes]
+                if place.name in tensors:
+                    target.copy_(tensors[place.name], non_blocking=True)
+                else:
+                    target.copy_(torch.frombuffer(as_bytes(scalars[place.name]), dtype=torch.uint8))
+                at += place.nbytes
             sums = [one.quality.to("cpu", non_blocking=True) for one in made]
             back = self._going.mark()
         self.clock.between("to the host", begin, back, at)
-        return _Sent(made, slot, sums, back)
+        return _Sent(made, slot, stretches, sums, back)
 
-    def _hand_over(self, sent: _Sent, by_expert: Mapping[str, list[Job]], given: Callable[[Job], Given]) -> None:
+    def _hand_over(self, sent: _Sent) -> None:
         """Hand some experts to the threads that write; the slot is free when the last of them has."""
         sent.back.wait()
-        quantize = self._plan.recipe.quantize
-        assert quantize is not None
-        tensors, costs = on_the_host(sent.made, sent.slot.memory.numpy(), sent.sums, quantize.format)
+        costs = {module: cost for one, sums in zip(sent.made, sent.sums, strict=True)
+                 for module, cost in one.costs(sums).items()}  # fmt: skip
+        memory = sent.slot.memory.numpy()
         futures: list[Future[None]] = []
-        for job in (job for name in sent.made[0].experts() for job in by_expert.get(name, [])):
-            mine = {spec.name: tensors[spec.name] for spec in job.outputs if spec.name in tensors}
-            lost = {linear.module: costs[linear.module] for linear in job.linears}
-            futures.append(self._runner.put(Done({**mine, **given(job).tensors}, lost)))
+        for at, places in sent.stretches:
+            nbytes = places[-1].end - places[0].begin
+            futures += self._runner.put(Stretch(places, memory[at : at + nbytes].data, costs))
         _when_done(futures, lambda: self._out.give_back(sent.slot))
         self._writing.extend(futures)
 
@@ -340,6 +358,8 @@ class DevicePass:
         """Raise what went wrong in a thread that writes; wait for all of them at the end."""
         while self._writing and (all_of_them or self._writing[0].done()):
             self._writing.popleft().result()
+        if all_of_them:
+            self._runner.settle()
 
 
 def _expert_of(module: str) -> str:
@@ -352,22 +372,9 @@ def _slot(device: torch.device) -> int:
 
 def _when_done(futures: Sequence[Future[None]], then: Callable[[], None]) -> None:
     """Call once, when the last of the futures is done, however it ended."""
-    left = len(futures)
-    if not left:
+    if not futures:
         then()
         return
-    counter = _Countdown(left, then)
+    countdown = Countdown(len(futures), then)
     for future in futures:
-        future.add_done_callback(counter.one_less)
-
-
-class _Countdown:
-    def __init__(self, left: int, then: Callable[[], None]) -> None:
-        self._left, self._then, self._lock = left, then, threading.Lock()
-
-    def one_less(self, _: Future[None]) -> None:
-        with self._lock:
-            self._left -= 1
-            last = self._left == 0
-        if last:
-            self._then()
+        future.add_done_callback(lambda _: countdown.one_less())

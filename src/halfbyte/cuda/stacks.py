@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from halfbyte.cuda.clock import Clock
 from halfbyte.cuda.lanes import Lane
@@ -20,11 +23,12 @@ from halfbyte.errors import TensorError
 from halfbyte.models.linears import StoredLinear
 from halfbyte.numerics.formats import FORMATS
 from halfbyte.source.headers import TensorInfo
-from halfbyte.source.read import Reader
+from halfbyte.source.read import NUMPY_DTYPES, Reader
 
 FORMATS_IN_STACKS = ("int4", "bf16", "fp8_block", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct")
 _SHAPE = "weight_shape"  # a pair of numbers that the headers say already; checked, not copied
 _AHEAD = 2  # slots that are being read while one is being copied
+_PIECE_NBYTES = 1 << 25  # a thread reads at a time
 _DTYPES = {
     "I32": torch.int32,
     "BF16": torch.bfloat16,
@@ -123,8 +127,21 @@ class Buffers:
         return memory[key]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """Tensors that are read into one slot, in the order of their files, and where each of them goes."""
+
+    slot: Slot
+    infos: list[TensorInfo]
+    reads: list[Future[None]]
+
+
 class Loader:
-    """Fills stacks from the disk: threads read into slots, the device copies from there."""
+    """Fills stacks from the disk: threads read long stretches into slots, the device takes each tensor from there.
+
+    Stretches are long because every read, however short, makes its thread ask for the interpreter, which the thread
+    that sends work to the device has most of the time.
+    """
 
     def __init__(self, reader: Reader, slots: Slots, lane: Lane, threads: int, clock: Clock) -> None:
         self._reader, self._slots, self._lane, self._clock = reader, slots, lane, clock
@@ -139,63 +156,108 @@ class Loader:
     ) -> dict[str, Stack]:
         """Return the stacks; the lane's work is sent, not done."""
         stacks: dict[str, Stack] = {}
-        waiting: deque[tuple[Slot, torch.Tensor, list[Future[None]]]] = deque()
-        try:
-            for projection in found:
-                tensors: dict[str, torch.Tensor] = {}
-                for suffix in projection.suffixes():
-                    infos = [linear.parts[suffix] for linear in projection.linears]
-                    flat = buffers.room(memory, (projection.name, suffix), sum(info.nbytes for info in infos))
-                    tensors[suffix] = _shaped(flat, infos)
-                    for target, part in self._parts(flat, infos):
-                        while len(waiting) > _AHEAD:
-                            self._send(*waiting.popleft())
-                        waiting.append(self._read(target, part))
-                stacks[projection.name] = Stack(projection, tensors)
-            while waiting:
-                self._send(*waiting.popleft())
-        finally:
-            for slot, _, futures in waiting:
-                for future in futures:
-                    future.cancel()
-                self._slots.give_back(slot)
-        self._check_shapes(found)
+        targets: dict[str, torch.Tensor] = {}
+        for projection in found:
+            tensors: dict[str, torch.Tensor] = {}
+            for suffix in projection.suffixes():
+                infos = [linear.parts[suffix] for linear in projection.linears]
+                flat = buffers.room(memory, (projection.name, suffix), sum(info.nbytes for info in infos))
+                tensors[suffix] = _shaped(flat, infos)
+                rows = flat.view(len(infos), -1)
+                targets |= {info.name: rows[at] for at, info in enumerate(infos)}
+            stacks[projection.name] = Stack(projection, tensors)
+        shapes = {
+            linear.parts[_SHAPE].name: linear for one in found for linear in one.linears if _SHAPE in linear.parts
+        }
+        wanted = [info for one in found for linear in one.linears for info in linear.parts.values()
+                  if info.name in targets or info.name in shapes]  # fmt: skip
+        self._fetch(wanted, targets, shapes)
         return stacks
 
-    def _parts(self, flat: torch.Tensor, infos: list[TensorInfo]) -> Iterator[tuple[torch.Tensor, list[TensorInfo]]]:
-        """Yield as many experts as a slot holds, with where they go."""
-        each = infos[0].nbytes
-        count = max(1, self._slots.nbytes // each)
-        for start in range(0, len(infos), count):
-            part = infos[start : start + count]
-            yield flat[start * each : (start + len(part)) * each], part
+    def _fetch(
+        self, infos: list[TensorInfo], targets: Mapping[str, torch.Tensor], shapes: Mapping[str, StoredLinear]
+    ) -> None:
+        waiting: deque[_Batch] = deque()
+        try:
+            for part in in_batches(infos, self._slots.nbytes):
+                while len(waiting) >= _AHEAD:
+                    self._send(waiting.popleft(), targets, shapes)
+                slot = self._slots.take()
+                waiting.append(_Batch(slot, part, self._read(part, slot.memory.numpy())))
+            while waiting:
+                self._send(waiting.popleft(), targets, shapes)
+        finally:
+            for batch in waiting:
+                wait([future for future in batch.reads if not future.cancel()])
+                self._slots.give_back(batch.slot)
 
-    def _read(self, target: torch.Tensor, infos: list[TensorInfo]) -> tuple[Slot, torch.Tensor, list[Future[None]]]:
-        slot = self._slots.take()
-        memory, each = slot.memory.numpy(), infos[0].nbytes
-
-        def read(at: int, info: TensorInfo) -> None:
+    def _read(self, infos: list[TensorInfo], memory: NDArray[np.uint8]) -> list[Future[None]]:
+        def read(info: TensorInfo, target: NDArray[np.uint8]) -> None:
             with self._clock("read", info.nbytes):
-                self._reader.read_into(info, memory[at * each : (at + 1) * each])
+                self._reader.read_into(info, target)
 
-        return slot, target, [self._pool.submit(read, at, info) for at, info in enumerate(infos)]
+        reads: list[Future[None]] = []
+        at = 0
+        for shard, begin, end in stretches(infos):
+            for start in range(begin, end, _PIECE_NBYTES):
+                piece = TensorInfo(infos[0].name, "U8", (), shard, start, min(start + _PIECE_NBYTES, end))
+                reads.append(self._pool.submit(read, piece, memory[at : at + piece.nbytes]))
+                at += piece.nbytes
+        return reads
 
-    def _send(self, slot: Slot, target: torch.Tensor, futures: list[Future[None]]) -> None:
-        for future in futures:
-            future.result()
+    def _send(self, batch: _Batch, targets: Mapping[str, torch.Tensor], shapes: Mapping[str, StoredLinear]) -> None:
+        try:
+            for future in batch.reads:
+                future.result()
+        except BaseException:
+            wait(batch.reads)
+            self._slots.give_back(batch.slot)
+            raise
+        memory = batch.slot.memory
+        at = 0
         with self._lane:
             begin = self._lane.mark()
-            target.copy_(slot.memory[: target.numel()], non_blocking=True)
+            for info in batch.infos:
+                part = memory[at : at + info.nbytes]
+                at += info.nbytes
+                if info.name in targets:
+                    targets[info.name].copy_(part, non_blocking=True)
+                else:
+                    _check_shape(shapes[info.name], part.numpy().view(NUMPY_DTYPES[info.dtype]))
             end = self._lane.mark()
-        self._clock.between("to the device", begin, end, target.numel())
-        self._slots.give_back(slot, end)
+        self._clock.between("to the device", begin, end, at)
+        self._slots.give_back(batch.slot, end)
 
-    def _check_shapes(self, found: Sequence[Projection]) -> None:
-        for linear in (linear for one in found for linear in one.linears if _SHAPE in linear.parts):
-            said = [int(number) for number in self._reader.tensor(linear.parts[_SHAPE])]
-            if said != [*linear.shape]:
-                what = f"weight_shape says {said}, not {[*linear.shape]}"
-                raise TensorError(what, where=linear.module, fix="check the source file")
+
+def in_batches(infos: Iterable[TensorInfo], nbytes: int) -> Iterator[list[TensorInfo]]:
+    """Yield tensors in the order of their files, as many as fit into so many bytes."""
+    batch: list[TensorInfo] = []
+    filled = 0
+    for info in sorted(infos, key=lambda info: (info.shard, info.begin)):
+        if batch and filled + info.nbytes > nbytes:
+            yield batch
+            batch, filled = [], 0
+        batch.append(info)
+        filled += info.nbytes
+    if batch:
+        yield batch
+
+
+def stretches(infos: Iterable[TensorInfo]) -> list[tuple[str, int, int]]:
+    """Return the parts of files that tensors in the order of their files take: shard, begin and end."""
+    found: list[tuple[str, int, int]] = []
+    for info in infos:
+        if found and found[-1][0] == info.shard and found[-1][2] == info.begin:
+            found[-1] = (info.shard, found[-1][1], info.end)
+        else:
+            found.append((info.shard, info.begin, info.end))
+    return found
+
+
+def _check_shape(linear: StoredLinear, said: NDArray[Any]) -> None:
+    if [int(number) for number in said] != [*linear.shape]:
+        what = f"weight_shape says {[int(number) for number in said]}, not {[*linear.shape]}"
+        raise TensorError(what, where=linear.module, fix="check the source file")
 
 
 def _shaped(flat: torch.Tensor, infos: list[TensorInfo]) -> torch.Tensor:

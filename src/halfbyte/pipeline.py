@@ -158,7 +158,7 @@ def _statistics(
         from halfbyte.calibrate.given import given  # noqa: PLC0415
 
         rule = made.recipe.quantize.input_scale if made.recipe.quantize else None
-        return given(stats, weights, layers, rule)
+        return given(stats, made.checkpoint, weights, layers, rule)
     from halfbyte.calibrate.choose import measured_here  # noqa: PLC0415 - most recipes take no forward
 
     folder = out / FOLDER / STATS

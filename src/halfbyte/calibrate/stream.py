@@ -31,9 +31,9 @@ from halfbyte.forward.threads import in_order, single_threaded
 from halfbyte.forward.weights import Weights
 from halfbyte.numerics.chunks import usable_cores
 from halfbyte.source.checkpoint import Checkpoint
-from halfbyte.source.identity import short_name
+from halfbyte.source.identity import config_name, short_name
 
-VERSION = 1  # raised whenever the same rows and weights would give other statistics
+VERSION = 2  # raised whenever the same rows and weights would give other statistics
 CHUNK_ROWS = 4  # more would put attention's scores of 512 tokens into memory that is fresh every time
 DTYPE = torch.bfloat16  # as engines run it, and as ModelOpt measures it
 _ALL_TOKENS_CHUNK = 8192
@@ -70,17 +70,17 @@ def prepare(
         raise CheckpointError(what, where=str(checkpoint.root), fix="tokenizer and weights do not belong together")
     rule = recipe.quantize.input_scale if recipe.quantize else None
     compensated = recipe.quantize is not None and recipe.quantize.scales == COMPENSATED
-    about = _about(text, rows, rule, weights)
+    about = _about(text, rows, rule, {"source": short_name(weights), "config": config_name(checkpoint.config)})
     if device != "cpu":  # sums on a GPU differ in their last bits: two devices never measure into one folder
         about["device"] = device
     return Calibration(text, rows, rule, about, compensated)
 
 
-def _about(text: TextModel, rows: Rows, rule: InputScale | None, weights: Mapping[str, str]) -> dict[str, Any]:
+def _about(text: TextModel, rows: Rows, rule: InputScale | None, model: Mapping[str, str]) -> dict[str, Any]:
     everywhere = rule is not None and rule.backstop == "all_experts"
     return {
         "version": VERSION,
-        "source": short_name(weights),
+        **model,
         "tokens_sha256": rows.fingerprint(),
         "rows": list(rows.tokens.shape),
         "domains": rows.tokens_of_domains(),

@@ -1,0 +1,90 @@
+"""Folders of statistics: one model, one number of layers, one run at a time, and whole or measured again."""
+
+import json
+import shutil
+
+import pytest
+from calibratable import SHORT, WAFER, small, texts
+
+from halfbyte.calibrate import store
+from halfbyte.calibrate.named_files import with_data
+from halfbyte.calibrate.store import read_stats
+from halfbyte.errors import InterruptedRunError, UsageError
+from halfbyte.measuring import calibrate
+from halfbyte.pipeline import quantize
+from halfbyte.recipe import load_recipe
+
+LAYERS = 4
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A source, its data, and statistics of all its layers."""
+    folder = tmp_path_factory.mktemp("place")
+    texts(folder / "texts.jsonl")
+    small(folder / "source", layers=LAYERS)
+    calibrate(folder / "source", folder / "stats", recipe(folder))
+    return folder
+
+
+def recipe(place, *sets, name=WAFER, samples=6):
+    return with_data(load_recipe(name, [SHORT, *sets]), [f"news={place / 'texts.jsonl'}"], samples)
+
+
+def stopped(place, folder, after, **how):
+    """A calibration that was stopped when it had measured so many layers."""
+
+    def stop(progress):
+        if f"measured layer {after - 1} of" in progress.shard:
+            raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedRunError):
+        calibrate(how.pop("source", place / "source"), folder, recipe(place), progress=stop, **how)
+    assert (folder / f"hidden-{after:05d}.safetensors").exists()
+    return folder
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def with_config(place, folder, **changes):
+    """The same weights under another config.json."""
+    shutil.copytree(place / "source", folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= changes
+    (folder / "config.json").write_text(json.dumps(dict(reversed(config.items()))))  # their order means nothing
+    return folder
+
+
+def test_another_config_does_not_resume(place, tmp_path):
+    """The same weights route and scale otherwise under another config.json: half of each is nobody's statistics."""
+    folder = stopped(place, tmp_path / "stats", 2)
+    before = contents(folder)
+    other = with_config(place, tmp_path / "other", routed_scaling_factor=1.5)
+    with pytest.raises(UsageError, match="another calibration: config differs"):
+        calibrate(other, folder, recipe(place))
+    assert contents(folder) == before
+    calibrate(with_config(place, tmp_path / "same"), folder, recipe(place))
+    assert contents(folder) == contents(place / "stats")
+
+
+def test_statistics_of_another_config_are_refused(place, tmp_path):
+    other = with_config(place, tmp_path / "other", routed_scaling_factor=1.5)
+    with pytest.raises(UsageError, match=r"measured under another config\.json"):
+        quantize(other, tmp_path / "out", recipe(place), stats=place / "stats", verify_source=False)
+    assert not (tmp_path / "out").exists()
+    same = with_config(place, tmp_path / "same")
+    quantize(same, tmp_path / "out", recipe(place), stats=place / "stats", verify_source=False)
+
+
+def test_statistics_that_do_not_name_their_config_are_measured_again(place, tmp_path):
+    about, layers = read_stats(place / "stats")
+    earlier = store.Store(tmp_path / "stats", {key: value for key, value in about.items() if key != "config"})
+    earlier.begin()
+    for layer, stats in layers.items():
+        earlier.save(layer, stats)
+    earlier.finish(LAYERS)
+    with pytest.raises(UsageError, match=r"do not say under which config\.json .*measure again"):
+        quantize(place / "source", tmp_path / "out", recipe(place), stats=tmp_path / "stats", verify_source=False)
+    assert not (tmp_path / "out").exists()

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from calibratable import SHORT, WAFER, small, texts
+from calibratable import SHORT, WAFER, digests, small, texts
 
 from halfbyte.calibrate import store
 from halfbyte.calibrate.named_files import with_data
@@ -80,11 +80,36 @@ def test_statistics_of_another_config_are_refused(place, tmp_path):
 
 def test_statistics_that_do_not_name_their_config_are_measured_again(place, tmp_path):
     about, layers = read_stats(place / "stats")
-    earlier = store.Store(tmp_path / "stats", {key: value for key, value in about.items() if key != "config"})
+    earlier = store.Store(tmp_path / "stats", {key: about[key] for key in about if key != "config"}, LAYERS)
     earlier.begin()
     for layer, stats in layers.items():
         earlier.save(layer, stats)
-    earlier.finish(LAYERS)
+    earlier.finish()
     with pytest.raises(UsageError, match=r"do not say under which config\.json .*measure again"):
         quantize(place / "source", tmp_path / "out", recipe(place), stats=tmp_path / "stats", verify_source=False)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_few_layers_and_all_of_them_do_not_share_a_folder(place, tmp_path):
+    """Neither way around: not the few taken for all, nor all of them cut to the few."""
+    calibrate(place / "source", tmp_path / "two", recipe(place), layers=2)
+    begun = stopped(place, tmp_path / "begun", 3)
+    for folder, sentence, layers in (
+        (tmp_path / "two", "statistics of 2 layers, and 4 are asked for", None),
+        (begun, "statistics of 4 layers, and 2 are asked for", 2),
+    ):
+        before = contents(folder)
+        with pytest.raises(UsageError, match=sentence):
+            calibrate(place / "source", folder, recipe(place), layers=layers)
+        assert contents(folder) == before
+    assert list(read_stats(tmp_path / "two")[1]) == [0, 1]
+    calibrate(place / "source", begun, recipe(place))
+    assert contents(begun) == contents(place / "stats")
+
+
+def test_statistics_of_all_layers_serve_the_first(place, tmp_path):
+    """And they stay what they are: laid beside the weights, they are used again without being given again."""
+    for stats in (place / "stats", None):
+        quantize(place / "source", tmp_path / "out", recipe(place), layers=2, stats=stats, verify_source=False)
+    quantize(place / "source", tmp_path / "own", recipe(place), layers=2, verify_source=False)
+    assert digests(tmp_path / "out") == digests(tmp_path / "own")

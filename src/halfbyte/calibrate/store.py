@@ -1,6 +1,6 @@
 """A folder of statistics while they are made, and the file that they become.
 
-calibration.json          what was measured on what: two calibrations never share a folder
+calibration.json          what is measured on what, in how many layers: two calibrations never share a folder
 layer-00007.safetensors   a layer's statistics, whole as soon as it exists
 hidden-00008.safetensors  hidden states before layer 8, where a killed run goes on; only the last is kept
 stats.safetensors         all layers, at the end; then the rest goes
@@ -28,13 +28,17 @@ ABOUT = "calibration.json"
 STATS = "stats.safetensors"
 _METADATA = "halfbyte"
 _HIDDEN = "hidden"
+_LAYERS = "layers"
 
 
 class Store:
-    """Statistics in a folder; `about` says what they are of."""
+    """Statistics of so many layers in a folder; `about` says what they are of.
 
-    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
-        self.folder, self.about = folder, dict(about)
+    How many layers there are is no part of `about`: those of all layers serve whoever needs the first.
+    """
+
+    def __init__(self, folder: Path, about: Mapping[str, Any], layers: int) -> None:
+        self.folder, self.about, self.layers = folder, dict(about), layers
 
     def check(self) -> None:
         """Refuse a folder in which something else was measured."""
@@ -46,13 +50,19 @@ class Store:
         except ValueError:
             found = {}
         refuse_other(found, self.about, str(self.folder))
+        if found.get(_LAYERS) != self.layers:
+            what = f"this folder is for statistics of {found.get(_LAYERS)} layers, and {self.layers} are asked for"
+            fix = "give another folder, or repeat the command that began this one"
+            raise UsageError(what, where=str(self.folder), fix=fix)
 
     def begin(self) -> None:
         """Make the folder; what a killed run left half-written goes."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.check()  # again: whoever begins is alone by now, and was not when it was checked before
         for stale in self.folder.glob(f"*{PART}"):
             stale.unlink()
-        write_whole(self.folder / ABOUT, (json.dumps(self.about, indent=1) + "\n").encode())
+        described = {**self.about, _LAYERS: self.layers}
+        write_whole(self.folder / ABOUT, (json.dumps(described, indent=1) + "\n").encode())
 
     def save(self, layer: int, stats: LayerStats) -> None:
         """Keep a layer's statistics."""
@@ -90,10 +100,10 @@ class Store:
             return None
         return layer, cast("Any", files).load_file(found[-1])[_HIDDEN]
 
-    def finish(self, layers: int) -> None:
+    def finish(self) -> None:
         """Make one file of all layers, and remove what only a killed run would have needed."""
         tensors: dict[str, NDArray[Any]] = {}
-        for layer in range(layers):
+        for layer in range(self.layers):
             stats = self.load(layer)
             assert stats is not None
             tensors |= {f"layers.{layer}.{name}": array for name, array in stats.tensors().items()}
@@ -105,8 +115,11 @@ class Store:
         """Return all layers, if all were measured."""
         if not (self.folder / STATS).exists():
             return None
+        found = read_stats(self.folder)[1]
+        if not all(layer in found for layer in range(self.layers)):
+            return None
         self._tidy()  # a kill can have come between the file and this
-        return read_stats(self.folder)[1]
+        return {layer: found[layer] for layer in range(self.layers)}
 
     def _tidy(self) -> None:
         for part in (*self.folder.glob("layer-*.safetensors"), *self.folder.glob("hidden-*.safetensors")):

@@ -11,6 +11,7 @@ from halfbyte.calibrate.store import Store, read_stats, refuse_other
 from halfbyte.errors import UsageError
 
 ABOUT = {"version": 1, "source": "abc", "rows": [4, 8]}
+LAYERS = 3
 
 
 def make_stats(layer):
@@ -28,9 +29,15 @@ def same(one, other):
 
 @pytest.fixture
 def store(tmp_path):
-    made = Store(tmp_path / "stats", ABOUT)
+    made = Store(tmp_path / "stats", ABOUT, LAYERS)
     made.begin()
     return made
+
+
+def finish(store):
+    for layer in range(LAYERS):
+        store.save(layer, make_stats(layer))
+    store.finish()
 
 
 def files(store):
@@ -83,7 +90,7 @@ def test_in_the_end_there_is_one_file(store):
         store.save(layer, make_stats(layer))
         store.save_hidden(layer + 1, torch.zeros(1))
     assert store.whole() is None
-    store.finish(3)
+    store.finish()
     assert files(store) == ["calibration.json", "stats.safetensors"]
     about, layers = read_stats(store.folder)
     assert about == ABOUT
@@ -98,7 +105,7 @@ def test_what_a_kill_left_goes(store):
     (store.folder / "layer-00001.safetensors.part").write_bytes(b"half")
     store.begin()
     assert files(store) == ["calibration.json", "layer-00000.safetensors"]
-    store.finish(1)
+    finish(store)
     for name in ("layer-00000.safetensors", "hidden-00001.safetensors"):
         (store.folder / name).write_bytes(b"not yet removed")
     store.whole()
@@ -106,10 +113,10 @@ def test_what_a_kill_left_goes(store):
 
 
 def test_another_calibration_is_refused(store):
-    Store(store.folder, ABOUT).check()
-    Store(store.folder / "new", ABOUT).check()
+    Store(store.folder, ABOUT, LAYERS).check()
+    Store(store.folder / "new", ABOUT, LAYERS).check()
     with pytest.raises(UsageError, match="another calibration: source, rows differ;") as caught:
-        Store(store.folder, {**ABOUT, "source": "def", "rows": [5, 8]}).check()
+        Store(store.folder, {**ABOUT, "source": "def", "rows": [5, 8]}, LAYERS).check()
     assert caught.value.where == str(store.folder)
     with pytest.raises(UsageError, match="another calibration: version differs;"):
         refuse_other({**ABOUT, "version": 0}, ABOUT, "here")
@@ -118,6 +125,25 @@ def test_another_calibration_is_refused(store):
     (store.folder / "calibration.json").write_text("{torn")
     with pytest.raises(UsageError, match="another calibration"):
         store.check()
+
+
+def test_another_number_of_layers_is_refused(store):
+    kept = (store.folder / "calibration.json").read_bytes()
+    for others in (LAYERS - 1, LAYERS + 1):
+        other = Store(store.folder, ABOUT, others)
+        for refused in (other.check, other.begin):
+            with pytest.raises(UsageError, match=f"for statistics of 3 layers, and {others} are asked for"):
+                refused()
+    assert (store.folder / "calibration.json").read_bytes() == kept
+
+
+def test_all_layers_are_whole_and_fewer_are_not(store):
+    """Statistics can also be laid there whole (`quantize --stats`): more than are asked for serve, fewer do not."""
+    finish(store)
+    assert list(Store(store.folder, ABOUT, 2).whole()) == [0, 1]
+    store.save(3, make_stats(3))
+    assert Store(store.folder, ABOUT, 4).whole() is None
+    assert "layer-00003.safetensors" in files(store)
 
 
 def test_a_description_survives_the_file(store):
@@ -148,8 +174,7 @@ def test_a_missing_or_unfinished_file_is_said(store, tmp_path):
 def test_a_file_that_lacks_a_tensor_is_said(store):
     import safetensors.numpy
 
-    store.save(0, make_stats(0))
-    store.finish(1)
+    finish(store)
     path = store.folder / "stats.safetensors"
     tensors = safetensors.numpy.load(path.read_bytes())
     tensors.pop("layers.0.experts.sum_gn")

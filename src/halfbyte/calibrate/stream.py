@@ -6,7 +6,7 @@ that the rows alone decide, so that the number of threads changes no bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,9 +138,19 @@ class Stream:
         @torch.no_grad()
         def amax(number: int) -> float:
             gate, up, _ = expert(number)
-            parts = (given[start : start + _ALL_TOKENS_CHUNK] for start in range(0, len(given), _ALL_TOKENS_CHUNK))
+            parts = self._counted(given)
             acts = (functional.silu(functional.linear(x, gate)) * functional.linear(x, up) for x in parts)
-            return max(float(act.abs().max()) for act in acts)
+            return max((float(act.abs().max()) for act in acts), default=0.0)
 
         for number, found in zip(few, in_order(amax, few, self._threads), strict=True):
             stats.all_down_amax[number] = found
+
+    def _counted(self, given: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Give what counts of all tokens, in parts; padding does only where rows are padded on the left."""
+        rows = self._of.rows
+        real = None if rows.left_padded else torch.from_numpy(rows.real.reshape(-1))
+        for start in range(0, len(given), _ALL_TOKENS_CHUNK):
+            part = slice(start, start + _ALL_TOKENS_CHUNK)
+            counted = given[part] if real is None else given[part][real[part]]
+            if len(counted):
+                yield counted

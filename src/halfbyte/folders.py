@@ -49,15 +49,28 @@ def without_parts(out: Path) -> Generator[None]:
 
 @contextmanager
 def alone(out: Path) -> Generator[None]:
-    """One run at a time in a folder: two would write into each other's shards. A killed run's lock dies with it."""
-    (out / FOLDER).mkdir(parents=True, exist_ok=True)
-    folder = os.open(out / FOLDER, os.O_RDONLY | os.O_DIRECTORY)
+    """One run at a time in an output folder: two would write into each other's shards."""
+    with _locked(out / FOLDER, out, f"wait for it (halfbyte status {out} --watch), or give another folder"):
+        yield
+
+
+@contextmanager
+def alone_measuring(folder: Path) -> Generator[None]:
+    """One run at a time in a folder of statistics: what one has finished another would go on with."""
+    with _locked(folder, folder, "wait until it has ended, or give another folder"):
+        yield
+
+
+@contextmanager
+def _locked(held: Path, where: Path, fix: str) -> Generator[None]:
+    """Hold a folder's lock. A killed run's dies with it."""
+    held.mkdir(parents=True, exist_ok=True)
+    folder = os.open(held, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            fix = f"wait for it (halfbyte status {out} --watch), or give another folder"
-            raise UsageError("another run is writing into this folder", where=str(out), fix=fix) from None
+            raise UsageError("another run is writing into this folder", where=str(where), fix=fix) from None
         yield
     finally:
         os.close(folder)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from halfbyte.calibrate.store import ABOUT
 from halfbyte.decisions import Recipe
 from halfbyte.errors import InterruptedRunError, UsageError
-from halfbyte.folders import has_whole_files, refuse_nested
+from halfbyte.folders import alone_measuring, has_whole_files, refuse_nested, without_parts
 from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import describe
 from halfbyte.run import Progress
@@ -63,7 +63,7 @@ def calibrate(
         if progress is not None:
             progress(Progress(done, total, time.monotonic() - begin, what))
 
-    with _measuring(folder):
+    with _measuring(folder), alone_measuring(folder), without_parts(folder):
         coverage = measured.run(threads, say)
     return Measured(folder, measured.about, coverage, time.monotonic() - begin)
 

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from calibratable import SHORT, WAFER, digests, small, texts
+from calibratable import SHORT, WAFER, Launcher, arguments, digests, small, texts, wait_until
 
 from halfbyte.calibrate import store
 from halfbyte.calibrate.named_files import with_data
@@ -113,3 +113,18 @@ def test_statistics_of_all_layers_serve_the_first(place, tmp_path):
         quantize(place / "source", tmp_path / "out", recipe(place), layers=2, stats=stats, verify_source=False)
     quantize(place / "source", tmp_path / "own", recipe(place), layers=2, verify_source=False)
     assert digests(tmp_path / "out") == digests(tmp_path / "own")
+
+
+def test_two_runs_at_once_in_one_folder(place, tmp_path, halfbyte):
+    """The second is told, and the first does not notice."""
+    launcher, folder = Launcher(tmp_path), tmp_path / "stats"
+    words = ["calibrate", place / "source", *arguments(place / "texts.jsonl"), "-o", folder]
+    launcher.start(*words, slow=0.15, wait=True)
+    wait_until((folder / "layer-00000.safetensors").exists)
+    code, _, said = halfbyte(*words)
+    assert (code, said.count("✗")) == (2, 1), said
+    assert said.startswith("✗ another run is writing into this folder")
+    assert launcher.exit_code() == 0, launcher.words()
+    launcher.close()
+    assert contents(folder) == contents(place / "stats")
+    assert halfbyte(*words)[0] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,3 +86,11 @@ def refuse_unwritable(out: Path) -> None:
     if not os.access(existing, os.W_OK | os.X_OK):
         fix = "check the folder's permissions, or give a folder elsewhere"
         raise MachineError("no permission to write here", where=str(existing), fix=fix)
+
+
+def refuse_full(out: Path, needed: int, reclaimed: int = 0) -> None:
+    """Refuse a disk without room for so many bytes; what is reclaimed goes before the first is written."""
+    free = shutil.disk_usage(nearest(out)).free + reclaimed
+    if free < needed:
+        what = f"the output needs {needed / 1e9:,.1f} GB, the disk has {free / 1e9:,.1f} GB free"
+        raise MachineError(what, where=str(out), fix="free some space, or give a folder on another disk")

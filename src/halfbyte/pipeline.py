@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import json
-import shutil
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from halfbyte.folders import (
     FOLDER,
     alone,
     is_foreign,
-    nearest,
+    refuse_full,
     refuse_nested,
     refuse_unwritable,
     without_parts,
@@ -111,7 +110,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     journal = Journal(out / FOLDER / JOURNAL)
     finished = _verified(out, made, journal)
     _check_source(out, made, weights, finished)
-    _check_space(out, made, finished)
+    _check_space(out, made, finished, measured)
     needed = sorted({info.shard for job in made.jobs for info in job.sources})
     stamps = _verify_source(source, out, needed, threads, progress) if verify_source else None
     with _explained(out, made, journal), alone(out), without_parts(out):  # nothing was written until here
@@ -325,9 +324,9 @@ def _verified(out: Path, made: Plan, journal: Journal) -> dict[str, str]:
     return finished
 
 
-def _check_space(out: Path, made: Plan, finished: dict[str, str]) -> None:
-    needed = sum(shard.nbytes for shard in made.shards if shard.name not in finished) + _SPARE_NBYTES
-    free = shutil.disk_usage(nearest(out)).free + sum(stale.stat().st_size for stale in out.glob(f"*{PART}"))
-    if finished.keys() != {shard.name for shard in made.shards} and free < needed:
-        what = f"the output needs {needed / 1e9:,.1f} GB, the disk has {free / 1e9:,.1f} GB free"
-        raise MachineError(what, where=str(out), fix="free some space, or give a folder on another disk")
+def _check_space(out: Path, made: Plan, finished: dict[str, str], measured: Statistics | None) -> None:
+    """The disk has room for the shards that are not there, and for hidden states while they are needed."""
+    pending = [shard.nbytes for shard in made.shards if shard.name not in finished]
+    needed = sum(pending) + (measured.missing_nbytes if measured else 0)
+    if pending:
+        refuse_full(out, needed + _SPARE_NBYTES, sum(stale.stat().st_size for stale in out.glob(f"*{PART}")))

@@ -48,6 +48,7 @@ class Alone:
     """A measurement without a checkpoint to write."""
 
     about: Mapping[str, Any]
+    missing_nbytes: int  # what it will take of the disk, besides the statistics themselves
     run: Callable[[int | None, Callable[[str, int, int], None]], Report]
 
 
@@ -70,4 +71,4 @@ def measure_alone(
         tell("measured all layers")
         return report(measured, recipe.quantize.input_scale if recipe.quantize else None)
 
-    return Alone(found.about, run)
+    return Alone(found.about, found.missing_nbytes, run)

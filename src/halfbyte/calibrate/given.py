@@ -31,6 +31,13 @@ class Statistics:
     calibration: Calibration | None = None  # what is measured here, and where it is kept meanwhile
     store: Store | None = None
 
+    @property
+    def missing_nbytes(self) -> int:
+        """Return what measuring will take of the disk, besides the statistics themselves."""
+        if self.calibration is None or self.store is None:
+            return 0
+        return self.store.missing_nbytes(self.calibration.hidden_nbytes)
+
 
 def given(
     path: Path, checkpoint: Checkpoint, weights: Mapping[str, str], layers: int, rule: InputScale | None = None

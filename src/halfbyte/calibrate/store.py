@@ -9,7 +9,6 @@ stats.safetensors         all layers, at the end; then the rest goes
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,7 +18,8 @@ from numpy.typing import NDArray
 
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.errors import UsageError
-from halfbyte.write import PART, sync_folder, write_whole
+from halfbyte.source.headers import TensorSpec, lay_out
+from halfbyte.write import PART, write_whole
 
 if TYPE_CHECKING:
     import torch
@@ -75,18 +75,23 @@ class Store:
 
     def save_hidden(self, layer: int, hidden: torch.Tensor) -> None:
         """Keep the hidden states before a layer, and no others."""
-        import safetensors.torch as files  # noqa: PLC0415 - reading statistics takes no torch
+        import torch  # noqa: PLC0415 - reading statistics takes none
 
+        dtype = {torch.bfloat16: "BF16", torch.float32: "F32"}[hidden.dtype]
         path = self.folder / f"hidden-{layer:05d}.safetensors"
-        part = path.with_name(path.name + PART)
-        cast("Any", files).save_file({_HIDDEN: hidden}, part)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
-        sync_folder(self.folder)
+        # Written by ourselves: safetensors' own writer tells a full disk in words only, and takes no second piece.
+        head, _ = lay_out([TensorSpec(_HIDDEN, dtype, tuple(hidden.shape))], path.name)
+        write_whole(path, head, hidden.contiguous().view(-1).view(torch.uint8).numpy().data)
         for older in self.folder.glob("hidden-*.safetensors"):
             if older != path:
                 older.unlink()
+
+    def missing_nbytes(self, hidden_nbytes: int) -> int:
+        """Return what hidden states will still take of the disk: the next ones are whole before the last ones go."""
+        if (self.folder / STATS).exists():
+            return 0
+        there = sum(path.stat().st_size for path in self.folder.glob("hidden-*.safetensors"))
+        return max(2 * hidden_nbytes - there, 0)
 
     def load_hidden(self) -> tuple[int, torch.Tensor] | None:
         """Return the layer to go on with and the hidden states before it, if all layers before it were measured."""

@@ -49,6 +49,11 @@ class Calibration:
     about: Mapping[str, Any]  # all that decides the statistics
     moments: bool = False  # whether layers keep the second moments of their inputs until they are written
 
+    @property
+    def hidden_nbytes(self) -> int:
+        """Return the size of all rows between two layers."""
+        return self.rows.tokens.size * self.text.config.hidden_size * DTYPE.itemsize
+
 
 def prepare(
     checkpoint: Checkpoint, layers: int, recipe: Recipe, weights: Mapping[str, str], *, device: str = "cpu"

@@ -66,6 +66,17 @@ def test_hidden_states_bits_survive(store):
     assert torch.equal(store.load_hidden()[1].view(torch.int16), values.view(torch.int16))
 
 
+def test_room_for_hidden_states(store):
+    """Two of them, less what is there; none once the statistics are finished."""
+    assert store.missing_nbytes(1000) == 2000
+    store.save_hidden(1, torch.zeros(50))
+    size = (store.folder / "hidden-00001.safetensors").stat().st_size
+    assert store.missing_nbytes(1000) == 2000 - size
+    assert store.missing_nbytes(1) == 0
+    finish(store)
+    assert store.missing_nbytes(1000) == 0
+
+
 def test_nobody_goes_on_behind_a_layer_that_is_missing(store):
     store.save_hidden(2, torch.zeros(1))
     store.save(1, make_stats(1))

@@ -128,3 +128,44 @@ def test_two_runs_at_once_in_one_folder(place, tmp_path, halfbyte):
     launcher.close()
     assert contents(folder) == contents(place / "stats")
     assert halfbyte(*words)[0] == 0
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def garble(path):
+    data = bytearray(path.read_bytes())
+    data[8:40] = b"\xff" * 32
+    path.write_bytes(data)
+
+
+DAMAGES = [cut, garble, lambda path: path.write_bytes(b"")]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=["cut", "garbled", "empty"])
+@pytest.mark.parametrize("name", ["hidden-00003.safetensors", "layer-00001.safetensors", "stats.safetensors"])
+def test_what_cannot_be_read_is_measured_again(place, tmp_path, name, damage):
+    folder = tmp_path / "stats"
+    shutil.copytree(place / "stats", folder) if name == "stats.safetensors" else stopped(place, folder, 3)
+    damage(folder / name)
+    said = []
+    calibrate(place / "source", folder, recipe(place), progress=lambda p: said.append(p.shard))
+    assert [line for line in said if "measured layer" in line] == [f"measured layer {n} of 4" for n in range(LAYERS)]
+    assert contents(folder) == contents(place / "stats")
+
+
+def test_damaged_files_do_not_stop_a_checkpoint(place, tmp_path):
+    """A run that is resumed with nothing but damaged files beside it makes the same bytes."""
+
+    def stop(progress):
+        if "measured layer 2 of" in progress.shard:
+            raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedRunError):
+        quantize(place / "source", tmp_path / "out", recipe(place), verify_source=False, progress=stop)
+    for path in (tmp_path / "out/halfbyte/stats").glob("*-*.safetensors"):
+        cut(path)
+    quantize(place / "source", tmp_path / "out", recipe(place), verify_source=False)
+    quantize(place / "source", tmp_path / "whole", recipe(place), verify_source=False)
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")

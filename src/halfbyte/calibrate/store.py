@@ -4,6 +4,8 @@ calibration.json          what is measured on what, in how many layers: two cali
 layer-00007.safetensors   a layer's statistics, whole as soon as it exists
 hidden-00008.safetensors  hidden states before layer 8, where a killed run goes on; only the last is kept
 stats.safetensors         all layers, at the end; then the rest goes
+
+A file that cannot be read counts as one that is not there: what it held is measured again.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from halfbyte.calibrate.stats import LayerStats
-from halfbyte.errors import UsageError
+from halfbyte.errors import MachineError, UsageError
 from halfbyte.source.headers import TensorSpec, lay_out
 from halfbyte.write import PART, write_whole
 
@@ -29,6 +31,7 @@ STATS = "stats.safetensors"
 _METADATA = "halfbyte"
 _HIDDEN = "hidden"
 _LAYERS = "layers"
+_UNREADABLE = (safetensors.SafetensorError, OSError, KeyError, ValueError)
 
 
 class Store:
@@ -48,7 +51,8 @@ class Store:
         try:
             found: Any = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
-            found = {}
+            found = None
+        found = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
         refuse_other(found, self.about, str(self.folder))
         if found.get(_LAYERS) != self.layers:
             what = f"this folder is for statistics of {found.get(_LAYERS)} layers, and {self.layers} are asked for"
@@ -70,8 +74,10 @@ class Store:
 
     def load(self, layer: int) -> LayerStats | None:
         """Return a layer's statistics if they are there."""
-        path = self._layer(layer)
-        return LayerStats.of(safetensors.numpy.load(path.read_bytes())) if path.exists() else None
+        try:
+            return LayerStats.of(safetensors.numpy.load(self._layer(layer).read_bytes()))
+        except _UNREADABLE:
+            return None
 
     def save_hidden(self, layer: int, hidden: torch.Tensor) -> None:
         """Keep the hidden states before a layer, and no others."""
@@ -97,20 +103,25 @@ class Store:
         """Return the layer to go on with and the hidden states before it, if all layers before it were measured."""
         import safetensors.torch as files  # noqa: PLC0415
 
-        found = sorted(self.folder.glob("hidden-*.safetensors"))
-        if not found:
-            return None
-        layer = int(found[-1].stem.removeprefix("hidden-"))
-        if not all(self._layer(before).exists() for before in range(layer)):
-            return None
-        return layer, cast("Any", files).load_file(found[-1])[_HIDDEN]
+        for path in sorted(self.folder.glob("hidden-*.safetensors"), reverse=True):
+            try:
+                layer = int(path.stem.removeprefix("hidden-"))
+                hidden = cast("Any", files).load_file(path)[_HIDDEN]
+            except _UNREADABLE:
+                continue
+            if all(self.load(before) is not None for before in range(layer)):
+                return layer, hidden
+        return None
 
     def finish(self) -> None:
         """Make one file of all layers, and remove what only a killed run would have needed."""
         tensors: dict[str, NDArray[Any]] = {}
         for layer in range(self.layers):
             stats = self.load(layer)
-            assert stats is not None
+            if stats is None:
+                fix = "check the disk, then run the same command again"
+                what = "a layer's statistics cannot be read back"
+                raise MachineError(what, where=str(self._layer(layer)), fix=fix)
             tensors |= {f"layers.{layer}.{name}": array for name, array in stats.tensors().items()}
         data = safetensors.numpy.save(tensors, {_METADATA: json.dumps(self.about)})
         write_whole(self.folder / STATS, data)
@@ -118,9 +129,10 @@ class Store:
 
     def whole(self) -> dict[int, LayerStats] | None:
         """Return all layers, if all were measured."""
-        if not (self.folder / STATS).exists():
+        try:
+            found = read_stats(self.folder)[1]
+        except (UsageError, OSError):
             return None
-        found = read_stats(self.folder)[1]
         if not all(layer in found for layer in range(self.layers)):
             return None
         self._tidy()  # a kill can have come between the file and this

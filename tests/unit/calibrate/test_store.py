@@ -8,7 +8,7 @@ import torch
 
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.calibrate.store import Store, read_stats, refuse_other
-from halfbyte.errors import UsageError
+from halfbyte.errors import MachineError, UsageError
 
 ABOUT = {"version": 1, "source": "abc", "rows": [4, 8]}
 LAYERS = 3
@@ -96,6 +96,24 @@ def test_after_a_kill_between_two_hidden_states_the_later_one_counts(store):
     assert (layer, hidden.tolist()) == (3, [1.0])
 
 
+def test_before_hidden_states_that_cannot_be_read_the_earlier_ones_count(store):
+    for layer in range(3):
+        store.save(layer, make_stats(layer))
+    store.save_hidden(2, torch.zeros(1))
+    (store.folder / "hidden-00003.safetensors").write_bytes(b"torn")
+    (store.folder / "hidden-copy.safetensors").write_bytes(b"not ours")
+    assert store.load_hidden()[0] == 2
+    (store.folder / "layer-00001.safetensors").write_bytes(b"torn")
+    assert store.load(1) is None
+    assert store.load_hidden() is None
+
+
+def test_a_layer_that_is_gone_in_the_end_is_said(store):
+    store.save(0, make_stats(0))
+    with pytest.raises(MachineError, match="cannot be read back"):
+        store.finish()
+
+
 def test_in_the_end_there_is_one_file(store):
     for layer in range(3):
         store.save(layer, make_stats(layer))
@@ -133,9 +151,10 @@ def test_another_calibration_is_refused(store):
         refuse_other({**ABOUT, "version": 0}, ABOUT, "here")
     with pytest.raises(UsageError, match="more differs"):
         refuse_other(ABOUT, {**ABOUT, "more": 1}, "here")
-    (store.folder / "calibration.json").write_text("{torn")
-    with pytest.raises(UsageError, match="another calibration"):
-        store.check()
+    for torn in ("{torn", "[1]"):
+        (store.folder / "calibration.json").write_text(torn)
+        with pytest.raises(UsageError, match="another calibration"):
+            store.check()
 
 
 def test_another_number_of_layers_is_refused(store):

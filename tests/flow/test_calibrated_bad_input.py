@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 from types import ModuleType
@@ -179,6 +180,17 @@ def test_statistics_that_are_not_those(place, refused, tmp_path):
         assert said.startswith("there are no finished statistics here")
     said = refused(place / "source", *words, "--stats", place / "two-layers")
     assert said.startswith("these statistics have no layer 2")
+
+
+def test_damaged_statistics_are_refused(place, refused, tmp_path):
+    """One bit of an amax: before anything is written, and not as scales that nobody can explain."""
+    shutil.copytree(place / "stats", tmp_path / "stats")
+    path = tmp_path / "stats/stats.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 0x40
+    path.write_bytes(data)
+    said = refused(place / "source", *arguments(place / "texts.jsonl"), "--stats", tmp_path / "stats")
+    assert said.startswith("these statistics are damaged")
 
 
 def test_statistics_without_what_the_backstop_needs(place, refused):

@@ -10,11 +10,13 @@ A file that cannot be read counts as one that is not there: what it held is meas
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 ABOUT = "calibration.json"
 STATS = "stats.safetensors"
 _METADATA = "halfbyte"
+_SHA256 = "sha256"  # of all that the file says
+_MEASURE = "measure again: halfbyte calibrate SRC -r RECIPE -o STATS"
 _HIDDEN = "hidden"
 _LAYERS = "layers"
 _UNREADABLE = (safetensors.SafetensorError, OSError, KeyError, ValueError)
@@ -123,8 +127,9 @@ class Store:
                 what = "a layer's statistics cannot be read back"
                 raise MachineError(what, where=str(self._layer(layer)), fix=fix)
             tensors |= {f"layers.{layer}.{name}": array for name, array in stats.tensors().items()}
-        data = safetensors.numpy.save(tensors, {_METADATA: json.dumps(self.about)})
-        write_whole(self.folder / STATS, data)
+        # All under one name: safetensors writes several in any order, and the same statistics are the same bytes.
+        said = json.dumps({**self.about, _SHA256: stats_sha256(self.about, tensors)})
+        write_whole(self.folder / STATS, safetensors.numpy.save(tensors, {_METADATA: said}))
         self._tidy()
 
     def whole(self) -> dict[int, LayerStats] | None:
@@ -161,15 +166,40 @@ def read_stats(path: Path) -> tuple[dict[str, Any], dict[int, LayerStats]]:
     try:
         with cast("Any", safetensors).safe_open(file, "np") as opened:
             about = json.loads(cast("dict[str, str]", opened.metadata() or {})[_METADATA])
+            digest = about.pop(_SHA256, None)
             tensors: dict[str, NDArray[Any]] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        _refuse_damaged(digest, about, tensors, str(file))
         by_layer: dict[int, dict[str, NDArray[Any]]] = {}
         for name, array in tensors.items():
             _, layer, rest = name.split(".", 2)
             by_layer.setdefault(int(layer), {})[rest] = array
         return about, {layer: LayerStats.of(found) for layer, found in sorted(by_layer.items())}
-    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+    except (safetensors.SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
         what = f"these are no statistics of halfbyte's: {error}"
         raise UsageError(what, where=str(file), fix="give the OUT of `halfbyte calibrate`") from None
+
+
+def stats_sha256(about: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> str:
+    """Return the SHA-256 of what statistics are of, and of every name, type, shape and value in them."""
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, array in sorted(tensors.items()):
+        digest.update(f"\n{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _refuse_damaged(
+    digest: str | None, about: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], where: str
+) -> None:
+    """Scales follow from these numbers alone, so nobody would notice a wrong one later."""
+    if digest is None:
+        what = "these statistics have no checksum: an earlier version wrote them, or another program"
+        raise UsageError(what, where=where, fix=_MEASURE)
+    if digest != stats_sha256(about, tensors):
+        raise UsageError("these statistics are damaged: their checksum is another", where=where, fix=_MEASURE)
+    for name, array in tensors.items():
+        if not (np.isfinite(array) & (array >= 0)).all():  # counts, norms and largest absolute values
+            raise UsageError(f"these statistics hold impossible values in {name}", where=where, fix=_MEASURE)
 
 
 def refuse_other(found: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
-from halfbyte.calibrate.store import Store, read_stats, refuse_other
+from halfbyte.calibrate.store import Store, read_stats, refuse_other, stats_sha256
 from halfbyte.errors import MachineError, UsageError
 
 ABOUT = {"version": 1, "source": "abc", "rows": [4, 8]}
@@ -38,6 +38,14 @@ def finish(store):
     for layer in range(LAYERS):
         store.save(layer, make_stats(layer))
     store.finish()
+
+
+def write_stats(path, tensors):
+    """Write statistics whose checksum is right."""
+    import safetensors.numpy
+
+    said = json.dumps({**ABOUT, "sha256": stats_sha256(ABOUT, tensors)})
+    path.write_bytes(safetensors.numpy.save(tensors, {"halfbyte": said}))
 
 
 def files(store):
@@ -208,6 +216,55 @@ def test_a_file_that_lacks_a_tensor_is_said(store):
     path = store.folder / "stats.safetensors"
     tensors = safetensors.numpy.load(path.read_bytes())
     tensors.pop("layers.0.experts.sum_gn")
-    path.write_bytes(safetensors.numpy.save(tensors, {"halfbyte": json.dumps(ABOUT)}))
+    write_stats(path, tensors)
     with pytest.raises(UsageError, match=r"no statistics of halfbyte's: .*sum_gn"):
         read_stats(store.folder)
+
+
+@pytest.fixture
+def finished(store):
+    """Finished statistics: their file and what is in it."""
+    import safetensors.numpy
+
+    finish(store)
+    path = store.folder / "stats.safetensors"
+    return path, safetensors.numpy.load(path.read_bytes())
+
+
+def test_a_changed_bit_is_noticed(finished):
+    path, tensors = finished
+    whole = path.read_bytes()
+    write_stats(path, tensors)
+    assert read_stats(path)[0] == ABOUT
+    begin = len(whole) - sum(array.nbytes for array in tensors.values())
+    for at in range(begin, len(whole), 37):
+        data = bytearray(whole)
+        data[at] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(UsageError, match="damaged: their checksum is another"):
+            read_stats(path)
+    path.write_bytes(whole.replace(b"abc", b"abd"))  # what they are of
+    with pytest.raises(UsageError, match="damaged: their checksum is another"):
+        read_stats(path)
+
+
+def test_statistics_without_a_checksum_are_measured_again(finished):
+    import safetensors.numpy
+
+    path, tensors = finished
+    path.write_bytes(safetensors.numpy.save(tensors, {"halfbyte": json.dumps(ABOUT)}))
+    with pytest.raises(UsageError, match=r"have no checksum.*measure again"):
+        read_stats(path)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize(
+    "name", ["experts.input_amax", "experts.down_amax", "experts.sum_gn", "input_amax.mlp.up_proj"]
+)
+def test_impossible_values_are_refused(finished, name, bad):
+    path, tensors = finished
+    wrong = tensors[f"layers.1.{name}"].copy()
+    wrong.reshape(-1)[-1] = bad
+    write_stats(path, {**tensors, f"layers.1.{name}": wrong})
+    with pytest.raises(UsageError, match=f"impossible values in layers.1.{name}"):
+        read_stats(path)

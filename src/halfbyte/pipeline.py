@@ -29,6 +29,7 @@ from halfbyte.folders import (
 )
 from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import describe
+from halfbyte.plan.ignore_list import refuse_misread
 from halfbyte.plan.manifest import Plan, make_plan, refuse_other_plan
 from halfbyte.plan.rules import Job, refuse_pruning
 from halfbyte.rest import write_rest
@@ -75,7 +76,9 @@ def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None
     checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
     model = describe(checkpoint)
     refuse_other_config(checkpoint, model)
-    return make_plan(checkpoint, model, recipe, layers=layers)
+    made = make_plan(checkpoint, model, recipe, layers=layers)
+    refuse_misread(made)
+    return made
 
 
 def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a byte but `layers`

@@ -17,7 +17,13 @@ import click
 from halfbyte.compare.command import compare_command
 from halfbyte.console import Column, Output
 from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
-from halfbyte.recipe_options import chosen_plan, chosen_recipe, recipe_options, recipe_or_plan_options
+from halfbyte.recipe_options import (
+    chosen_plan,
+    chosen_recipe,
+    recipe_options,
+    recipe_or_plan_options,
+    refuse_data_beside_statistics,
+)
 from halfbyte.usage import Group, usage_errors
 
 if TYPE_CHECKING:
@@ -181,6 +187,7 @@ def quantize_command(out: Output, source: Path, out_folder: Path, threads: int |
     from halfbyte import show
     from halfbyte.pipeline import quantize
 
+    refuse_data_beside_statistics(choice)
     planned = chosen_plan(choice)
     recipe = planned.recipe if planned else chosen_recipe(choice)
     with out.progress() as bar:

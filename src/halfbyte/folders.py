@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,15 +50,28 @@ def without_parts(out: Path) -> Generator[None]:
 
 @contextmanager
 def alone(out: Path) -> Generator[None]:
-    """One run at a time in a folder: two would write into each other's shards. A killed run's lock dies with it."""
-    (out / FOLDER).mkdir(parents=True, exist_ok=True)
-    folder = os.open(out / FOLDER, os.O_RDONLY | os.O_DIRECTORY)
+    """One run at a time in an output folder: two would write into each other's shards."""
+    with _locked(out / FOLDER, out, f"wait for it (halfbyte status {out} --watch), or give another folder"):
+        yield
+
+
+@contextmanager
+def alone_measuring(folder: Path) -> Generator[None]:
+    """One run at a time in a folder of statistics: what one has finished another would go on with."""
+    with _locked(folder, folder, "wait until it has ended, or give another folder"):
+        yield
+
+
+@contextmanager
+def _locked(held: Path, where: Path, fix: str) -> Generator[None]:
+    """Hold a folder's lock. A killed run's dies with it."""
+    held.mkdir(parents=True, exist_ok=True)
+    folder = os.open(held, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            fix = f"wait for it (halfbyte status {out} --watch), or give another folder"
-            raise UsageError("another run is writing into this folder", where=str(out), fix=fix) from None
+            raise UsageError("another run is writing into this folder", where=str(where), fix=fix) from None
         yield
     finally:
         os.close(folder)
@@ -72,3 +86,11 @@ def refuse_unwritable(out: Path) -> None:
     if not os.access(existing, os.W_OK | os.X_OK):
         fix = "check the folder's permissions, or give a folder elsewhere"
         raise MachineError("no permission to write here", where=str(existing), fix=fix)
+
+
+def refuse_full(out: Path, needed: int, reclaimed: int = 0) -> None:
+    """Refuse a disk without room for so many bytes; what is reclaimed goes before the first is written."""
+    free = shutil.disk_usage(nearest(out)).free + reclaimed
+    if free < needed:
+        what = f"the output needs {needed / 1e9:,.1f} GB, the disk has {free / 1e9:,.1f} GB free"
+        raise MachineError(what, where=str(out), fix="free some space, or give a folder on another disk")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from halfbyte.calibrate.store import ABOUT
 from halfbyte.decisions import Recipe
 from halfbyte.errors import InterruptedRunError, UsageError
-from halfbyte.folders import has_whole_files, refuse_nested
+from halfbyte.folders import alone_measuring, has_whole_files, refuse_full, refuse_nested, without_parts
 from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import describe
 from halfbyte.run import Progress
@@ -23,6 +23,9 @@ from halfbyte.write import disk_error
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.report import Report
+
+
+_SPARE_NBYTES = 1 << 26  # the statistics themselves, twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +61,14 @@ def calibrate(
     all_layers = min(layers or model.layers, model.layers)
     measured = measure_alone(checkpoint, model, recipe, identity(checkpoint), folder, all_layers)
     _refuse_foreign(folder)
+    if measured.missing_nbytes:
+        refuse_full(folder, measured.missing_nbytes + _SPARE_NBYTES)
 
     def say(what: str, done: int, total: int) -> None:
         if progress is not None:
             progress(Progress(done, total, time.monotonic() - begin, what))
 
-    with _measuring(folder):
+    with _measuring(folder), alone_measuring(folder), without_parts(folder):
         coverage = measured.run(threads, say)
     return Measured(folder, measured.about, coverage, time.monotonic() - begin)
 
@@ -84,5 +89,5 @@ def _measuring(folder: Path) -> Generator[None]:
         raise InterruptedRunError(what, where=str(folder), fix="run the same command again to go on") from None
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise disk_error(error, folder) from None
+            raise disk_error(error, folder, "measured layers") from None
         raise

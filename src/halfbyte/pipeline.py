@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import json
-import shutil
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -23,13 +22,14 @@ from halfbyte.folders import (
     FOLDER,
     alone,
     is_foreign,
-    nearest,
+    refuse_full,
     refuse_nested,
     refuse_unwritable,
     without_parts,
 )
 from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import describe
+from halfbyte.plan.ignore_list import refuse_misread
 from halfbyte.plan.manifest import Plan, make_plan, refuse_other_plan
 from halfbyte.plan.rules import Job, refuse_pruning
 from halfbyte.rest import write_rest
@@ -76,7 +76,9 @@ def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None
     checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
     model = describe(checkpoint)
     refuse_other_config(checkpoint, model)
-    return make_plan(checkpoint, model, recipe, layers=layers)
+    made = make_plan(checkpoint, model, recipe, layers=layers)
+    refuse_misread(made)
+    return made
 
 
 def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a byte but `layers`
@@ -111,7 +113,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     journal = Journal(out / FOLDER / JOURNAL)
     finished = _verified(out, made, journal)
     _check_source(out, made, weights, finished)
-    _check_space(out, made, finished)
+    _check_space(out, made, finished, measured)
     needed = sorted({info.shard for job in made.jobs for info in job.sources})
     stamps = _verify_source(source, out, needed, threads, progress) if verify_source else None
     with _explained(out, made, journal), alone(out), without_parts(out):  # nothing was written until here
@@ -158,7 +160,7 @@ def _statistics(
         from halfbyte.calibrate.given import given  # noqa: PLC0415
 
         rule = made.recipe.quantize.input_scale if made.recipe.quantize else None
-        return given(stats, weights, layers, rule)
+        return given(stats, made.checkpoint, weights, layers, rule)
     from halfbyte.calibrate.choose import measured_here  # noqa: PLC0415 - most recipes take no forward
 
     folder = out / FOLDER / STATS
@@ -325,9 +327,9 @@ def _verified(out: Path, made: Plan, journal: Journal) -> dict[str, str]:
     return finished
 
 
-def _check_space(out: Path, made: Plan, finished: dict[str, str]) -> None:
-    needed = sum(shard.nbytes for shard in made.shards if shard.name not in finished) + _SPARE_NBYTES
-    free = shutil.disk_usage(nearest(out)).free + sum(stale.stat().st_size for stale in out.glob(f"*{PART}"))
-    if finished.keys() != {shard.name for shard in made.shards} and free < needed:
-        what = f"the output needs {needed / 1e9:,.1f} GB, the disk has {free / 1e9:,.1f} GB free"
-        raise MachineError(what, where=str(out), fix="free some space, or give a folder on another disk")
+def _check_space(out: Path, made: Plan, finished: dict[str, str], measured: Statistics | None) -> None:
+    """The disk has room for the shards that are not there, and for hidden states while they are needed."""
+    pending = [shard.nbytes for shard in made.shards if shard.name not in finished]
+    needed = sum(pending) + (measured.missing_nbytes if measured else 0)
+    if pending:
+        refuse_full(out, needed + _SPARE_NBYTES, sum(stale.stat().st_size for stale in out.glob(f"*{PART}")))

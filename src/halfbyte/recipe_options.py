@@ -60,6 +60,15 @@ def chosen_recipe(choice: Mapping[str, Any]) -> Recipe:
     return with_data(load_recipe(choice["recipe"], choice["overrides"]), choice["data"], choice["samples"])
 
 
+def refuse_data_beside_statistics(choice: Mapping[str, Any]) -> None:
+    """Statistics were measured on data of their own: other data would be read by nobody."""
+    for option in ("--data", "--samples"):
+        if choice["stats"] is not None and choice[option.removeprefix("--")]:
+            fix = f"leave {option} out, or measure on it: halfbyte calibrate SRC -r RECIPE {option} ... -o STATS"
+            what = f"{option} cannot go with --stats, which were measured on their own data"
+            raise UsageError(what, where=option, fix=fix)
+
+
 def chosen_plan(choice: Mapping[str, Any]) -> PlanFile | None:
     """Return the plan that the options name, None where they name a recipe; exactly one of the two is given."""
     if (choice["plan_file"] is None) == (choice["recipe"] is None):

@@ -21,11 +21,11 @@ WAITING_NBYTES = 1 << 28  # how far ahead of the digest a piece may come and be 
 _HASHERS = ThreadPoolExecutor(8)  # which has no thread before it is used
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a small file so that readers see all of it or none of it, even after a power cut."""
+def write_whole(path: Path, *data: bytes | memoryview) -> None:
+    """Write a file of one or more pieces so that readers see all of it or none of it, even after a power cut."""
     part = path.with_name(path.name + PART)
     with part.open("wb") as file:
-        file.write(data)
+        file.writelines(data)
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
@@ -143,11 +143,11 @@ def file_sha256(path: Path) -> str:
         file.close()
 
 
-def disk_error(error: OSError, path: Path) -> MachineError:
+def disk_error(error: OSError, path: Path, kept: str = "finished shards") -> MachineError:
     """Say what the disk said, and that running again goes on."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     what = "the disk is full" if full else f"cannot write: {error.strerror}"
-    fix = "free some space and run the same command again: finished shards are kept" if full else "check the folder"
+    fix = f"free some space and run the same command again: {kept} are kept" if full else "check the folder"
     return MachineError(what, where=str(path), fix=fix)
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 from types import ModuleType
@@ -126,6 +127,14 @@ def test_options_that_do_not_go_together(place, refused):
     assert refused(place / "source", "-r", PLAIN, verb="calibrate").startswith(f"recipe '{PLAIN}' has no data")
 
 
+def test_statistics_go_with_no_other_data(place, refused):
+    """It would be read by nobody, and someone would believe that it was."""
+    data, samples = ("--data", f"news={place / 'texts.jsonl'}"), ("--samples", 4)
+    for options in (data, samples, (*data, *samples)):
+        said = refused(place / "source", "-r", WAFER, "--stats", place / "stats", *options)
+        assert said.startswith(f"{options[0]} cannot go with --stats, which were measured on their own data")
+
+
 def test_vocabularies(place, refused, tmp_path):
     words = arguments(place / "texts.jsonl")
     source = small(tmp_path / "source")
@@ -166,7 +175,7 @@ def test_weights_that_are_not_finite(place, halfbyte, tmp_path, module):
 
 
 def test_statistics_that_are_not_those(place, refused, tmp_path):
-    words = arguments(place / "texts.jsonl")
+    words = ("-r", WAFER)
     other = small(tmp_path / "other", seed=3)
     said = refused(other, *words, "--stats", place / "stats")
     assert said.startswith("these statistics were measured on other weights")
@@ -181,10 +190,21 @@ def test_statistics_that_are_not_those(place, refused, tmp_path):
     assert said.startswith("these statistics have no layer 2")
 
 
+def test_damaged_statistics_are_refused(place, refused, tmp_path):
+    """One bit of an amax: before anything is written, and not as scales that nobody can explain."""
+    shutil.copytree(place / "stats", tmp_path / "stats")
+    path = tmp_path / "stats/stats.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 0x40
+    path.write_bytes(data)
+    said = refused(place / "source", "-r", WAFER, "--stats", tmp_path / "stats")
+    assert said.startswith("these statistics are damaged")
+
+
 def test_statistics_without_what_the_backstop_needs(place, refused):
     """Said before anything is written."""
-    sets = ("quantize.input_scale.backstop=all_experts", "quantize.input_scale.min_tokens=1000")
-    said = refused(place / "source", *arguments(place / "texts.jsonl", sets=sets), "--stats", place / "stats")
+    sets = ("--set", "quantize.input_scale.backstop=all_experts", "--set", "quantize.input_scale.min_tokens=1000")
+    said = refused(place / "source", "-r", WAFER, *sets, "--stats", place / "stats")
     assert said.startswith("these statistics have experts in layer 1 that the backstop wants to see on all tokens")
 
 

@@ -193,6 +193,26 @@ def test_experts_without_tokens_are_counted_and_helped(tmp_path, data):
             )
 
 
+def test_padding_of_packed_rows_decides_nothing(tmp_path, data):
+    """Two vocabularies that pad with different tokens: no text sees that, so no statistic may either."""
+    found = []
+    for pad in ("<|end|>", "<|pad|>"):
+        source = small(tmp_path / pad.strip("<|>"), experts=12)
+        words = json.loads((source / "tokenizer.json").read_text())
+        words["added_tokens"].append({**words["added_tokens"][0], "content": "<|pad|>", "id": 97})
+        (source / "tokenizer.json").write_text(json.dumps(words))
+        (source / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>", "pad_token": pad}))
+        packed = ("calibrate.rows=packed", "calibrate.sequence_length=200")
+        everywhere = ("quantize.input_scale.min_tokens=100000", "quantize.input_scale.backstop=all_experts")
+        recipe = rules(WAFER, data, source, *packed, *everywhere, samples=2)
+        calibrate(source, tmp_path / f"stats-{pad}", recipe)
+        about, layers = read_stats(tmp_path / f"stats-{pad}")
+        assert sum(about["domains"].values()) < 2 * 200  # so that there is padding
+        assert all(stats.experts is None or stats.experts.all_down_amax.all() for stats in layers.values())
+        found.append({at: {name: a.tobytes() for name, a in stats.tensors().items()} for at, stats in layers.items()})
+    assert found[0] == found[1]
+
+
 def test_a_command_on_the_demo_model(tmp_path, halfbyte):
     """kimi-mini with a few of its articles, by the command line: made, audited, and no expert is left out."""
     source, articles = REPOSITORY / "models/kimi-mini", REPOSITORY / "data/calibration/articles.jsonl"

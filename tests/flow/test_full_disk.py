@@ -10,10 +10,12 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 
 import pytest
+from calibratable import arguments, small, texts
 from pico import write_pico
 
 from halfbyte.pipeline import plan, quantize
@@ -26,7 +28,7 @@ DISK = "272m"  # what a run asks to be free before it begins, and four megabytes
 DRIVER = """
 import hashlib, json, subprocess, sys
 from pathlib import Path
-source, disk, moment = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+disk, moment, command = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
 out, ballast = disk / "out", disk / "ballast"
 FILL = '''
 import os, sys
@@ -52,12 +54,14 @@ def before(module, name, ready):
     setattr(module, name, call)
 if moment == "shards":
     before(run, "apply", lambda: len(list(disk.glob("out/*.safetensors"))) >= 2)
+elif moment == "hidden":
+    from halfbyte.calibrate.store import Store
+    before(Store, "save_hidden", lambda: any(disk.rglob("layer-00001.safetensors")))
 else:
-    before(pipeline, {"begin": "_begin", "rest": "_write_rest"}[moment], lambda: True)
+    before(pipeline, {"begin": "_begin", "rest": "write_rest"}[moment], lambda: True)
 from halfbyte.cli import main
 main(sys.argv[1:])
 '''
-command = ["-q", "quantize", source, str(out), "-r", "kimi-k2.6-mxfp4-wafer", "--threads", "1"]
 def start(*how):
     return subprocess.run([sys.executable, *how], capture_output=True, text=True)
 def left():
@@ -68,7 +72,8 @@ ballast.unlink()
 again = start("-m", "halfbyte", *command)
 facts |= {"again": again.returncode, "said": again.stderr, "whole": left()}
 facts["hashes"] = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.glob("*.safetensors")}
-facts["journal"] = (out / "halfbyte/journal.jsonl").read_text()
+journal = out / "halfbyte/journal.jsonl"
+facts["journal"] = journal.read_text() if journal.exists() else ""
 print(json.dumps(facts))
 """
 
@@ -112,19 +117,25 @@ def files(out):
     return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
 
 
-@pytest.mark.usefixtures("namespaces")
-@pytest.mark.parametrize(("moment", "finished"), [("begin", 0), ("shards", 2), ("rest", 6)])
-def test_a_disk_that_fills_up(source, tmp_path, whole, moment, finished):
-    (tmp_path / "disk").mkdir()
-    done = on_a_disk_of_its_own(
-        tmp_path / "disk", f"size={DISK}", sys.executable, "-c", DRIVER, source, tmp_path / "disk", moment
-    )
+def filled_up(tmp_path, moment, *command):
+    """Run a command on a disk that fills up, and again; return what happened, and what the first was told to do."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = (disk, moment, "-q", *command)
+    done = on_a_disk_of_its_own(disk, f"size={DISK}", sys.executable, "-c", DRIVER, *words)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["code"] == 3, facts["words"]
     what, where, fix = facts["words"].splitlines()
     assert what == "✗ the disk is full"
-    assert str(tmp_path / "disk" / "out") in where
+    assert str(disk / "out") in where
+    return facts, fix
+
+
+@pytest.mark.usefixtures("namespaces")
+@pytest.mark.parametrize(("moment", "finished"), [("begin", 0), ("shards", 2), ("rest", 6)])
+def test_a_disk_that_fills_up(source, tmp_path, whole, moment, finished):
+    facts, fix = filled_up(tmp_path, moment, "quantize", source, tmp_path / "disk/out", "-r", RECIPE, "--threads", "1")
     assert fix == "  fix   free some space and run the same command again: finished shards are kept"
     assert not [name for name in facts["left"] if name.endswith(".part")]
     assert sum(name.endswith(".safetensors") for name in facts["left"]) == finished
@@ -133,6 +144,42 @@ def test_a_disk_that_fills_up(source, tmp_path, whole, moment, finished):
     assert (facts["hashes"], facts["whole"]) == whole
     lines = [json.loads(line)["shard"] for line in facts["journal"].splitlines() if line]
     assert sorted(lines) == sorted(whole[0])  # what was finished before was not made again
+
+
+@pytest.mark.usefixtures("namespaces")
+@pytest.mark.parametrize(("verb", "kept"), [("quantize", "finished shards"), ("calibrate", "measured layers")])
+def test_a_disk_that_fills_up_while_hidden_states_are_kept(tmp_path, verb, kept):
+    """They are the largest file that a calibration writes."""
+    source, data = small(tmp_path / "source"), texts(tmp_path / "texts.jsonl")
+    for name in ("disk/out", "whole"):
+        words = [verb, source, *(["-o"] if verb == "calibrate" else []), tmp_path / name, *arguments(data)]
+        if name == "whole":
+            assert subprocess.run([sys.executable, "-m", "halfbyte", *map(str, words)], check=False).returncode == 0
+        else:
+            facts, fix = filled_up(tmp_path, "hidden", *words)
+    assert fix == f"  fix   free some space and run the same command again: {kept} are kept"
+    assert not [name for name in facts["left"] if name.endswith(".part")]
+    assert [name for name in facts["left"] if "hidden" in name]
+    assert facts["again"] == 0, facts["said"]
+    assert (facts["hashes"], facts["whole"]) == (hashes(tmp_path / "whole"), files(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("verb", ["quantize", "calibrate"])
+def test_a_disk_without_room_for_hidden_states(tmp_path, halfbyte, monkeypatch, verb):
+    """Two of them, for the next is whole before the last goes: 6 rows of 24 tokens, 64 values of two bytes each."""
+    source, data, out = small(tmp_path / "source"), texts(tmp_path / "texts.jsonl"), tmp_path / "out"
+    words = [verb, source, *(["-o"] if verb == "calibrate" else []), out, *arguments(data)]
+    spare, usage = {"quantize": 1 << 28, "calibrate": 1 << 26}[verb], shutil.disk_usage(tmp_path)
+    if verb == "quantize":
+        spare += plan(source, load_recipe("kimi-k2.6-nvfp4-wafer")).write_nbytes
+    free = spare + 2 * 6 * 24 * 64 * 2
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free - 1))
+    code, _, said = halfbyte(*words)
+    assert (code, said.startswith("✗ the output needs")) == (3, True), said
+    assert not out.exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
+    code, _, said = halfbyte(*words)
+    assert code == 0, said
 
 
 @pytest.mark.usefixtures("namespaces")

@@ -21,12 +21,13 @@ from halfbyte.errors import HalfbyteError, MachineError, UsageError
 from halfbyte.models.model import describe
 from halfbyte.numerics.codec import amax, decode, encode
 from halfbyte.pipeline import plan, quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe import load_recipe, recipe_names
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.read import Reader
 from halfbyte.transform.apply import stored
 
 RECIPES = ["kimi-k2.6-mxfp4-wafer", "kimi-k2.6-nvfp4a16", "kimi-k2.6-fp8-reference", "kimi-k2.6-bf16"]
+WAFER = "kimi-k2.6-nvfp4-wafer"
 
 
 def contents(folder):
@@ -235,6 +236,34 @@ def test_a_small_disk_is_refused_before_anything_is_written(source, tmp_path, mo
     with pytest.raises(MachineError, match=r"the output needs .* GB, the disk has .* GB free"):
         quantize(source, tmp_path / "out", load_recipe("kimi-k2.6-mxfp4-wafer"))
     assert not list((tmp_path / "out").glob("*.safetensors*"))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "where"),
+    [
+        (WAFER, ["roles.shared_experts=bf16", "roles.dense_mlp=bf16"], "layers.0.mlp."),
+        (WAFER, ["roles.shared_experts=bf16"], "layers.1.mlp.shared_experts."),
+        (WAFER, ["quantize.config.ignore_patterns=[lm_head]"], "layers.0.self_attn."),
+        (WAFER, ["quantize.config.ignore_patterns=['*']"], "layers.0.mlp."),
+        ("kimi-k2.6-mxfp4-wafer", ["roles.shared_experts=quantize"], "layers.1.mlp.shared_experts."),
+    ],
+)
+def test_a_list_that_contradicts_the_roles_is_refused_at_once(source, tmp_path, halfbyte, recipe, sets, where):
+    """An engine would build modules by the list and fill them by the tensors: said by `plan`, not by the audit."""
+    words = [word for change in sets for word in ("--set", change)]
+    for command in (["quantize", source, tmp_path / "out"], ["plan", source, "--no-measure"]):
+        code, _, said = halfbyte(*command, "-r", recipe, *words)
+        assert code == 2, said
+        assert said.startswith(f"✗ recipe '{recipe}' and its own list of unquantized modules disagree: ")
+        assert where in said.splitlines()[1]
+        assert "so that both say the same" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("recipe", [name for name in recipe_names() if "reap" not in name])
+@pytest.mark.parametrize("layers", [None, 2])
+def test_lists_of_our_own_recipes_fit_their_roles(source, recipe, layers):
+    plan(source, load_recipe(recipe), layers=layers)
 
 
 def test_recipes_of_later_versions_say_so(source, tmp_path):

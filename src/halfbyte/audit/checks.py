@@ -9,12 +9,19 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-from halfbyte.audit.evidence import BLOCK, Contents, Evidence
+from halfbyte.audit.evidence import BLOCK, Evidence
 from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
-from halfbyte.audit.matchers import Block, EngineModule, broken_patterns, engine_modules, quantizes, read_block
+from halfbyte.audit.matchers import (
+    Block,
+    broken_patterns,
+    disagreement,
+    engine_modules,
+    module_roles,
+    read_block,
+)
 from halfbyte.errors import CheckpointError
 from halfbyte.models.linears import StoredLinear
-from halfbyte.models.model import Model, describe
+from halfbyte.models.model import describe
 from halfbyte.numerics.formats import FORMATS
 from halfbyte.plan.engine_config import MODELOPT_FILE, output_config
 from halfbyte.plan.rules import DECODE, ENCODE, KEEP
@@ -24,7 +31,6 @@ from halfbyte.write import PART
 UNQUANTIZED = frozenset(("bf16", "f16", "f32"))
 INPUT_SCALES: Mapping[str, str] = {"nvfp4": "input_scale", "nvfp4_ct": "input_global_scale"}
 _FLOATS = frozenset(("BF16", "F16", "F32"))
-_MATRIX = 2
 
 
 def quantized(evidence: Evidence) -> list[StoredLinear]:
@@ -157,7 +163,7 @@ def ignore(evidence: Evidence) -> list[Finding]:
                     fix="correct them in the recipe's ignore_patterns", examples=broken)]  # fmt: skip
     stored = {linear.module for linear in quantized(evidence)}
     modules = engine_modules(evidence.model.architecture, module_roles(evidence.model))
-    wrong = [said for module in modules if (said := _disagreement(module, block, stored))]
+    wrong = [said for module in modules if (said := disagreement(module, block, stored))]
     if wrong:
         why = "engines build a module by the list and fill it by the tensors: it fails to load, or loads as noise"
         fix = f"change the list in config.json ({block.method} matching), or quantize what it leaves out"
@@ -173,27 +179,6 @@ def ignore(evidence: Evidence) -> list[Finding]:
     number = sum(1 for module in modules if set(module.parts) <= stored)
     text = f"{number:,} engine modules quantized, {len(modules) - number:,} ignored, as {block.method} matches"
     return [good("ignore", text)]
-
-
-def module_roles(model: Model | Contents) -> dict[str, str]:
-    """Return the modules that an engine builds with a quantization method, with their roles."""
-    roles = {linear.module: linear.role for linear in model.linears.values()}
-    for name, (place, info) in model.plain.items():
-        if place.role in ("vision", "projector") and name.endswith(".weight") and len(info.shape) == _MATRIX:
-            roles[name.removesuffix(".weight")] = place.role
-    return roles
-
-
-def _disagreement(module: EngineModule, block: Block, stored: set[str]) -> str:
-    verdict = quantizes(module, block)
-    inside = [part in stored for part in module.parts]
-    if any(inside) and not all(inside):
-        return f"{module.name}: {sum(inside)} of {len(inside)} linears are quantized; engines load all or none"
-    if verdict is None:
-        return f"{module.name}: the list names some of {', '.join(module.parts[:3])} and not the others"
-    if verdict == inside[0]:
-        return ""
-    return f"{module.name} is {'quantized, but ignored' if inside[0] else 'not quantized, and not ignored'}"
 
 
 def index(evidence: Evidence) -> list[Finding]:

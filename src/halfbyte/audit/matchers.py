@@ -9,12 +9,16 @@ tests/golden/vllm_matching.json.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from halfbyte.models.architecture import Architecture
+
+if TYPE_CHECKING:
+    from halfbyte.audit.evidence import Contents
+    from halfbyte.models.model import Model
 
 Kind = Literal["linear", "experts", "head"]
 
@@ -36,6 +40,7 @@ _RENAMES: Mapping[str, Mapping[str, str]] = {
 # By whose names compressed-tensors' groups may take a module.
 _CLASSES: Mapping[Kind, str] = {"linear": "ParallelLinear", "experts": "RoutedExperts", "head": "ParallelLMHead"}
 _REGEX = "re:"
+_MATRIX = 2
 _MATCHERS = ("modelopt", "compressed-tensors", "quark", "fp8")
 
 
@@ -84,6 +89,15 @@ def read_block(raw: Mapping[str, Any]) -> Block:
     return Block(name, str(said), tuple(map(str, ignore)), tuple(map(str, targets)), static)
 
 
+def module_roles(model: Model | Contents) -> dict[str, str]:
+    """Return the modules that an engine builds with a quantization method, with their roles."""
+    roles = {linear.module: linear.role for linear in model.linears.values()}
+    for name, (place, info) in model.plain.items():
+        if place.role in ("vision", "projector") and name.endswith(".weight") and len(info.shape) == _MATRIX:
+            roles[name.removesuffix(".weight")] = place.role
+    return roles
+
+
 def engine_modules(architecture: Architecture, roles: Mapping[str, str]) -> list[EngineModule]:
     """Group the modules of a checkpoint, given with their roles, as an engine loads them."""
     groups: dict[tuple[str, Kind], list[str]] = {}
@@ -112,6 +126,19 @@ def quantizes(module: EngineModule, block: Block) -> bool | None:
         return candidate
     held_back = ignored(module, block)
     return None if held_back is None else not held_back
+
+
+def disagreement(module: EngineModule, block: Block, stored: Set[str]) -> str:
+    """Say how an engine would misread a module, given what is stored quantized; nothing if it would not."""
+    verdict = quantizes(module, block)
+    inside = [part in stored for part in module.parts]
+    if any(inside) and not all(inside):
+        return f"{module.name}: {sum(inside)} of {len(inside)} linears are quantized; engines load all or none"
+    if verdict is None:
+        return f"{module.name}: the list names some of {', '.join(module.parts[:3])} and not the others"
+    if verdict == inside[0]:
+        return ""
+    return f"{module.name} is {'quantized, but ignored' if inside[0] else 'not quantized, and not ignored'}"
 
 
 def ignored(module: EngineModule, block: Block) -> bool | None:

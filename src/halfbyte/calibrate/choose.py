@@ -31,14 +31,14 @@ def measured_here(  # noqa: PLR0913 - keyword-only at the end
 ) -> Statistics:
     """Measure while the checkpoint is read."""
     calibration = prepare(checkpoint, layers, recipe, weights, device=device)
-    store = Store(folder, calibration.about)
+    store = Store(folder, calibration.about, layers)
     store.check()
 
     def run(reader: HoldingReader, threads: int | None, say: Say) -> Iterator[tuple[int, LayerStats]]:
         store.begin()
         tokens, (rows, length) = sum(calibration.about["domains"].values()), calibration.about["rows"]
         say(f"{tokens:,} tokens in {rows} rows of {length}")
-        return measured_layers(calibration, store, model, layers, reader=reader, threads=threads, say=say)
+        return measured_layers(calibration, store, model, reader=reader, threads=threads, say=say)
 
     return Statistics(calibration.about, None, run, calibration, store)
 
@@ -48,6 +48,7 @@ class Alone:
     """A measurement without a checkpoint to write."""
 
     about: Mapping[str, Any]
+    missing_nbytes: int  # what it will take of the disk, besides the statistics themselves
     run: Callable[[int | None, Callable[[str, int, int], None]], Report]
 
 
@@ -70,4 +71,4 @@ def measure_alone(
         tell("measured all layers")
         return report(measured, recipe.quantize.input_scale if recipe.quantize else None)
 
-    return Alone(found.about, run)
+    return Alone(found.about, found.missing_nbytes, run)

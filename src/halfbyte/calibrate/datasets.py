@@ -282,6 +282,10 @@ def _domain(sample: _Sample, dataset: Dataset) -> str:
     if column is None:
         return dataset.domain
     domain = _value(sample, column)
-    if not isinstance(domain, str) or not domain:
-        raise _wrong(column, domain, "the name of a domain", sample)
-    return domain
+    if isinstance(domain, str) and domain:
+        return domain
+    found = "empty" if domain == "" else _SPOKEN.get(type(domain).__name__, type(domain).__name__)
+    what = f"'{column}' is {found}, not the name of a domain"
+    raise UsageError(
+        what, where=sample.where, fix="name a domain in every sample, or give one for all: --data news=file"
+    )

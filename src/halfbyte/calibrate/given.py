@@ -11,8 +11,9 @@ from halfbyte.calibrate.stats import LayerStats
 from halfbyte.calibrate.store import Store, read_stats, stats_file
 from halfbyte.decisions import InputScale
 from halfbyte.errors import UsageError
+from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.hold import HoldingReader
-from halfbyte.source.identity import short_name
+from halfbyte.source.identity import config_name, short_name
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.stream import Calibration
@@ -30,13 +31,20 @@ class Statistics:
     calibration: Calibration | None = None  # what is measured here, and where it is kept meanwhile
     store: Store | None = None
 
+    @property
+    def missing_nbytes(self) -> int:
+        """Return what measuring will take of the disk, besides the statistics themselves."""
+        if self.calibration is None or self.store is None:
+            return 0
+        return self.store.missing_nbytes(self.calibration.hidden_nbytes)
 
-def given(path: Path, weights: Mapping[str, str], layers: int, rule: InputScale | None = None) -> Statistics:
-    """Take statistics that were measured before, on these weights, with all that the recipe's rule asks for."""
+
+def given(
+    path: Path, checkpoint: Checkpoint, weights: Mapping[str, str], layers: int, rule: InputScale | None = None
+) -> Statistics:
+    """Take statistics that were measured before, on this model, with all that the recipe's rule asks for."""
     about, found = read_stats(path)
-    if about.get("source") != short_name(weights):
-        fix = "measure this checkpoint: halfbyte calibrate SRC -r RECIPE -o STATS"
-        raise UsageError("these statistics were measured on other weights", where=str(path), fix=fix)
+    _refuse_other_model(about, checkpoint, weights, str(path))
     missing = [layer for layer in range(layers) if layer not in found]
     if missing:
         raise UsageError(f"these statistics have no layer {missing[0]}", where=str(path), fix="measure all layers")
@@ -46,6 +54,24 @@ def given(path: Path, weights: Mapping[str, str], layers: int, rule: InputScale 
         yield from ((layer, found[layer]) for layer in range(layers))
 
     return Statistics(about, stats_file(path).read_bytes(), run)
+
+
+def _refuse_other_model(
+    about: Mapping[str, Any], checkpoint: Checkpoint, weights: Mapping[str, str], where: str
+) -> None:
+    """The same weights and the same config.json: either decides every activation."""
+    measure = "halfbyte calibrate SRC -r RECIPE -o STATS"
+    if about.get("source") != short_name(weights):
+        what, fix = "these statistics were measured on other weights", f"measure this checkpoint: {measure}"
+    elif "config" not in about:
+        what = "these statistics do not say under which config.json they were measured: an earlier version wrote them"
+        fix = f"measure again: {measure}"
+    elif about["config"] != config_name(checkpoint.config):
+        what = "these statistics were measured under another config.json"
+        fix = f"restore that config.json, or measure again: {measure}"
+    else:
+        return
+    raise UsageError(what, where=where, fix=fix)
 
 
 def _refuse_unmeasured(layers: Mapping[int, LayerStats], rule: InputScale | None, where: str) -> None:

@@ -16,11 +16,10 @@ from halfbyte.source.headers import TensorInfo
 from halfbyte.source.hold import HoldingReader
 
 
-def measured_layers(  # noqa: PLR0913 - keyword-only from the reader on
+def measured_layers(
     calibration: Calibration,
     store: Store,
     model: Model,
-    layers: int,
     *,
     reader: HoldingReader,
     threads: int | None,
@@ -33,6 +32,7 @@ def measured_layers(  # noqa: PLR0913 - keyword-only from the reader on
     if (whole := store.whole()) is not None:
         yield from whole.items()
         return
+    layers = store.layers
     stream = Stream(calibration, Weights(model, reader), threads)
     first, stream.hidden = store.load_hidden() or (0, stream.hidden)
     for layer in range(first):
@@ -58,7 +58,7 @@ def measured_layers(  # noqa: PLR0913 - keyword-only from the reader on
             if kept_later:
                 _keep(store, layer, stats, stream.hidden)
             reader.release(tensors[layer])
-    store.finish(layers)
+    store.finish()
 
 
 def _keep(store: Store, layer: int, stats: LayerStats, hidden: torch.Tensor) -> None:

@@ -55,6 +55,11 @@ def _named_file(pair: str, calibrate: Calibrate) -> dict[str, Any]:
     domain, equals, source = pair.partition("=")
     if not (domain and equals and source):
         raise UsageError(f"'{pair}' is not a domain and a file", fix="write it as in news=articles.jsonl")
+    if domain == "{}":
+        what = f"'{pair}' names no column between its braces"
+        raise UsageError(
+            what, fix="name the column with the domains, as in {domain}=articles.jsonl, or give one domain"
+        )
     columns: tuple[str, ...] = ()
     if not Path(source).exists() and ":" in source:
         source, _, names = source.rpartition(":")

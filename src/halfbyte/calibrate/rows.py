@@ -159,20 +159,25 @@ def _restarting(documents: NDArray[np.int32]) -> NDArray[np.int32]:
 
 def _documents(texts: Iterator[Text], vocabulary: Vocabulary, limit: int | None) -> Iterator[Document]:
     """Give the tokens of texts; with a limit, of padded rows, no more of each than the limit."""
-    padded = limit is not None
+    frame = len(vocabulary.before) + len(vocabulary.after)
+
+    def encoded(texts: Sequence[str], *, special: bool, beside: int) -> Iterator[list[int]]:
+        if limit is None:
+            return iter(vocabulary.encode_all(texts, special=special))
+        return iter(vocabulary.encode_first(texts, max(limit - beside, 0), special=True))
+
     while batch := list(itertools.islice(texts, _TOGETHER)):
         plain = [text.text for text in batch if not text.from_template]
         templated = [text.text for text in batch if text.from_template]
         found = {
-            False: iter(vocabulary.encode_all(plain, special=padded)),
-            True: iter(vocabulary.encode_all(templated, special=True)),
+            False: encoded(plain, special=False, beside=frame),
+            True: encoded(templated, special=True, beside=0),
         }
         for text in batch:
             tokens = next(found[text.from_template])
             # A template writes its own beginning. What frames a plain text is never cut off.
             before, after = ((), ()) if text.from_template else (vocabulary.before, vocabulary.after)
-            kept = tokens if limit is None else tokens[: max(limit - len(before) - len(after), 0)]
-            if framed := [*before, *kept, *after]:
+            if framed := [*before, *tokens, *after]:
                 yield Document(framed, text.domain)
 
 

@@ -1,25 +1,29 @@
 """A folder of statistics while they are made, and the file that they become.
 
-calibration.json          what was measured on what: two calibrations never share a folder
+calibration.json          what is measured on what, in how many layers: two calibrations never share a folder
 layer-00007.safetensors   a layer's statistics, whole as soon as it exists
 hidden-00008.safetensors  hidden states before layer 8, where a killed run goes on; only the last is kept
 stats.safetensors         all layers, at the end; then the rest goes
+
+A file that cannot be read counts as one that is not there: what it held is measured again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
 from halfbyte.calibrate.stats import LayerStats
-from halfbyte.errors import UsageError
-from halfbyte.write import PART, sync_folder, write_whole
+from halfbyte.errors import MachineError, UsageError
+from halfbyte.source.headers import TensorSpec, lay_out
+from halfbyte.write import PART, write_whole
 
 if TYPE_CHECKING:
     import torch
@@ -27,14 +31,21 @@ if TYPE_CHECKING:
 ABOUT = "calibration.json"
 STATS = "stats.safetensors"
 _METADATA = "halfbyte"
+_SHA256 = "sha256"  # of all that the file says
+_MEASURE = "measure again: halfbyte calibrate SRC -r RECIPE -o STATS"
 _HIDDEN = "hidden"
+_LAYERS = "layers"
+_UNREADABLE = (safetensors.SafetensorError, OSError, KeyError, ValueError)
 
 
 class Store:
-    """Statistics in a folder; `about` says what they are of."""
+    """Statistics of so many layers in a folder; `about` says what they are of.
 
-    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
-        self.folder, self.about = folder, dict(about)
+    How many layers there are is no part of `about`: those of all layers serve whoever needs the first.
+    """
+
+    def __init__(self, folder: Path, about: Mapping[str, Any], layers: int) -> None:
+        self.folder, self.about, self.layers = folder, dict(about), layers
 
     def check(self) -> None:
         """Refuse a folder in which something else was measured."""
@@ -44,15 +55,22 @@ class Store:
         try:
             found: Any = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
-            found = {}
+            found = None
+        found = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
         refuse_other(found, self.about, str(self.folder))
+        if found.get(_LAYERS) != self.layers:
+            what = f"this folder is for statistics of {found.get(_LAYERS)} layers, and {self.layers} are asked for"
+            fix = "give another folder, or repeat the command that began this one"
+            raise UsageError(what, where=str(self.folder), fix=fix)
 
     def begin(self) -> None:
         """Make the folder; what a killed run left half-written goes."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.check()  # again: whoever begins is alone by now, and was not when it was checked before
         for stale in self.folder.glob(f"*{PART}"):
             stale.unlink()
-        write_whole(self.folder / ABOUT, (json.dumps(self.about, indent=1) + "\n").encode())
+        described = {**self.about, _LAYERS: self.layers}
+        write_whole(self.folder / ABOUT, (json.dumps(described, indent=1) + "\n").encode())
 
     def save(self, layer: int, stats: LayerStats) -> None:
         """Keep a layer's statistics."""
@@ -60,53 +78,70 @@ class Store:
 
     def load(self, layer: int) -> LayerStats | None:
         """Return a layer's statistics if they are there."""
-        path = self._layer(layer)
-        return LayerStats.of(safetensors.numpy.load(path.read_bytes())) if path.exists() else None
+        try:
+            return LayerStats.of(safetensors.numpy.load(self._layer(layer).read_bytes()))
+        except _UNREADABLE:
+            return None
 
     def save_hidden(self, layer: int, hidden: torch.Tensor) -> None:
         """Keep the hidden states before a layer, and no others."""
-        import safetensors.torch as files  # noqa: PLC0415 - reading statistics takes no torch
+        import torch  # noqa: PLC0415 - reading statistics takes none
 
+        dtype = {torch.bfloat16: "BF16", torch.float32: "F32"}[hidden.dtype]
         path = self.folder / f"hidden-{layer:05d}.safetensors"
-        part = path.with_name(path.name + PART)
-        cast("Any", files).save_file({_HIDDEN: hidden}, part)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
-        sync_folder(self.folder)
+        # Written by ourselves: safetensors' own writer tells a full disk in words only, and takes no second piece.
+        head, _ = lay_out([TensorSpec(_HIDDEN, dtype, tuple(hidden.shape))], path.name)
+        write_whole(path, head, hidden.contiguous().view(-1).view(torch.uint8).numpy().data)
         for older in self.folder.glob("hidden-*.safetensors"):
             if older != path:
                 older.unlink()
+
+    def missing_nbytes(self, hidden_nbytes: int) -> int:
+        """Return what hidden states will still take of the disk: the next ones are whole before the last ones go."""
+        if (self.folder / STATS).exists():
+            return 0
+        there = sum(path.stat().st_size for path in self.folder.glob("hidden-*.safetensors"))
+        return max(2 * hidden_nbytes - there, 0)
 
     def load_hidden(self) -> tuple[int, torch.Tensor] | None:
         """Return the layer to go on with and the hidden states before it, if all layers before it were measured."""
         import safetensors.torch as files  # noqa: PLC0415
 
-        found = sorted(self.folder.glob("hidden-*.safetensors"))
-        if not found:
-            return None
-        layer = int(found[-1].stem.removeprefix("hidden-"))
-        if not all(self._layer(before).exists() for before in range(layer)):
-            return None
-        return layer, cast("Any", files).load_file(found[-1])[_HIDDEN]
+        for path in sorted(self.folder.glob("hidden-*.safetensors"), reverse=True):
+            try:
+                layer = int(path.stem.removeprefix("hidden-"))
+                hidden = cast("Any", files).load_file(path)[_HIDDEN]
+            except _UNREADABLE:
+                continue
+            if all(self.load(before) is not None for before in range(layer)):
+                return layer, hidden
+        return None
 
-    def finish(self, layers: int) -> None:
+    def finish(self) -> None:
         """Make one file of all layers, and remove what only a killed run would have needed."""
         tensors: dict[str, NDArray[Any]] = {}
-        for layer in range(layers):
+        for layer in range(self.layers):
             stats = self.load(layer)
-            assert stats is not None
+            if stats is None:
+                fix = "check the disk, then run the same command again"
+                what = "a layer's statistics cannot be read back"
+                raise MachineError(what, where=str(self._layer(layer)), fix=fix)
             tensors |= {f"layers.{layer}.{name}": array for name, array in stats.tensors().items()}
-        data = safetensors.numpy.save(tensors, {_METADATA: json.dumps(self.about)})
-        write_whole(self.folder / STATS, data)
+        # All under one name: safetensors writes several in any order, and the same statistics are the same bytes.
+        said = json.dumps({**self.about, _SHA256: stats_sha256(self.about, tensors)})
+        write_whole(self.folder / STATS, safetensors.numpy.save(tensors, {_METADATA: said}))
         self._tidy()
 
     def whole(self) -> dict[int, LayerStats] | None:
         """Return all layers, if all were measured."""
-        if not (self.folder / STATS).exists():
+        try:
+            found = read_stats(self.folder)[1]
+        except (UsageError, OSError):
+            return None
+        if not all(layer in found for layer in range(self.layers)):
             return None
         self._tidy()  # a kill can have come between the file and this
-        return read_stats(self.folder)[1]
+        return {layer: found[layer] for layer in range(self.layers)}
 
     def _tidy(self) -> None:
         for part in (*self.folder.glob("layer-*.safetensors"), *self.folder.glob("hidden-*.safetensors")):
@@ -131,15 +166,40 @@ def read_stats(path: Path) -> tuple[dict[str, Any], dict[int, LayerStats]]:
     try:
         with cast("Any", safetensors).safe_open(file, "np") as opened:
             about = json.loads(cast("dict[str, str]", opened.metadata() or {})[_METADATA])
+            digest = about.pop(_SHA256, None)
             tensors: dict[str, NDArray[Any]] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        _refuse_damaged(digest, about, tensors, str(file))
         by_layer: dict[int, dict[str, NDArray[Any]]] = {}
         for name, array in tensors.items():
             _, layer, rest = name.split(".", 2)
             by_layer.setdefault(int(layer), {})[rest] = array
         return about, {layer: LayerStats.of(found) for layer, found in sorted(by_layer.items())}
-    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+    except (safetensors.SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
         what = f"these are no statistics of halfbyte's: {error}"
         raise UsageError(what, where=str(file), fix="give the OUT of `halfbyte calibrate`") from None
+
+
+def stats_sha256(about: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> str:
+    """Return the SHA-256 of what statistics are of, and of every name, type, shape and value in them."""
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, array in sorted(tensors.items()):
+        digest.update(f"\n{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _refuse_damaged(
+    digest: str | None, about: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], where: str
+) -> None:
+    """Scales follow from these numbers alone, so nobody would notice a wrong one later."""
+    if digest is None:
+        what = "these statistics have no checksum: an earlier version wrote them, or another program"
+        raise UsageError(what, where=where, fix=_MEASURE)
+    if digest != stats_sha256(about, tensors):
+        raise UsageError("these statistics are damaged: their checksum is another", where=where, fix=_MEASURE)
+    for name, array in tensors.items():
+        if not (np.isfinite(array) & (array >= 0)).all():  # counts, norms and largest absolute values
+            raise UsageError(f"these statistics hold impossible values in {name}", where=where, fix=_MEASURE)
 
 
 def refuse_other(found: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> None:

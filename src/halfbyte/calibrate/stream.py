@@ -6,7 +6,7 @@ that the rows alone decide, so that the number of threads changes no bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +31,9 @@ from halfbyte.forward.threads import in_order, single_threaded
 from halfbyte.forward.weights import Weights
 from halfbyte.numerics.chunks import usable_cores
 from halfbyte.source.checkpoint import Checkpoint
-from halfbyte.source.identity import short_name
+from halfbyte.source.identity import config_name, short_name
 
-VERSION = 1  # raised whenever the same rows and weights would give other statistics
+VERSION = 2  # raised whenever the same rows and weights would give other statistics
 CHUNK_ROWS = 4  # more would put attention's scores of 512 tokens into memory that is fresh every time
 DTYPE = torch.bfloat16  # as engines run it, and as ModelOpt measures it
 _ALL_TOKENS_CHUNK = 8192
@@ -48,6 +48,11 @@ class Calibration:
     rule: InputScale | None
     about: Mapping[str, Any]  # all that decides the statistics
     moments: bool = False  # whether layers keep the second moments of their inputs until they are written
+
+    @property
+    def hidden_nbytes(self) -> int:
+        """Return the size of all rows between two layers."""
+        return self.rows.tokens.size * self.text.config.hidden_size * DTYPE.itemsize
 
 
 def prepare(
@@ -70,17 +75,17 @@ def prepare(
         raise CheckpointError(what, where=str(checkpoint.root), fix="tokenizer and weights do not belong together")
     rule = recipe.quantize.input_scale if recipe.quantize else None
     compensated = recipe.quantize is not None and recipe.quantize.scales == COMPENSATED
-    about = _about(text, rows, rule, weights)
+    about = _about(text, rows, rule, {"source": short_name(weights), "config": config_name(checkpoint.config)})
     if device != "cpu":  # sums on a GPU differ in their last bits: two devices never measure into one folder
         about["device"] = device
     return Calibration(text, rows, rule, about, compensated)
 
 
-def _about(text: TextModel, rows: Rows, rule: InputScale | None, weights: Mapping[str, str]) -> dict[str, Any]:
+def _about(text: TextModel, rows: Rows, rule: InputScale | None, model: Mapping[str, str]) -> dict[str, Any]:
     everywhere = rule is not None and rule.backstop == "all_experts"
     return {
         "version": VERSION,
-        "source": short_name(weights),
+        **model,
         "tokens_sha256": rows.fingerprint(),
         "rows": list(rows.tokens.shape),
         "domains": rows.tokens_of_domains(),
@@ -138,9 +143,19 @@ class Stream:
         @torch.no_grad()
         def amax(number: int) -> float:
             gate, up, _ = expert(number)
-            parts = (given[start : start + _ALL_TOKENS_CHUNK] for start in range(0, len(given), _ALL_TOKENS_CHUNK))
+            parts = self._counted(given)
             acts = (functional.silu(functional.linear(x, gate)) * functional.linear(x, up) for x in parts)
-            return max(float(act.abs().max()) for act in acts)
+            return max((float(act.abs().max()) for act in acts), default=0.0)
 
         for number, found in zip(few, in_order(amax, few, self._threads), strict=True):
             stats.all_down_amax[number] = found
+
+    def _counted(self, given: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Give what counts of all tokens, in parts; padding does only where rows are padded on the left."""
+        rows = self._of.rows
+        real = None if rows.left_padded else torch.from_numpy(rows.real.reshape(-1))
+        for start in range(0, len(given), _ALL_TOKENS_CHUNK):
+            part = slice(start, start + _ALL_TOKENS_CHUNK)
+            counted = given[part] if real is None else given[part][real[part]]
+            if len(counted):
+                yield counted

@@ -80,5 +80,5 @@ def run_on_device(
     passing.measured |= known
     found = passing.run(forward_from, hidden)
     if calibration is not None and store is not None:
-        store.finish(layers)
+        store.finish()
     return found, passing

@@ -52,8 +52,11 @@ def ignored(quantize: Quantize, plan: Plan) -> list[str]:
     if quantize.config.ignore_patterns is not None:
         return list(quantize.config.ignore_patterns)
     linears = plan.model.linears.values()
-    quantized = [linear.module for job in plan.jobs if job.action == ENCODE for linear in job.linears]
-    taken = {module[:end] for module in quantized for end in _ends(module)}
+    taken: set[str] = set()
+    for prefix in (linear.module for job in plan.jobs if job.action == ENCODE for linear in job.linears):
+        while prefix and prefix not in taken:
+            taken.add(prefix)
+            prefix = prefix.rpartition(".")[0]  # noqa: PLW2901 - up to the first that is there, with all above it
     roles = quantize.config.ignore_roles or ()
     modules = [linear.module for linear in linears if linear.role in roles]
     modules += [name.rpartition(".")[0] for name, (place, _) in plan.model.plain.items() if place.role in roles]

@@ -6,6 +6,7 @@ value through: amax / (6 * 448). ModelOpt stores that, compressed-tensors its in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -71,11 +72,11 @@ def expert_amax(experts: ExpertStats, expert: int, module: str, rule: InputScale
     if rule.per == "layer":
         return _measured(largest, module)
     if not needs_backstop(experts, expert, module, rule):
-        return float(own[expert])
+        return _measured(float(own[expert]), module)
     if rule.backstop == "all_experts":
         found = float(experts.all_down_amax[expert]) if down else largest
         return _measured(found, module, "measure with this recipe: `halfbyte calibrate` with its min_tokens")
-    return largest or (NEVER_SEEN if rule.backstop == "modelopt" else _measured(largest, module))
+    return NEVER_SEEN if rule.backstop == "modelopt" and not largest else _measured(largest, module)
 
 
 def needs_backstop(experts: ExpertStats, expert: int, module: str, rule: InputScale) -> bool:
@@ -87,6 +88,9 @@ def needs_backstop(experts: ExpertStats, expert: int, module: str, rule: InputSc
 
 def _measured(amax: float, module: str, fix: str = "give more calibration data, or other data") -> float:
     """A scale of zero would make every activation infinite: better no checkpoint than that one."""
-    if amax > 0:
-        return amax
-    raise UsageError("calibration saw nothing but zeros, or nothing", where=module, fix=fix)
+    if amax == 0:
+        raise UsageError("calibration saw nothing but zeros, or nothing", where=module, fix=fix)
+    if not (amax > 0 and math.isfinite(amax)):
+        what, again = f"the statistics say that the largest absolute value is {amax}", "measure again: they are damaged"
+        raise UsageError(what, where=module, fix=again)
+    return amax

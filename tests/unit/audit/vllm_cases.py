@@ -9,8 +9,7 @@ from pathlib import Path
 
 from pico import TOP_LEVEL_CONFIG, write_pico
 
-from halfbyte.audit.checks import module_roles
-from halfbyte.audit.matchers import engine_modules, read_block
+from halfbyte.audit.matchers import engine_modules, module_roles, read_block
 from halfbyte.models.model import describe
 from halfbyte.pipeline import plan
 from halfbyte.plan.engine_config import quantization_block

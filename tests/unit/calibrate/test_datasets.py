@@ -140,6 +140,10 @@ def test_a_domain_in_braces_is_a_column(tmp_path):
     refused(path, "there is no column 'sort'; there is text, kind", domain="{sort}")
     path = jsonl(tmp_path / "b.jsonl", {"text": "x", "kind": 3})
     refused(path, "'kind' is a number, not the name of a domain", domain="{kind}")
+    path = jsonl(tmp_path / "c.jsonl", {"text": "x", "kind": ""})
+    said = refused(path, "'kind' is empty, not the name of a domain", domain="{kind}")
+    assert said.where == f"{path}, line 1"
+    assert said.fix == "name a domain in every sample, or give one for all: --data news=file"
     pq.write_table(pa.table({"text": ["x"], "kind": ["code"]}), tmp_path / "a.parquet")
     assert [text.domain for text in read_texts(dataset(tmp_path / "a.parquet", domain="{kind}"))] == ["code"]
 
@@ -300,6 +304,7 @@ def test_local_files_of_other_kinds(recipe, tmp_path):
         (["articles.jsonl"], "'articles.jsonl' is not a domain and a file"),
         (["=articles.jsonl"], "is not a domain and a file"),
         (["news="], "is not a domain and a file"),
+        (["{}=odd.jsonl:x"], "'{}=odd.jsonl:x' names no column between its braces"),
         (["news=a.csv"], "'a.csv' is not a file that is read here"),
         (["news=missing.jsonl"], "there is no such file"),
         (["news=missing.jsonl:a"], "there is no such file"),

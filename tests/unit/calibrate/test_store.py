@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
-from halfbyte.calibrate.store import Store, read_stats, refuse_other
-from halfbyte.errors import UsageError
+from halfbyte.calibrate.store import Store, read_stats, refuse_other, stats_sha256
+from halfbyte.errors import MachineError, UsageError
 
 ABOUT = {"version": 1, "source": "abc", "rows": [4, 8]}
+LAYERS = 3
 
 
 def make_stats(layer):
@@ -28,9 +29,23 @@ def same(one, other):
 
 @pytest.fixture
 def store(tmp_path):
-    made = Store(tmp_path / "stats", ABOUT)
+    made = Store(tmp_path / "stats", ABOUT, LAYERS)
     made.begin()
     return made
+
+
+def finish(store):
+    for layer in range(LAYERS):
+        store.save(layer, make_stats(layer))
+    store.finish()
+
+
+def write_stats(path, tensors):
+    """Write statistics whose checksum is right."""
+    import safetensors.numpy
+
+    said = json.dumps({**ABOUT, "sha256": stats_sha256(ABOUT, tensors)})
+    path.write_bytes(safetensors.numpy.save(tensors, {"halfbyte": said}))
 
 
 def files(store):
@@ -59,6 +74,17 @@ def test_hidden_states_bits_survive(store):
     assert torch.equal(store.load_hidden()[1].view(torch.int16), values.view(torch.int16))
 
 
+def test_room_for_hidden_states(store):
+    """Two of them, less what is there; none once the statistics are finished."""
+    assert store.missing_nbytes(1000) == 2000
+    store.save_hidden(1, torch.zeros(50))
+    size = (store.folder / "hidden-00001.safetensors").stat().st_size
+    assert store.missing_nbytes(1000) == 2000 - size
+    assert store.missing_nbytes(1) == 0
+    finish(store)
+    assert store.missing_nbytes(1000) == 0
+
+
 def test_nobody_goes_on_behind_a_layer_that_is_missing(store):
     store.save_hidden(2, torch.zeros(1))
     store.save(1, make_stats(1))
@@ -78,12 +104,30 @@ def test_after_a_kill_between_two_hidden_states_the_later_one_counts(store):
     assert (layer, hidden.tolist()) == (3, [1.0])
 
 
+def test_before_hidden_states_that_cannot_be_read_the_earlier_ones_count(store):
+    for layer in range(3):
+        store.save(layer, make_stats(layer))
+    store.save_hidden(2, torch.zeros(1))
+    (store.folder / "hidden-00003.safetensors").write_bytes(b"torn")
+    (store.folder / "hidden-copy.safetensors").write_bytes(b"not ours")
+    assert store.load_hidden()[0] == 2
+    (store.folder / "layer-00001.safetensors").write_bytes(b"torn")
+    assert store.load(1) is None
+    assert store.load_hidden() is None
+
+
+def test_a_layer_that_is_gone_in_the_end_is_said(store):
+    store.save(0, make_stats(0))
+    with pytest.raises(MachineError, match="cannot be read back"):
+        store.finish()
+
+
 def test_in_the_end_there_is_one_file(store):
     for layer in range(3):
         store.save(layer, make_stats(layer))
         store.save_hidden(layer + 1, torch.zeros(1))
     assert store.whole() is None
-    store.finish(3)
+    store.finish()
     assert files(store) == ["calibration.json", "stats.safetensors"]
     about, layers = read_stats(store.folder)
     assert about == ABOUT
@@ -98,7 +142,7 @@ def test_what_a_kill_left_goes(store):
     (store.folder / "layer-00001.safetensors.part").write_bytes(b"half")
     store.begin()
     assert files(store) == ["calibration.json", "layer-00000.safetensors"]
-    store.finish(1)
+    finish(store)
     for name in ("layer-00000.safetensors", "hidden-00001.safetensors"):
         (store.folder / name).write_bytes(b"not yet removed")
     store.whole()
@@ -106,18 +150,38 @@ def test_what_a_kill_left_goes(store):
 
 
 def test_another_calibration_is_refused(store):
-    Store(store.folder, ABOUT).check()
-    Store(store.folder / "new", ABOUT).check()
+    Store(store.folder, ABOUT, LAYERS).check()
+    Store(store.folder / "new", ABOUT, LAYERS).check()
     with pytest.raises(UsageError, match="another calibration: source, rows differ;") as caught:
-        Store(store.folder, {**ABOUT, "source": "def", "rows": [5, 8]}).check()
+        Store(store.folder, {**ABOUT, "source": "def", "rows": [5, 8]}, LAYERS).check()
     assert caught.value.where == str(store.folder)
     with pytest.raises(UsageError, match="another calibration: version differs;"):
         refuse_other({**ABOUT, "version": 0}, ABOUT, "here")
     with pytest.raises(UsageError, match="more differs"):
         refuse_other(ABOUT, {**ABOUT, "more": 1}, "here")
-    (store.folder / "calibration.json").write_text("{torn")
-    with pytest.raises(UsageError, match="another calibration"):
-        store.check()
+    for torn in ("{torn", "[1]"):
+        (store.folder / "calibration.json").write_text(torn)
+        with pytest.raises(UsageError, match="another calibration"):
+            store.check()
+
+
+def test_another_number_of_layers_is_refused(store):
+    kept = (store.folder / "calibration.json").read_bytes()
+    for others in (LAYERS - 1, LAYERS + 1):
+        other = Store(store.folder, ABOUT, others)
+        for refused in (other.check, other.begin):
+            with pytest.raises(UsageError, match=f"for statistics of 3 layers, and {others} are asked for"):
+                refused()
+    assert (store.folder / "calibration.json").read_bytes() == kept
+
+
+def test_all_layers_are_whole_and_fewer_are_not(store):
+    """Statistics can also be laid there whole (`quantize --stats`): more than are asked for serve, fewer do not."""
+    finish(store)
+    assert list(Store(store.folder, ABOUT, 2).whole()) == [0, 1]
+    store.save(3, make_stats(3))
+    assert Store(store.folder, ABOUT, 4).whole() is None
+    assert "layer-00003.safetensors" in files(store)
 
 
 def test_a_description_survives_the_file(store):
@@ -148,11 +212,59 @@ def test_a_missing_or_unfinished_file_is_said(store, tmp_path):
 def test_a_file_that_lacks_a_tensor_is_said(store):
     import safetensors.numpy
 
-    store.save(0, make_stats(0))
-    store.finish(1)
+    finish(store)
     path = store.folder / "stats.safetensors"
     tensors = safetensors.numpy.load(path.read_bytes())
     tensors.pop("layers.0.experts.sum_gn")
-    path.write_bytes(safetensors.numpy.save(tensors, {"halfbyte": json.dumps(ABOUT)}))
+    write_stats(path, tensors)
     with pytest.raises(UsageError, match=r"no statistics of halfbyte's: .*sum_gn"):
         read_stats(store.folder)
+
+
+@pytest.fixture
+def finished(store):
+    """Finished statistics: their file and what is in it."""
+    import safetensors.numpy
+
+    finish(store)
+    path = store.folder / "stats.safetensors"
+    return path, safetensors.numpy.load(path.read_bytes())
+
+
+def test_a_changed_bit_is_noticed(finished):
+    path, tensors = finished
+    whole = path.read_bytes()
+    write_stats(path, tensors)
+    assert read_stats(path)[0] == ABOUT
+    begin = len(whole) - sum(array.nbytes for array in tensors.values())
+    for at in range(begin, len(whole), 37):
+        data = bytearray(whole)
+        data[at] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(UsageError, match="damaged: their checksum is another"):
+            read_stats(path)
+    path.write_bytes(whole.replace(b"abc", b"abd"))  # what they are of
+    with pytest.raises(UsageError, match="damaged: their checksum is another"):
+        read_stats(path)
+
+
+def test_statistics_without_a_checksum_are_measured_again(finished):
+    import safetensors.numpy
+
+    path, tensors = finished
+    path.write_bytes(safetensors.numpy.save(tensors, {"halfbyte": json.dumps(ABOUT)}))
+    with pytest.raises(UsageError, match=r"have no checksum.*measure again"):
+        read_stats(path)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize(
+    "name", ["experts.input_amax", "experts.down_amax", "experts.sum_gn", "input_amax.mlp.up_proj"]
+)
+def test_impossible_values_are_refused(finished, name, bad):
+    path, tensors = finished
+    wrong = tensors[f"layers.1.{name}"].copy()
+    wrong.reshape(-1)[-1] = bad
+    write_stats(path, {**tensors, f"layers.1.{name}": wrong})
+    with pytest.raises(UsageError, match=f"impossible values in layers.1.{name}"):
+        read_stats(path)

@@ -1,6 +1,8 @@
 """Vocabularies: Kimi's from its merges, the others from tokenizer.json; special tokens only where they are meant."""
 
 import base64
+import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -233,3 +235,52 @@ def test_what_a_tokenizer_json_puts_around_a_text_is_known(tmp_path):
     assert vocabulary.pad is None
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
     assert load_vocabulary(tmp_path).pad == 257
+
+
+# The first tokens of long texts.
+
+MINI = REPOSITORY / "models" / "kimi-mini"
+PIECES = st.sampled_from(
+    ["the", "then", "don't", " ", "  ", "\n", "\r\n", "!!", "_", "12", "2026", "你好", "ü\u0301", "\t", "\u00a0",
+     "<|im_end|>", "<think>", "X", "'ll", "\x1c", "..", "\ud83d\ude00"]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("special", [False, True])
+@given(texts=st.lists(st.lists(PIECES, max_size=60).map("".join), max_size=4), count=st.integers(0, 12))
+def test_the_first_tokens_are_those_of_the_whole_text(kimi, special, texts, count):
+    """Also where a text is cut at once, and as near as can be."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "_CHARACTERS", 1)
+        patch.setattr(reader, "_SPARE", 1)
+        for vocabulary in (kimi, load_mini()):
+            wanted = [ids[:count] for ids in vocabulary.encode_all(texts, special=special)]
+            assert vocabulary.encode_first(texts, count, special=special) == wanted
+
+
+@functools.cache
+def load_mini():
+    return load_vocabulary(MINI)
+
+
+def test_what_lies_behind_the_first_tokens_is_not_encoded(kimi):
+    """However long a text is; and where its tokens are long or few, more of it is, up to all."""
+    seen = []
+
+    def encode(texts, special):
+        seen.extend(texts)
+        return kimi._encode(texts, special)
+
+    watched = dataclasses.replace(kimi, _encode=encode)
+    long = "the 你好 then\n" * 1_000_000
+    assert watched.encode_first([long, "the"], 24) == [kimi.encode(long[:2000])[:24], kimi.encode("the")]
+    assert sum(map(len, seen)) < 24 * 64 + 30
+    for text in ("你" * 5000, " " * 5000 + "the", "a\t" * 3000):  # no place to cut
+        seen.clear()
+        assert watched.encode_first([text], 24) == [kimi.encode(text)[:24]]
+        assert seen == [text]
+    seen.clear()
+    few = " ".join(["=" * 25_000] * 4)  # which is few tokens for many characters in other vocabularies
+    wide = dataclasses.replace(kimi, _encode=lambda texts, _: seen.extend(texts) or [[len(t)] for t in texts])
+    assert wide.encode_first([few], 24) == [[len(few)]]
+    assert [len(text) for text in seen] == [25_000, 25_000, len(few)]

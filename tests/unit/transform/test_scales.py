@@ -88,6 +88,18 @@ def test_a_layer_that_saw_nothing():
             assert caught.value.where == module
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+def test_impossible_values_make_no_scale(bad):
+    """Of the expert itself, by every rule; and of its layer, where it needs the layer's."""
+    rules = [rule(backstop) for backstop in ("layer_amax", "modelopt", "all_experts")]
+    for how in rules:
+        with pytest.raises(UsageError, match=f"the largest absolute value is {bad}"):
+            expert_amax(experts([10, 10], [bad, 3.0], [0.5, 0.5]), 0, UP, how)
+    for how in (*rules, InputScale(per="layer")):
+        with pytest.raises(UsageError, match=f"the largest absolute value is {bad}"):
+            expert_amax(experts([0, 1], [bad, bad], [0.5, 0.5]), 0, UP, how)
+
+
 # A whole layer, with the jobs of a plan.
 
 

@@ -20,7 +20,10 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 RECIPES = {
     "mlp_max": ("kimi-k2.6-nvfp4-wafer", ["quantize.kv_scale_min=null"]),
     "experts_mse": ("kimi-k2.7-code-nvfp4-decart", []),
-    "default_max": ("kimi-k2.6-nvfp4-wafer", ["quantize.kv_scale_min=null", "roles.attention=quantize"]),
+    "default_max": (
+        "kimi-k2.6-nvfp4-wafer",
+        ["quantize.kv_scale_min=null", "roles.attention=quantize", "quantize.config.ignore_patterns=[lm_head]"],
+    ),
 }
 PER_LAYER = [
     "quantize.input_scale.per=layer",

@@ -37,12 +37,11 @@ import halfbyte.pipeline as pipeline
 import halfbyte.run as run
 disk, moment = Path(sys.argv.pop()), sys.argv.pop()
 def fill():
-    with open(disk / "ballast", "ab") as file:
+    with open(disk / "ballast", "ab", buffering=0) as file:  # a buffer would fail once more when it is closed
         for nbytes in (1 << 20, 1 << 12):
             try:
                 while True:
                     file.write(bytes(nbytes))
-                    file.flush()
             except OSError:
                 pass
 def before(module, name, ready):
@@ -133,12 +132,13 @@ def filled_up(tmp_path, moment, *command):
 
 
 @pytest.mark.usefixtures("namespaces")
-@pytest.mark.parametrize(("moment", "finished"), [("begin", 0), ("shards", 2), ("rest", 6)])
+@pytest.mark.parametrize(("moment", "finished"), [("begin", {0}), ("shards", {2, 3, 4}), ("rest", {6})])
 def test_a_disk_that_fills_up(source, tmp_path, whole, moment, finished):
+    """Shards that were begun have their room, and are finished."""
     facts, fix = filled_up(tmp_path, moment, "quantize", source, tmp_path / "disk/out", "-r", RECIPE, "--threads", "1")
     assert fix == "  fix   free some space and run the same command again: finished shards are kept"
     assert not [name for name in facts["left"] if name.endswith(".part")]
-    assert sum(name.endswith(".safetensors") for name in facts["left"]) == finished
+    assert sum(name.endswith(".safetensors") for name in facts["left"]) in finished
     assert "config.json" not in facts["left"]
     assert facts["again"] == 0, facts["said"]
     assert (facts["hashes"], facts["whole"]) == whole

@@ -178,6 +178,8 @@ def _fitter(gpus: str | None) -> Callable[[Plan], Fit] | None:
 @click.argument("out_folder", metavar="OUT", type=click.Path(path_type=Path))
 @recipe_or_plan_options
 @click.option("--stats", type=click.Path(path_type=Path), help="Take statistics of `halfbyte calibrate`; run no data.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+              help="Where layers run and experts are encoded; cuda takes one GPU.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), help="Threads that read, compute and write.  [default: cores + 2]")
 @click.option("--verify/--no-verify", default=True, show_default=True,
               help="First compare the source's shards with their known SHA-256.")  # fmt: skip
@@ -199,6 +201,7 @@ def quantize_command(out: Output, source: Path, out_folder: Path, threads: int |
             planned=planned,
             stats=choice["stats"],
             threads=threads,
+            device=choice["device"],
             verify_source=choice["verify"],
             progress=show.steps(bar),
         )

@@ -29,9 +29,10 @@ from halfbyte.folders import (
 )
 from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import describe
+from halfbyte.numerics.blas import one_blas_thread
 from halfbyte.plan.ignore_list import refuse_misread
 from halfbyte.plan.manifest import Plan, make_plan, refuse_other_plan
-from halfbyte.plan.rules import Job, refuse_pruning
+from halfbyte.plan.rules import ENCODE, ROUTED, Job, refuse_pruning
 from halfbyte.rest import write_rest
 from halfbyte.run import Progress, Runner
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
@@ -119,7 +120,10 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     with _explained(out, made, journal), alone(out), without_parts(out):  # nothing was written until here
         _check_folder(out, made, measured)  # again, now that nobody else can begin
         _begin(out, made, weights, measured, stamps)
-        with Runner(made, out, journal, finished, seen=seen, threads=threads, progress=progress) as runner:
+        with (
+            one_blas_thread(),
+            Runner(made, out, journal, finished, seen=seen, threads=threads, progress=progress) as runner,
+        ):
             coverage = _run(made, out, runner, measured, threads, device)
         write_rest(made, out, others)
     return Result(
@@ -184,7 +188,8 @@ def _run(
     for job in pending:
         by_layer.setdefault(job.layer, []).append(job)
     layers: dict[int, LayerStats] = {}
-    for layer, found in measured.layers(runner.reader, threads, runner.say):
+    unwritten = {job.layer for job in pending if job.layer is not None and job.role == ROUTED and job.action == ENCODE}
+    for layer, found in measured.layers(runner.reader, threads, runner.say, unwritten):
         runner.do(by_layer.get(layer, []), from_data(found, quantize))
         layers[layer] = replace(found, moments=None)  # which are large
     runner.do(by_layer.get(None, []))

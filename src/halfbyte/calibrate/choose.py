@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,13 @@ def measured_here(  # noqa: PLR0913 - keyword-only at the end
     store = Store(folder, calibration.about, layers)
     store.check()
 
-    def run(reader: HoldingReader, threads: int | None, say: Say) -> Iterator[tuple[int, LayerStats]]:
+    def run(
+        reader: HoldingReader, threads: int | None, say: Say, unwritten: Collection[int]
+    ) -> Iterator[tuple[int, LayerStats]]:
         store.begin()
         tokens, (rows, length) = sum(calibration.about["domains"].values()), calibration.about["rows"]
         say(f"{tokens:,} tokens in {rows} rows of {length}")
-        return measured_layers(calibration, store, model, reader=reader, threads=threads, say=say)
+        return measured_layers(calibration, store, model, reader=reader, threads=threads, say=say, unwritten=unwritten)
 
     return Statistics(calibration.about, None, run, calibration, store)
 
@@ -66,7 +68,7 @@ def measure_alone(
             say(what, sum(sizes[: len(measured)]), sum(sizes))
 
         with HoldingReader(checkpoint) as reader:
-            for layer, stats in found.layers(reader, threads, tell):
+            for layer, stats in found.layers(reader, threads, tell, ()):
                 measured[layer] = stats
         tell("measured all layers")
         return report(measured, recipe.quantize.input_scale if recipe.quantize else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ class Statistics:
 
     about: Mapping[str, Any]
     file: bytes | None  # the statistics themselves, where they were given: they are kept beside the weights
-    layers: Callable[[HoldingReader, int | None, Say], Iterator[tuple[int, LayerStats]]]
+    layers: Callable[[HoldingReader, int | None, Say, Collection[int]], Iterator[tuple[int, LayerStats]]]
     calibration: Calibration | None = None  # what is measured here, and where it is kept meanwhile
     store: Store | None = None
 
@@ -50,7 +50,9 @@ def given(
         raise UsageError(f"these statistics have no layer {missing[0]}", where=str(path), fix="measure all layers")
     _refuse_unmeasured(found, rule, str(path))
 
-    def run(_reader: HoldingReader, _threads: int | None, _say: Say) -> Iterator[tuple[int, LayerStats]]:
+    def run(
+        _reader: HoldingReader, _threads: int | None, _say: Say, _unwritten: Collection[int]
+    ) -> Iterator[tuple[int, LayerStats]]:
         yield from ((layer, found[layer]) for layer in range(layers))
 
     return Statistics(about, stats_file(path).read_bytes(), run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -16,7 +16,7 @@ from halfbyte.source.headers import TensorInfo
 from halfbyte.source.hold import HoldingReader
 
 
-def measured_layers(
+def measured_layers(  # noqa: PLR0913 - keyword-only from the reader on
     calibration: Calibration,
     store: Store,
     model: Model,
@@ -24,17 +24,24 @@ def measured_layers(
     reader: HoldingReader,
     threads: int | None,
     say: Callable[[str], None],
+    unwritten: Collection[int] = (),
 ) -> Iterator[tuple[int, LayerStats]]:
     """Yield every layer with its statistics; while a layer is yielded, the reader holds its tensors.
 
-    A layer that an earlier run measured is not run again; what it holds is read anew if someone asks for it.
+    A layer that an earlier run measured is not run again; what it holds is read anew if someone asks for it. Where the
+    weights of `unwritten` layers need moments, which nobody keeps, everything up to them is.
     """
-    if (whole := store.whole()) is not None:
+    layers = store.layers
+    whole = store.whole()
+    if whole is not None and not (calibration.moments and unwritten):
         yield from whole.items()
         return
-    layers = store.layers
     stream = Stream(calibration, Weights(model, reader), threads)
-    first, stream.hidden = store.load_hidden() or (0, stream.hidden)
+    first, hidden = store.load_hidden() or (0, stream.hidden)
+    if calibration.moments and any(layer < first for layer in unwritten):
+        first = 0
+    else:
+        stream.hidden = hidden
     for layer in range(first):
         stats = store.load(layer)
         assert stats is not None

@@ -13,7 +13,7 @@ from halfbyte.cuda.slots import SLOT_NBYTES
 from halfbyte.cuda.stacks import Projection
 from halfbyte.errors import MachineError
 
-MOST_LAYERS = 3  # one that comes, one that runs, one that is written
+MOST_LAYERS = 2  # one that comes and one that runs; what is written is no longer in its stored format
 _ONCE = 3 << 29  # CUDA's context, kernels, cuBLAS's workspaces
 _BF16 = 2
 
@@ -23,12 +23,13 @@ class Needs:
     """Bytes on the device."""
 
     layer: int  # the largest layer's experts, as they are stored
+    output: int  # and as they are written
     tokens: int  # what all tokens take: hidden states, what experts are given, what they return
     work: int  # everything that comes and goes
 
     def total(self, layers: int) -> int:
         """Return the whole, with so many layers there at once."""
-        return layers * self.layer + self.tokens + self.work + _ONCE
+        return layers * self.layer + self.output + self.tokens + self.work + _ONCE
 
 
 def needs(layers: list[list[Projection]], calibration: Calibration | None, *, sweep: bool) -> Needs:
@@ -37,7 +38,8 @@ def needs(layers: list[list[Projection]], calibration: Calibration | None, *, sw
     layer = sum(one.nbytes for one in largest)
     weights = sum(one.shape[0] * one.shape[1] * len(one.linears) for one in largest)
     matrix = max((one.shape[0] * one.shape[1] for one in largest), default=0)
-    work = 3 * SLOT_NBYTES * 4 + (weights // 16 + 2 * SLOT_NBYTES if sweep else 0)
+    output = weights * 9 // 16 + weights // 2048  # codes, block scales, and what quality is made of
+    work = SLOT_NBYTES + (weights // 16 + SLOT_NBYTES if sweep else 0)
     tokens = 0
     if calibration is not None:
         config: Any = calibration.text.config
@@ -51,7 +53,7 @@ def needs(layers: list[list[Projection]], calibration: Calibration | None, *, sw
         dense = min(count, CHUNK_TOKENS) * 4 * config.intermediate_size * _BF16
         others = 2 * (3 * config.hidden_size * config.intermediate_size + heads * config.hidden_size) * _BF16
         work += max(attention + dense, expert + 3 * matrix * _BF16) + others
-    return Needs(layer, tokens, work)
+    return Needs(layer, output, tokens, work)
 
 
 def layers_at_once(need: Needs, device: torch.device) -> int:

@@ -265,6 +265,7 @@ class DevicePass:
             self._write(made, here, given)
         finally:
             if made:
+                made.clear()  # the list itself: whoever else holds it must not hold the next layer's memory
                 self._one_output.release()
         self._settle()
 
@@ -346,7 +347,8 @@ class DevicePass:
         for at, places in sent.stretches:
             nbytes = places[-1].end - places[0].begin
             futures += self._runner.put(Stretch(places, memory[at : at + nbytes].data, costs))
-        _when_done(futures, lambda: self._out.give_back(sent.slot))
+        slot = sent.slot  # and nothing else of it, or what was made would stay on the device until it is written
+        _when_done(futures, lambda: self._out.give_back(slot))
         self._writing.extend(futures)
 
     def _release(self, futures: list[Future[None]], infos: Iterable[TensorInfo]) -> None:

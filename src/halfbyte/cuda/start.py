@@ -66,7 +66,7 @@ def run_on_device(
     known: dict[int, LayerStats] = {}
     forward_from, hidden = 0, None
     if measured is not None and calibration is None:
-        known = dict(measured.layers(runner.reader, None, runner.say))
+        known = dict(measured.layers(runner.reader, None, runner.say, ()))
     elif store is not None:
         store.begin()
         if (whole := store.whole()) is not None:

@@ -1,0 +1,162 @@
+"""The pass on a device, with kernels in Triton's interpreter where there is no GPU: the same bytes as on the CPU.
+
+Triton decides when it is imported whether it interprets, so all of it runs in processes of its own.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from calibratable import REPOSITORY, SHORT, digests, small, texts
+
+from halfbyte.calibrate.named_files import with_data
+from halfbyte.models.model import describe
+from halfbyte.pipeline import plan, quantize
+from halfbyte.recipe import load_recipe
+from halfbyte.source.checkpoint import open_checkpoint
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu:0"
+CASES = {
+    "max": ("int4-k2.6", "kimi-k2.6-nvfp4-nvidia", ()),
+    "mse, shards that span layers": ("fp8-block-k2", "kimi-k2.7-code-nvfp4-decart", ("shards=1MB",)),
+    "packed": ("bf16", "kimi-k2.6-nvfp4-nvidia", ("calibrate.rows=packed",)),
+    "without data": ("nvfp4", "kimi-k2.6-mxfp4-wafer", ()),
+}
+_RUN = """
+import sys, json
+from pathlib import Path
+from halfbyte.pipeline import quantize
+from halfbyte.plan.file import read_plan_file
+source, out, plan, device = sys.argv[1:]
+progress = lambda step: print(step.shard, flush=True)
+recipe = read_plan_file(Path(plan)).recipe
+quantize(Path(source), Path(out), recipe, device=device, verify_source=False, progress=progress)
+"""
+
+
+def recipe_for(source, data, name, sets):
+    """A recipe on local texts; what is stored quantized and would be kept is decoded, as configs want it."""
+    stored = {linear.role for linear in describe(open_checkpoint(source)).linears.values() if linear.format != "bf16"}
+    plain = load_recipe(name)
+    changes = [f"roles.{role}=bf16" for role in sorted(stored) if plain.roles[role] == "keep"]
+    if plain.calibrate is None:
+        return load_recipe(name, [*changes, *sets])
+    return with_data(load_recipe(name, [*changes, SHORT, *sets]), [f"news={data}"], 5)
+
+
+def start(source, out, plan_file):
+    environment = os.environ | {"TRITON_INTERPRET": "1" if DEVICE != "cuda" else "0", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", _RUN, source, out, plan_file, DEVICE]
+    return subprocess.Popen(
+        list(map(str, command)),
+        cwd=REPOSITORY,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(source, out, plan_file):
+    process = start(source, out, plan_file)
+    words, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors[-3000:]
+    return words
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Sources of all kinds that are used, with texts."""
+    made = {}
+
+    def place(kind):
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind)
+            small(folder / "source", kind, layers=3, experts=4, hidden=64, expert_width=32)
+            texts(folder / "texts.jsonl", count=16)
+            made[kind] = folder
+        return made[kind]
+
+    return place
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bytes_are_the_cpus(places, tmp_path, case):
+    kind, name, sets = CASES[case]
+    folder = places(kind)
+    recipe = recipe_for(folder / "source", folder / "texts.jsonl", name, sets)
+    (tmp_path / "plan.json").write_text(json.dumps(plan(folder / "source", recipe).as_dict()))
+    words = run(folder / "source", tmp_path / "device", tmp_path / "plan.json")
+    stats = tmp_path / "device/halfbyte/stats" if recipe.calibrate else None
+    quantize(folder / "source", tmp_path / "cpu", recipe, stats=stats, verify_source=False)
+    assert digests(tmp_path / "device") == digests(tmp_path / "cpu")
+    assert not list(tmp_path.rglob("*.part"))
+    assert ("measured layer 2 of 3" in words) == (recipe.calibrate is not None)
+    ours, theirs = (qualities(tmp_path / name) for name in ("device", "cpu"))
+    assert ours.keys() == theirs.keys()
+    assert any(ours.values())
+    assert all(ours[shard] == pytest.approx(lost, rel=1e-6) for shard, lost in theirs.items())
+
+
+def qualities(out):
+    """What each shard's journal line says that encoding cost; 0 where nothing was encoded."""
+    lines = (out / "halfbyte/journal.jsonl").read_text().split("\n")
+    return {line["shard"]: line["sqnr_db"] or 0.0 for line in map(json.loads, filter(None, lines))}
+
+
+def test_a_killed_run_goes_on(places, tmp_path):
+    folder = places("int4-k2.6")
+    recipe = recipe_for(folder / "source", folder / "texts.jsonl", "kimi-k2.6-nvfp4-nvidia", ("shards=layers",))
+    (tmp_path / "plan.json").write_text(json.dumps(plan(folder / "source", recipe).as_dict()))
+    run(folder / "source", tmp_path / "whole", tmp_path / "plan.json")
+    process = start(folder / "source", tmp_path / "out", tmp_path / "plan.json")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("model-"):  # the first final shard
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(0.1)
+    finals = {path.name for path in (tmp_path / "out").glob("model-*.safetensors")}
+    words = run(folder / "source", tmp_path / "out", tmp_path / "plan.json")
+    assert finals
+    assert not finals & {line for line in words.split("\n") if line.startswith("model-")}  # those are not made again
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+    assert not list((tmp_path / "out").rglob("*.part"))
+
+
+def test_a_damaged_weight_is_named(places, tmp_path):
+    """An infinite scale in one expert: one sentence, and nothing that looks finished."""
+    folder = places("int4-k2.6")
+    recipe = recipe_for(folder / "source", folder / "texts.jsonl", "kimi-k2.6-nvfp4a16", ())
+    (tmp_path / "plan.json").write_text(json.dumps(plan(folder / "source", recipe).as_dict()))
+    source = tmp_path / "source"
+    source.mkdir()
+    for path in (folder / "source").iterdir():
+        (source / path.name).write_bytes(path.read_bytes())
+    info = open_checkpoint(source).tensors["language_model.model.layers.1.mlp.experts.2.up_proj.weight_scale"]
+    with (source / info.shard).open("r+b") as file:
+        file.seek(info.begin)
+        file.write(b"\x80\x7f")  # BF16 infinity
+    process = start(source, tmp_path / "out", tmp_path / "plan.json")
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode
+    assert "layers.1.mlp.experts.2.up_proj" in errors
+    assert "infinity" in errors
+    assert not (tmp_path / "out/config.json").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_no_gpu_is_said_before_anything_is_written(places, tmp_path):
+    folder = places("int4-k2.6")
+    command = [sys.executable, "-m", "halfbyte.cli", "quantize", folder / "source", tmp_path / "out"]
+    command += ["-r", "kimi-k2.6-mxfp4-wafer", "--device", "cuda"]
+    ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert ended.returncode == 3, ended.stderr
+    assert "PyTorch sees no CUDA device here" in ended.stderr
+    assert not (tmp_path / "out").exists()

@@ -5,6 +5,7 @@ Triton decides when it is imported whether it interprets, so all of it runs in p
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,9 +137,7 @@ def test_a_damaged_weight_is_named(places, tmp_path):
     recipe = recipe_for(folder / "source", folder / "texts.jsonl", "kimi-k2.6-nvfp4a16", ())
     (tmp_path / "plan.json").write_text(json.dumps(plan(folder / "source", recipe).as_dict()))
     source = tmp_path / "source"
-    source.mkdir()
-    for path in (folder / "source").iterdir():
-        (source / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(folder / "source", source)
     info = open_checkpoint(source).tensors["language_model.model.layers.1.mlp.experts.2.up_proj.weight_scale"]
     with (source / info.shard).open("r+b") as file:
         file.seek(info.begin)
@@ -154,8 +153,8 @@ def test_a_damaged_weight_is_named(places, tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_no_gpu_is_said_before_anything_is_written(places, tmp_path):
     folder = places("int4-k2.6")
-    command = [sys.executable, "-m", "halfbyte.cli", "quantize", folder / "source", tmp_path / "out"]
-    command += ["-r", "kimi-k2.6-mxfp4-wafer", "--device", "cuda"]
+    command = [sys.executable, "-c", "from halfbyte.cli import main; main()", "quantize", folder / "source"]
+    command += [tmp_path / "out", "-r", "kimi-k2.6-mxfp4-wafer", "--device", "cuda"]
     ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert ended.returncode == 3, ended.stderr
     assert "PyTorch sees no CUDA device here" in ended.stderr

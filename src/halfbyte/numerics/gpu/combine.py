@@ -1,6 +1,7 @@
 """Add an expert's outputs to its tokens' sums, and measure them on the way: one pass over memory instead of six.
 
-The arithmetic is transformers': the output times its weight in FP32, rounded to BF16, added in BF16.
+The arithmetic is transformers': the output times its weight in FP32, rounded to BF16, added in BF16. What is not finite
+shows in the norm; its sum is anything.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+
+from halfbyte.numerics.gpu.device import bf16_bits, bf16_rounded, bf16_value
 
 _WIDTH = 2048  # columns at a time
 
@@ -23,10 +26,11 @@ def _combine(out_ptr, token_ptr, weight_ptr, total_ptr, norm_ptr, amax_ptr, widt
     for start in range(0, width, SIZE):
         column = start + tl.arange(0, SIZE)
         inside = column < width
-        out = tl.load(out_ptr + row * width + column, mask=inside, other=0.0).to(tl.float32)
-        share = (out * weight).to(tl.bfloat16).to(tl.float32)
-        before = tl.load(total_ptr + token * width + column, mask=inside, other=0.0).to(tl.float32)
-        tl.store(total_ptr + token * width + column, (before + share).to(tl.bfloat16), mask=inside)
+        out = bf16_value(tl.load(out_ptr + row * width + column, mask=inside, other=0).to(tl.int32) & 0xFFFF)
+        share = bf16_rounded(out * weight)
+        at = total_ptr + token * width + column
+        before = bf16_value(tl.load(at, mask=inside, other=0).to(tl.int32) & 0xFFFF)
+        tl.store(at, bf16_bits(before + share).to(tl.int16), mask=inside)
         wide = out.to(tl.float64)
         squares += wide * wide
         largest = tl.maximum(largest, tl.abs(out))
@@ -45,6 +49,7 @@ def combine(
     norms = torch.empty(count, dtype=torch.float64, device=out.device)
     amax = torch.empty(count, dtype=torch.float32, device=out.device)
     size = min(_WIDTH, triton.next_power_of_2(width))
-    arguments = (out.contiguous(), tokens, weights.contiguous(), total, norms, amax, width)
+    bits = out.contiguous().view(torch.int16), total.view(torch.int16)
+    arguments = (bits[0], tokens, weights.contiguous(), bits[1], norms, amax, width)
     _combine[(count,)](*arguments, size, num_warps=8, enable_fp_fusion=False)
     return norms, amax

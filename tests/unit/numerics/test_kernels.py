@@ -124,6 +124,18 @@ def unrounded(made, method):
     return floats.e2m1_decode(floats.unpack_nibbles(first)) * np.repeat(factor, block, axis=1)
 
 
+@pytest.mark.parametrize("method", ["max", "mse"])
+@pytest.mark.parametrize("pattern", [1, 2, 5, 9])
+def test_zeros_stay_zeros_where_a_factor_underflows(method, pattern):
+    """Block scale times tensor scale is 0 there, and 0 / 0 is no code."""
+    w = np.array([[0] * 16 + [pattern] * 3 + [0] * 13], np.uint16)
+    made = encode(w, "nvfp4", method=method)
+    codes, scale = reference(w, "nvfp4", method)
+    np.testing.assert_array_equal(made.tensors["weight_scale"], scale)
+    np.testing.assert_array_equal(made.tensors["weight"], codes)
+    assert not made.tensors["weight"][0, :8].any()
+
+
 def test_saturation_is_counted():
     w = bf16([[1.9] * 16 + [0.5] * 16])  # 1.9 is 7.6 quarter steps: the even scale is 0.5, where 3.8 is no 6
     assert encode(w, "mxfp4").quality.saturated == 0

@@ -5,6 +5,7 @@ import numpy as np
 from halfbyte.numerics.cpu import rows
 from halfbyte.numerics.cpu.jit import kernel
 from halfbyte.numerics.cpu.scalars import (
+    TINY,
     F,
     U,
     bf16_bits,
@@ -53,11 +54,12 @@ def _quantize_row(row, decode_scale, rule, codes, error):
     only_if_code = np.uint8(rule == MXFP4_QUARK)  # the others keep the sign of what rounds to 0, but not of -0.0
     for chunk in range(decode_scale.size):
         scale = decode_scale[chunk]
+        divisor = max(scale, TINY)
         for j in range(16):  # a constant, so that this loop becomes one vector
             i = chunk * 16 + j
             bits = U(row[i])
             magnitude = bf16_value(bits & U(0x7FFF))
-            quotient = magnitude / scale
+            quotient = magnitude / divisor
             value = e2m1_value(quotient)
             signed = np.uint8(value > F(0)) | (np.uint8(quotient > F(0)) & ~only_if_code)
             sign = np.uint8(bits >> U(12)) & np.uint8(signed << np.uint8(3))

@@ -17,7 +17,7 @@ from halfbyte.numerics.cpu.bf16_blocks import (
 from halfbyte.numerics.cpu.jit import kernel
 from halfbyte.numerics.cpu.nibbles import count_magnitudes, look_up
 from halfbyte.numerics.cpu.rows import ERROR, MAGNITUDE, MAX_ERROR, SATURATED, SIGNAL
-from halfbyte.numerics.cpu.scalars import F, bf16_bits, bf16_rounded, bf16_value, e2m1_code_of, e2m1_value
+from halfbyte.numerics.cpu.scalars import TINY, F, bf16_bits, bf16_rounded, bf16_value, e2m1_code_of, e2m1_value
 
 KEYS = 128  # a table's key within its scale: the largest |q| (0..8), or a given E4M3 code
 MAGNITUDES = 8  # |q| of 1..8
@@ -53,7 +53,7 @@ def number_scales(scale):
 def _nibble(q, scale, factor, rule):
     """Target code of one source code under the sign rule of the format."""
     weight = bf16_rounded(F(q) * scale)
-    quotient = abs(weight) / factor
+    quotient = abs(weight) / max(factor, TINY)
     value = e2m1_value(quotient)
     kept = value > F(0) if rule == MXFP4_QUARK else quotient > F(0)
     negative = weight < F(0) and kept
@@ -94,7 +94,7 @@ def _statistics(patterns, owner, factor, histogram, stats):
             if count == 0:
                 continue
             weight = abs(bf16_rounded(F(m + 1) * scale))
-            quotient = weight / factor[slot]
+            quotient = weight / max(factor[slot], TINY)
             error = abs(weight - e2m1_value(quotient) * factor[slot])
             stats[SIGNAL] += count * (np.float64(weight) * np.float64(weight))
             stats[ERROR] += count * (np.float64(error) * np.float64(error))

@@ -9,6 +9,8 @@ U = np.uint32
 
 # Adding and subtracting 1.5 * 2^23 rounds |x| < 2^22 to the nearest integer, ties to even, and vectorises.
 ROUND = F(12582912.0)
+# What is divided by where a factor has underflowed to 0: zeros stay zeros, other weights saturate as they do over 0.
+TINY = F(2.0**-149)
 
 
 @inlined

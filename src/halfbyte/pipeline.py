@@ -9,7 +9,7 @@ import errno
 import json
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -121,7 +121,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
         _check_folder(out, made, measured)  # again, now that nobody else can begin
         _begin(out, made, weights, measured, stamps)
         with (
-            one_blas_thread(),
+            _arithmetic(made),
             Runner(made, out, journal, finished, seen=seen, threads=threads, progress=progress) as runner,
         ):
             coverage = _run(made, out, runner, measured, threads, device)
@@ -137,6 +137,12 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
         verified_shards=None if stamps is None else len(stamps),
         coverage=coverage,
     )
+
+
+def _arithmetic(made: Plan) -> AbstractContextManager[None]:
+    """Return what a run computes under: compensation factors matrices, and must do it alike on any number of cores."""
+    compensates = made.recipe.quantize is not None and made.recipe.quantize.scales == COMPENSATED
+    return one_blas_thread() if compensates else nullcontext()
 
 
 def _check_device(made: Plan, measured: Statistics | None, device: str) -> None:

@@ -131,6 +131,27 @@ def test_a_killed_run_goes_on(places, tmp_path):
     assert not list((tmp_path / "out").rglob("*.part"))
 
 
+@pytest.mark.parametrize("after", ["tokens in", "measured layer 1"])
+def test_ctrl_c_ends_soon_and_leaves_nothing_half_written(places, tmp_path, after):
+    folder = places("int4-k2.6")
+    recipe = recipe_for(folder / "source", folder / "texts.jsonl", "kimi-k2.6-nvfp4-nvidia", ())
+    (tmp_path / "plan.json").write_text(json.dumps(plan(folder / "source", recipe).as_dict()))
+    process = start(folder / "source", tmp_path / "out", tmp_path / "plan.json")
+    assert process.stdout is not None
+    if after == "tokens in":  # before the first line: while the first layer comes or runs
+        while not (tmp_path / "out/halfbyte/stats/calibration.json").exists():
+            time.sleep(0.01)
+    else:
+        assert any(line.startswith(after) for line in process.stdout)
+    process.send_signal(signal.SIGINT)
+    begin = time.monotonic()
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - begin < 30
+    assert "stopped;" in errors
+    assert not list((tmp_path / "out").rglob("*.part"))
+    assert not (tmp_path / "out/config.json").exists()
+
+
 def test_a_damaged_weight_is_named(places, tmp_path):
     """An infinite scale in one expert: one sentence, and nothing that looks finished."""
     folder = places("int4-k2.6")

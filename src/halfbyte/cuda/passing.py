@@ -11,8 +11,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -158,7 +159,7 @@ class DevicePass:
         before = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_SECONDS)
         try:
-            with ThreadPoolExecutor(1) as ahead, ThreadPoolExecutor(1) as behind:
+            with ThreadPoolExecutor(1) as ahead, ThreadPoolExecutor(1) as behind, self._nobody_waits():
                 next_ones = [*((at, self._forwards(at, forward_from)) for at in todo), None]
                 coming = ahead.submit(self._come, *next_ones[0]) if next_ones[0] else None
                 for following in next_ones[1:]:
@@ -180,6 +181,15 @@ class DevicePass:
             sys.setswitchinterval(before)
             self._loader.close()
         return self.measured
+
+    @contextmanager
+    def _nobody_waits(self) -> Generator[None]:
+        """Wake the threads up after an error or Ctrl-C, so that they can end: what they wait for will not come."""
+        try:
+            yield
+        except BaseException:
+            self._buffers.close()
+            raise
 
     def _forwards(self, layer: int, forward_from: int) -> bool:
         return self._calibration is not None and layer >= forward_from

@@ -108,13 +108,23 @@ class Buffers:
 
     def __init__(self, count: int, device: torch.device) -> None:
         self._device = device
-        self._free: queue.SimpleQueue[dict[tuple[str, str], torch.Tensor]] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[dict[tuple[str, str], torch.Tensor] | None] = queue.SimpleQueue()
         for _ in range(count):
             self._free.put({})
 
     def take(self) -> dict[tuple[str, str], torch.Tensor]:
         """Return the memory of a layer that is done."""
-        return self._free.get()
+        memory = self._free.get()
+        if memory is None:
+            self._free.put(None)
+            raise InterruptedError("no layer comes any more")
+        return memory
+
+    def close(self) -> None:
+        """Let nobody wait any more: the run has failed, or was stopped."""
+        while not self._free.empty():
+            self._free.get()
+        self._free.put(None)
 
     def give_back(self, memory: dict[tuple[str, str], torch.Tensor]) -> None:
         """Let another layer have it."""

@@ -16,6 +16,7 @@ import torch
 from calibratable import REPOSITORY, SHORT, digests, small, texts
 
 from halfbyte.calibrate.named_files import with_data
+from halfbyte.errors import UsageError
 from halfbyte.models.model import describe
 from halfbyte.pipeline import plan, quantize
 from halfbyte.recipe import load_recipe
@@ -123,6 +124,8 @@ def test_a_killed_run_goes_on(places, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     time.sleep(0.1)
+    with pytest.raises(UsageError, match="device differs"):
+        quantize(folder / "source", tmp_path / "out", recipe, verify_source=False)
     finals = {path.name for path in (tmp_path / "out").glob("model-*.safetensors")}
     words = run(folder / "source", tmp_path / "out", tmp_path / "plan.json")
     assert finals

@@ -76,8 +76,7 @@ def prepare(
     rule = recipe.quantize.input_scale if recipe.quantize else None
     compensated = recipe.quantize is not None and recipe.quantize.scales == COMPENSATED
     about = _about(text, rows, rule, {"source": short_name(weights), "config": config_name(checkpoint.config)})
-    if device != "cpu":  # sums on a GPU differ in their last bits: two devices never measure into one folder
-        about["device"] = device
+    about["device"] = device  # sums on a GPU differ in their last bits: two devices never measure into one folder
     return Calibration(text, rows, rule, about, compensated)
 
 

@@ -1,4 +1,7 @@
-"""What a pass takes of a device, counted from headers alone, and what is said where it does not fit."""
+"""What a pass takes of a device, counted from headers alone, and what is said where it does not fit.
+
+It lies here because importing the pass imports the kernels, which this folder imports interpreted.
+"""
 
 from types import SimpleNamespace
 

@@ -63,6 +63,9 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+KV = ["nvfp4 max, wafer, W4A16", *(name for name in RUNS if "FP8 KV" in name)]  # none, cast, by k_scale
+
+
 def held_out(path: Path, count: int) -> Path:
     """Write chats that nobody has seen."""
     rng, modules = random.Random(HELD_OUT_SEED), mixture.modules()
@@ -102,6 +105,19 @@ def row(name: str, report: Report, baselines: dict[str, Report]) -> str:
     return f"| {name} | {' | '.join(cells)} | {found.value:.2f} ({found.low:.2f} to {found.high:.2f}) |"
 
 
+def kv_lines(reports: dict[str, Report]) -> list[str]:
+    """Say what an FP8 KV cache costs, and whether the two ways differ; nothing where they were not run."""
+    if not all(name in reports for name in KV):
+        return []
+    none, cast, scaled = (reports[name] for name in KV)
+    pairs = {"cast / none": (cast, none), "k_scale / none": (scaled, none), "k_scale / cast": (scaled, cast)}
+    found = {words: kl_ratio(*pair) for words, pair in pairs.items()}
+    return [
+        "",
+        *(f"FP8 KV, {words}: {one.value:.2f} ({one.low:.2f} to {one.high:.2f})" for words, one in found.items()),
+    ]
+
+
 def main() -> None:
     """Make, run, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -132,6 +148,7 @@ def main() -> None:
         "| --- | --- | --- | --- | --- |",
         *(row(name, report, baselines) for name, report in reports.items()),
     ]
+    lines += kv_lines(reports)
     total = next(iter(reports.values())).total
     about = f"{total.documents} held-out chats, {total.tokens:,} predicted tokens, float32"
     about += "" if given.score == "answers" else ", prompts included"

@@ -99,6 +99,9 @@ def test_bytes_are_the_cpus(places, tmp_path, case):
     assert digests(tmp_path / "device") == digests(tmp_path / "cpu")
     assert not list(tmp_path.rglob("*.part"))
     assert ("measured layer 2 of 3" in words) == (recipe.calibrate is not None)
+    journal = (tmp_path / "device/halfbyte/journal.jsonl").read_text().split("\n")
+    hashed = {line["shard"]: line["sha256"] for line in map(json.loads, filter(None, journal))}
+    assert hashed.items() <= digests(tmp_path / "device").items()  # hashed from memory that is used again meanwhile
     ours, theirs = (qualities(tmp_path / name) for name in ("device", "cpu"))
     assert ours.keys() == theirs.keys()
     assert any(ours.values())

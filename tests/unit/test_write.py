@@ -61,3 +61,18 @@ def test_digest_of_a_shard_that_threads_write(tmp_path):
         thread.join()
     assert shard.finish() == hashlib.sha256(data).hexdigest() == file_sha256(tmp_path / "shard")
     assert (tmp_path / "shard").read_bytes() == data
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_memory_that_was_lent_may_be_used_again_at_once(tmp_path, seed):
+    """Pieces in any order, each in the same buffer, which is wiped as soon as it was written."""
+    dice = random.Random(seed)
+    data = dice.randbytes(40 * 1000)
+    file = ShardFile(tmp_path / "shard", b"", len(data))
+    buffer = bytearray(1000)
+    for start in dice.sample(range(0, len(data), 1000), 40):
+        buffer[:] = data[start : start + 1000]
+        file.write(memoryview(buffer), start, lent=True)
+        buffer[:] = bytes(1000)
+    assert file.finish() == hashlib.sha256(data).hexdigest()
+    assert (tmp_path / "shard").read_bytes() == data

@@ -9,6 +9,8 @@
     encode.py    stacks in the output's format
     passing.py   the loop: the next layer comes while this one runs and the last one is written
     memory.py    what all that takes, before it begins
+    start.py     from a plan to a pass, and what is refused before it
+    clock.py     where the time goes
 
 Everything also runs on a CPU with Triton's interpreter, in which the lanes are one: that is how it is tested without a
 GPU.

@@ -57,9 +57,9 @@ class File:
     def __init__(self, path: Path, *, create: bool = False) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC if create else os.O_RDONLY
         self._buffered = os.open(path, flags | os.O_CLOEXEC, 0o666)
-        self._in_memory = _is_in_memory(self._buffered)
+        self.in_memory = _is_in_memory(self._buffered)
         self._mapped: Bytes | None = None
-        self._direct = self._blocks = None if self._in_memory else _open_direct(path, writes=create)
+        self._direct = self._blocks = None if self.in_memory else _open_direct(path, writes=create)
         if self._direct is not None:  # then this one reads scalars here and there
             os.posix_fadvise(self._buffered, 0, 0, os.POSIX_FADV_RANDOM)
 
@@ -74,7 +74,7 @@ class File:
     def reserve(self, nbytes: int) -> None:
         """Take the disk space of the whole file."""
         os.posix_fallocate(self._buffered, 0, nbytes)
-        if self._in_memory and nbytes:  # where writes to one file wait for each other, and copies into it do not
+        if self.in_memory and nbytes:  # where writes to one file wait for each other, and copies into it do not
             self._mapped = np.frombuffer(mmap.mmap(self._buffered, nbytes), np.uint8)
 
     def sync(self) -> None:

@@ -40,7 +40,7 @@ from halfbyte.source.identity import identity
 from halfbyte.source.known_hashes import known_hashes
 from halfbyte.source.read import stamps as source_stamps
 from halfbyte.source.verify import Stamp, stamps_as_json, stamps_from_json, verify
-from halfbyte.write import PART, Journal, disk_error, file_sha256, write_whole
+from halfbyte.write import PART, WAITING_NBYTES, Journal, disk_error, file_sha256, write_whole
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.given import Statistics
@@ -54,6 +54,7 @@ STATS = "stats"  # a folder: statistics while they are made, and then one file
 COVERAGE = "coverage.json"  # how many tokens each expert saw
 CPU = "cpu"
 VERIFIED = "verified.json"  # source shards that had the known hash, so that they are not read again
+_OPEN_SHARDS = 3  # of a pass on a GPU: one that is hashed, one that is written, one that both layers reach into
 _SPARE_NBYTES = 1 << 28  # config, index, tokenizer and the file system's own needs
 
 
@@ -122,7 +123,16 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
         _begin(out, made, weights, measured, stamps)
         with (
             _arithmetic(made),
-            Runner(made, out, journal, finished, seen=seen, threads=threads, progress=progress) as runner,
+            Runner(
+                made,
+                out,
+                journal,
+                finished,
+                seen=seen,
+                threads=threads,
+                progress=progress,
+                waiting_nbytes=None if device == CPU else _waiting_nbytes(),
+            ) as runner,
         ):
             coverage = _run(made, out, runner, measured, threads, device)
         write_rest(made, out, others)
@@ -143,6 +153,19 @@ def _arithmetic(made: Plan) -> AbstractContextManager[None]:
     """Return what a run computes under: compensation factors matrices, and must do it alike on any number of cores."""
     compensates = made.recipe.quantize is not None and made.recipe.quantize.scales == COMPENSATED
     return one_blas_thread() if compensates else nullcontext()
+
+
+def _waiting_nbytes() -> int | None:
+    """Return how much of each open shard may wait in memory until it is hashed; what cannot is read again.
+
+    The first tensors of an NVFP4 shard are scales of all its experts, so the last expert decides when hashing begins. A
+    machine with a GPU has the memory to wait, and its disk is what a pass waits for.
+    """
+    from halfbyte.doctor import memory_facts  # noqa: PLC0415 - which only these runs ask
+
+    memory = memory_facts()
+    known = [nbytes for nbytes in (memory.available_nbytes, memory.limit_nbytes) if nbytes is not None]
+    return max(min(known) // _OPEN_SHARDS // 4, WAITING_NBYTES) if known else None
 
 
 def _check_device(made: Plan, measured: Statistics | None, device: str) -> None:

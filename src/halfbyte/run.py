@@ -80,8 +80,10 @@ class Progress:
 class _Run:
     """The state that threads share: open shards, what each still lacks, and the quality so far."""
 
-    def __init__(self, plan: Plan, out: Path, journal: Journal, finished: Mapping[str, str]) -> None:
-        self.plan, self.out, self.journal = plan, out, journal
+    def __init__(
+        self, plan: Plan, out: Path, journal: Journal, finished: Mapping[str, str], waiting_nbytes: int | None
+    ) -> None:
+        self.plan, self.out, self.journal, self._waiting_nbytes = plan, out, journal, waiting_nbytes
         self.places = {
             tensor.name: tensor for shard in plan.shards if shard.name not in finished for tensor in shard.tensors
         }
@@ -104,7 +106,7 @@ class _Run:
         with opening:  # taking its space can last seconds, for which others go on with other shards
             if shard not in self.files:
                 planned = self.shards[shard]
-                self.files[shard] = ShardFile(self.out / shard, planned.head, planned.nbytes)
+                self.files[shard] = ShardFile(self.out / shard, planned.head, planned.nbytes, self._waiting_nbytes)
             return self.files[shard]
 
     def write(self, done: Done) -> list[str]:
@@ -186,8 +188,10 @@ class Runner:
         seen: Stamps,
         threads: int | None,
         progress: Callable[[Progress], None] | None,
+        waiting_nbytes: int | None = None,
     ) -> None:
-        self._run = _Run(plan, out, journal, finished)
+        """`waiting_nbytes` of each open shard may wait in memory for their turn to be hashed."""
+        self._run = _Run(plan, out, journal, finished, waiting_nbytes)
         self._plan, self._progress = plan, progress
         self.reader = HoldingReader(plan.checkpoint, seen)
         self._pool = ThreadPoolExecutor(threads or run_threads())

@@ -17,7 +17,7 @@ from halfbyte.direct_io import File
 from halfbyte.errors import MachineError
 
 PART = ".part"
-WAITING_NBYTES = 1 << 28  # how far ahead of the digest a piece may come and be kept
+WAITING_NBYTES = 1 << 28  # how far ahead of the digest a piece may come and be kept, unless a run has more memory
 _HASHERS = ThreadPoolExecutor(8)  # which has no thread before it is used
 
 
@@ -44,12 +44,13 @@ def sync_folder(folder: Path) -> None:
 class ShardFile:
     """One output shard while it grows; threads write tensors at their final offsets in any order."""
 
-    def __init__(self, path: Path, head: bytes, nbytes: int) -> None:
+    def __init__(self, path: Path, head: bytes, nbytes: int, waiting_nbytes: int | None = None) -> None:
         self.path = path
         self._part = path.with_name(path.name + PART)
         self._nbytes = nbytes
-        self._digest = OrderedDigest()
         self._file = File(self._part, create=True)
+        # Where the file itself is memory, reading it again costs less than a copy that waits.
+        self._digest = OrderedDigest(None if self._file.in_memory else waiting_nbytes)
         try:
             self._file.reserve(nbytes)  # a full disk says so now, not after an hour
         except OSError as error:
@@ -91,8 +92,9 @@ class OrderedDigest:
     are not kept: from the first gap on, `finish` reads the file.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waiting_nbytes: int | None = None) -> None:
         self._sha256 = hashlib.sha256()
+        self._ahead = WAITING_NBYTES if waiting_nbytes is None else waiting_nbytes
         self._at = 0
         self._waiting: dict[int, memoryview] = {}
         self._hashing, self._lock = False, threading.Lock()
@@ -100,7 +102,7 @@ class OrderedDigest:
 
     def add(self, data: memoryview, offset: int, *, lent: bool = False) -> None:
         """Take a piece, and hash what is in order, unless another thread is at it: then that one goes on with it."""
-        if not data or offset - self._at > WAITING_NBYTES:
+        if not data or offset - self._at > self._ahead:
             return
         if lent:  # a copy, without the interpreter's lock, and hashed elsewhere: its owner waits for it
             data = np.array(data).data

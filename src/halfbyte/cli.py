@@ -218,9 +218,7 @@ def quantize_command(out: Output, source: Path, out_folder: Path, threads: int |
 @device_option
 @click.option("--threads", type=click.IntRange(1), help="Threads that compute.  [default: cores]")
 @click.pass_obj
-def calibrate_command(
-    out: Output, source: Path, folder: Path, device: str, threads: int | None, **choice: Any
-) -> None:
+def calibrate_command(out: Output, source: Path, folder: Path, device: str, threads: int | None, **choice: Any) -> None:
     """Measure the activations of SOURCE on the recipe's data, a layer in memory at a time.
 
     Many recipes can use the statistics (`quantize --stats STATS`). Run the same command again to resume.

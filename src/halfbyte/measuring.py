@@ -38,7 +38,7 @@ class Measured:
     seconds: float
 
 
-def calibrate(
+def calibrate(  # noqa: PLR0913 - keyword-only, and none of the options decides a byte but `layers` and `device`
     source: Path,
     folder: Path,
     recipe: Recipe,

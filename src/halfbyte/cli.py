@@ -16,6 +16,7 @@ import click
 
 from halfbyte.compare.command import compare_command
 from halfbyte.console import Column, Output
+from halfbyte.device_option import device_option, refuse_threads_beside_device
 from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
 from halfbyte.recipe_options import (
     chosen_plan,
@@ -214,9 +215,10 @@ def quantize_command(out: Output, source: Path, out_folder: Path, threads: int |
 @recipe_options
 @click.option("-o", "--out", "folder", metavar="STATS", required=True, type=click.Path(path_type=Path),
               help="The folder for the statistics.")  # fmt: skip
+@device_option
 @click.option("--threads", type=click.IntRange(1), help="Threads that compute.  [default: cores]")
 @click.pass_obj
-def calibrate_command(out: Output, source: Path, folder: Path, threads: int | None, **choice: Any) -> None:
+def calibrate_command(out: Output, source: Path, folder: Path, device: str, threads: int | None, **choice: Any) -> None:
     """Measure the activations of SOURCE on the recipe's data, a layer in memory at a time.
 
     Many recipes can use the statistics (`quantize --stats STATS`). Run the same command again to resume.
@@ -224,9 +226,18 @@ def calibrate_command(out: Output, source: Path, folder: Path, threads: int | No
     from halfbyte import show
     from halfbyte.measuring import calibrate
 
+    refuse_threads_beside_device(threads, device)
     recipe = chosen_recipe(choice)
     with out.progress() as bar:
-        result = calibrate(source, folder, recipe, layers=choice["layers"], threads=threads, progress=show.steps(bar))
+        result = calibrate(
+            source,
+            folder,
+            recipe,
+            layers=choice["layers"],
+            threads=threads,
+            device=device,
+            progress=show.steps(bar),
+        )
     show.calibration(out, result)
     out.hint(f"halfbyte quantize {source} OUT -r {choice['recipe']} --stats {folder}")
 

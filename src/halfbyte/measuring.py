@@ -38,13 +38,14 @@ class Measured:
     seconds: float
 
 
-def calibrate(
+def calibrate(  # noqa: PLR0913 - keyword-only, and none of the options decides a byte but `layers` and `device`
     source: Path,
     folder: Path,
     recipe: Recipe,
     *,
     layers: int | None = None,
     threads: int | None = None,
+    device: str = "cpu",
     progress: Callable[[Progress], None] | None = None,
 ) -> Measured:
     """Measure activations without writing a checkpoint; the same call goes on where a killed one stopped."""
@@ -59,7 +60,7 @@ def calibrate(
     from halfbyte.calibrate.choose import measure_alone  # noqa: PLC0415 - the other commands take no forward
 
     all_layers = min(layers or model.layers, model.layers)
-    measured = measure_alone(checkpoint, model, recipe, identity(checkpoint), folder, all_layers)
+    measured = measure_alone(checkpoint, model, recipe, identity(checkpoint), folder, all_layers, device=device)
     _refuse_foreign(folder)
     if measured.missing_nbytes:
         refuse_full(folder, measured.missing_nbytes + _SPARE_NBYTES)

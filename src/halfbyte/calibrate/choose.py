@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from halfbyte.calibrate.given import Say, Statistics
 from halfbyte.calibrate.layers import layer_nbytes, measured_layers
@@ -15,8 +15,14 @@ from halfbyte.calibrate.store import Store
 from halfbyte.calibrate.stream import prepare
 from halfbyte.decisions import Recipe
 from halfbyte.models.model import Model
+from halfbyte.plan.manifest import Plan
 from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.hold import HoldingReader
+
+if TYPE_CHECKING:
+    from halfbyte.cuda.measure import OnDevice
+
+CPU = "cpu"
 
 
 def measured_here(  # noqa: PLR0913 - keyword-only at the end
@@ -27,7 +33,7 @@ def measured_here(  # noqa: PLR0913 - keyword-only at the end
     folder: Path,
     layers: int,
     *,
-    device: str = "cpu",
+    device: str = CPU,
 ) -> Statistics:
     """Measure while the checkpoint is read."""
     calibration = prepare(checkpoint, layers, recipe, weights, device=device)
@@ -54,11 +60,21 @@ class Alone:
     run: Callable[[int | None, Callable[[str, int, int], None]], Report]
 
 
-def measure_alone(
-    checkpoint: Checkpoint, model: Model, recipe: Recipe, weights: Mapping[str, str], folder: Path, layers: int
+def measure_alone(  # noqa: PLR0913 - keyword-only at the end
+    checkpoint: Checkpoint,
+    model: Model,
+    recipe: Recipe,
+    weights: Mapping[str, str],
+    folder: Path,
+    layers: int,
+    *,
+    device: str = CPU,
 ) -> Alone:
-    """Prepare to measure layer after layer."""
-    found = measured_here(checkpoint, model, recipe, weights, folder, layers)
+    """Prepare to measure layer after layer; what a device cannot do is refused now, before the data are read."""
+    on_device = None if device == CPU else _measures_on_device(Plan(checkpoint, model, recipe, (), (), layers), device)
+    found = measured_here(checkpoint, model, recipe, weights, folder, layers, device=device)
+    if on_device is not None:
+        on_device.check(found)
     sizes = layer_nbytes(model)[:layers]
 
     def run(threads: int | None, say: Callable[[str, int, int], None]) -> Report:
@@ -67,10 +83,19 @@ def measure_alone(
         def tell(what: str) -> None:
             say(what, sum(sizes[: len(measured)]), sum(sizes))
 
-        with HoldingReader(checkpoint) as reader:
-            for layer, stats in found.layers(reader, threads, tell, ()):
-                measured[layer] = stats
+        if on_device is not None:
+            on_device.run(found, folder, measured, tell)
+        else:
+            with HoldingReader(checkpoint) as reader:
+                for layer, stats in found.layers(reader, threads, tell, ()):
+                    measured[layer] = stats
         tell("measured all layers")
         return report(measured, recipe.quantize.input_scale if recipe.quantize else None)
 
     return Alone(found.about, found.missing_nbytes, run)
+
+
+def _measures_on_device(nothing: Plan, device: str) -> OnDevice:
+    from halfbyte.cuda.measure import OnDevice  # noqa: PLC0415 - only those who have one pay for it
+
+    return OnDevice(nothing, device)

@@ -4,6 +4,7 @@
     sides.open_side        a checkpoint's folder -> Side, with what engines do to activations and KV cache, if asked
     stream.compare         rows, a Side, another Side -> Report
     stream.compare_many    the same with several others: the first one is run once
+    staging.Layers         layers in the order in which they run; on a device, one is read ahead
     answers.answers        which tokens are answers, for those who score only these
     report.Report          numbers a layer, in all, by domain and by document
     intervals.ratio        sums by document -> a mean with its interval; of two reports, how their KLs compare
@@ -11,6 +12,7 @@
 
 In Python, to try weights that no checkpoint has:
 
+    # device="cuda" runs the layers of both there
     with open_side(source) as first, open_side(out) as second:
         tried = dataclasses.replace(second, name="tried", experts=lambda layer: my_experts(layer))
         reports = compare_many(rows, first, [second, tried], threads=2)

@@ -99,7 +99,7 @@ class _Inputs:
     """What is done to the inputs of each linear."""
 
     def __init__(self, side: Side, model: Model) -> None:
-        self._text, self._tensors = side.model, side.tensors
+        self._text, self._tensors, self._device = side.model, side.tensors, side.device
         known = (*_INPUT_SCALES, *_DYNAMIC)
         self.quantized = {name: linear.format for name, linear in model.linears.items() if linear.format in known}
         self._fused: dict[str, list[str]] = {}
@@ -139,7 +139,8 @@ class _Inputs:
         if format in _DYNAMIC:
             return mxfp4
         # Engines fuse gate and up, and quantize their input once, under the larger scale.
-        scale = torch.stack([self._scale(name) for name in self._fused[self._group(module)]]).amax()
+        # On a device it must be there: by a number of the host, PyTorch multiplies with a rounded reciprocal.
+        scale = torch.stack([self._scale(name) for name in self._fused[self._group(module)]]).amax().to(self._device)
         return lambda x: nvfp4(x, scale)
 
     def _scale(self, module: str) -> torch.Tensor:

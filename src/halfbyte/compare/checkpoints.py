@@ -14,6 +14,7 @@ from halfbyte.compare.report import Report
 from halfbyte.compare.sides import open_side, refuse_unlike
 from halfbyte.compare.stream import Step, compare
 from halfbyte.compare.tokens import rows_of
+from halfbyte.device_option import refuse_threads_beside_device
 from halfbyte.numerics.chunks import usable_cores
 
 
@@ -29,15 +30,17 @@ class Choice:
     dtype: str
     activations: str
     kv: str
+    device: str
     threads: int | None
 
 
 def compare_checkpoints(source: Path, other: Path, choice: Choice, progress: Callable[[Step], None]) -> Report:
     """Compare two folders on the data."""
+    refuse_threads_beside_device(choice.threads, choice.device)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[choice.dtype]
     with (
-        open_side(source, dtype=dtype) as first,
-        open_side(other, dtype=dtype, activations=choice.activations, kv=choice.kv) as second,
+        open_side(source, dtype=dtype, device=choice.device) as first,
+        open_side(other, dtype=dtype, activations=choice.activations, kv=choice.kv, device=choice.device) as second,
     ):
         refuse_unlike(first, second)  # before the data are read
         rows = rows_of(choice.data, source, [other], samples=choice.samples, length=choice.length, kind=choice.rows)

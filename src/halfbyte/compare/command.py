@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from halfbyte.console import Output
+from halfbyte.device_option import device_option
 from halfbyte.errors import UsageError
 from halfbyte.usage import Command
 
@@ -31,6 +32,7 @@ _FOLDER = click.Path(path_type=Path)
               help="as-served quantizes OUT's activations as engines do.")  # fmt: skip
 @click.option("--kv", type=click.Choice(["off", "fp8", "fp8-scaled"]), default="off", show_default=True,
               help="OUT's KV cache in FP8: cast, or by its own k_scale as vLLM does it.")  # fmt: skip
+@device_option
 @click.option("--threads", type=click.IntRange(1), help="Threads that compute.  [default: cores]")
 @click.option("-o", "--out", "file", type=click.Path(dir_okay=False, path_type=Path),
               help="Write everything as JSON, with arrays for plots.")  # fmt: skip

@@ -36,7 +36,7 @@ def cached_in_fp8(side: Side, *, scaled: bool) -> Side:
     inner = side.look
 
     def look(layer: int) -> Look:
-        scale = _k_scale(side, layer) if scaled else 1.0
+        scale = _k_scale(side, layer).to(side.device) if scaled else 1.0  # there it is divided by, and so rounded once
         others = inner(layer) if inner else None
 
         def cached(name: str, tensor: torch.Tensor) -> torch.Tensor | None:

@@ -20,6 +20,7 @@ from halfbyte.forward.ends import Head
 from halfbyte.forward.threads import in_order
 
 _LOGITS = 1 << 24  # of one model at a time in FP64: 134 MB
+LOGITS_ON_DEVICE = 1 << 26  # 537 MB, and half a dozen like it
 _TOKENS = 512
 
 
@@ -62,9 +63,9 @@ def difference(
 class Choices:
     """Which experts saw which tokens: an observer of a layer's experts."""
 
-    def __init__(self, tokens: int, experts: int) -> None:
+    def __init__(self, tokens: int, experts: int, device: str = "cpu") -> None:
         self.experts = experts
-        self._chosen = torch.zeros((tokens, experts), dtype=torch.bool)
+        self._chosen = torch.zeros((tokens, experts), dtype=torch.bool, device=device)
 
     def __call__(
         self,
@@ -77,7 +78,7 @@ class Choices:
     ) -> None:
         """Note who saw what."""
         del gate_weights, given, act, out
-        self._chosen[tokens.cpu(), expert] = True
+        self._chosen[:, expert].index_fill_(0, tokens, True)
 
     def alike(self, other: Choices, real: torch.Tensor) -> float:
         """Return the share of (token, choice) pairs that another router has too."""
@@ -115,8 +116,10 @@ def predict(
 ) -> list[Documents]:
     """Compare the predictions of the first of some models with those of each other, by document."""
     flat = [state.view(-1, state.shape[-1]) for state in states]
-    step = max(1, min(_TOKENS, _LOGITS // words))
+    device = states[0].device
+    step = max(1, min(_TOKENS, (LOGITS_ON_DEVICE if device.type == "cuda" else _LOGITS) // words))
     size = len(tokens.at)
+    all_at, targets = tokens.at.to(device), tokens.target.to(device)
     # Made before the work: small arrays that are kept among large ones that are not would split the memory for good.
     losses = np.empty((len(states), size))
     kl, same = (np.empty((len(states) - 1, size)) for _ in range(2))
@@ -124,19 +127,19 @@ def predict(
     @torch.no_grad()
     def work(start: int) -> None:
         here = slice(start, start + step)
-        at, target = tokens.at[here], tokens.target[here, None]
+        at, target = all_at[here], targets[here, None]
 
         def surely(side: int) -> torch.Tensor:
             logp = heads[side].logits(flat[side][at], precise=True).double().log_softmax(-1)
-            losses[side, here] = -logp.gather(1, target)[:, 0].numpy()
+            losses[side, here] = -logp.gather(1, target)[:, 0].cpu().numpy()
             return logp
 
         first = surely(0)
         likely, best = first.exp(), first.argmax(-1)
         for side in range(1, len(states)):
             second = surely(side)
-            same[side - 1, here] = (second.argmax(-1) == best).numpy()
-            kl[side - 1, here] = second.sub_(first).neg_().mul_(likely).sum(-1).numpy()
+            same[side - 1, here] = (second.argmax(-1) == best).cpu().numpy()
+            kl[side - 1, here] = second.sub_(first).neg_().mul_(likely).sum(-1).cpu().numpy()
 
     for _ in in_order(work, range(0, size, step), threads):
         pass

@@ -88,6 +88,7 @@ class Report:
     second: str
     emulated: Mapping[str, str]  # what was done to the second besides its weights
     dtype: str
+    device: str  # FP32 products are FP32 on every one of them: TF32 is off
     layers: tuple[LayerDifference, ...]
     documents: Documents
     names: tuple[str, ...]  # of the domains
@@ -104,6 +105,7 @@ class Report:
             "second": self.second,
             "emulated": dict(self.emulated),
             "dtype": self.dtype,
+            "device": self.device,
             "rows": list(self.rows),
             "tokens_sha256": self.fingerprint,
             "total": self.total.as_dict(),

@@ -1,7 +1,8 @@
 """Run several models on the same tokens, a layer of each in turn, and measure how far they are apart.
 
 One layer of one model is in memory at a time; the hidden states of all of them stay. Rows are worked on in chunks
-that depend on nothing but their number, so that the number of threads never changes a bit.
+that depend on nothing but their number, so that the number of threads never changes a bit. On a device all of that is
+there, and a thread reads the next layer while one runs.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from halfbyte.calibrate.rows import Rows
 from halfbyte.compare.measures import Choices, Predicting, difference, predict, predicting
 from halfbyte.compare.report import Documents, LayerDifference, Report, summarize
 from halfbyte.compare.sides import Side, refuse_unlike
+from halfbyte.compare.staging import Layers, exact_products
+from halfbyte.device_option import CPU
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.forward.ends import Head, embed
-from halfbyte.forward.layer import DecoderLayer, fetch
+from halfbyte.forward.layer import fetch
 from halfbyte.forward.run import row_chunks, run_layer
 from halfbyte.forward.sight import look_around
 
@@ -63,14 +66,15 @@ def compare_many(
     progress: Callable[[Step], None] | None = None,
 ) -> list[Report]:
     """Run one model and several others on the same rows; the first is run once for all of them."""
-    run = _Run(rows, [first, *seconds], scored, threads)
     layers = first.model.config.num_hidden_layers
     found: list[tuple[LayerDifference, ...]] = []
-    for index in range(layers):
-        found.append(run.layer(index))
-        if progress:
-            progress(Step(index + 1, layers, time.monotonic() - run.begin, found[-1]))
-    documents = run.predictions()
+    run = _Run(rows, [first, *seconds], scored, threads)
+    with run.layers, exact_products():
+        for index in range(layers):
+            found.append(run.layer(index))
+            if progress:
+                progress(Step(index + 1, layers, time.monotonic() - run.begin, found[-1]))
+        documents = run.predictions()
     seconds_taken = time.monotonic() - run.begin
     return [
         _report(run, side, [step[at] for step in found], documents[at], seconds_taken)
@@ -83,17 +87,32 @@ class _Run:
 
     def __init__(self, rows: Rows, sides: Sequence[Side], scored: NDArray[np.bool_] | None, threads: int) -> None:
         self.begin = time.monotonic()
-        self.rows, self.sides, self._threads = rows, sides, threads
+        self.rows, self.sides, self._device = rows, sides, sides[0].device
+        self._threads = threads if self._device == CPU else 1  # a device is sent its work by one thread
         for side in sides[1:]:
             refuse_unlike(sides[0], side)
         self._tokens = self._checked(scored)
-        self._real = torch.from_numpy(rows.real)
-        self._chunks = row_chunks(len(rows.tokens), ROWS)
+        self._chunks = row_chunks(len(rows.tokens), self._chunk_rows())
+        self._real = torch.from_numpy(rows.real).to(self._device)
         words = torch.from_numpy(rows.tokens).long()
         self._hidden = [
-            embed(words, fetch(side.tensors, f"{side.model.prefix}model.embed_tokens.weight"), side.dtype)
+            embed(words, fetch(side.tensors, f"{side.model.prefix}model.embed_tokens.weight"), side.dtype).to(
+                self._device
+            )
             for side in sides
         ]
+        self.layers = Layers(sides)
+
+    def _chunk_rows(self) -> int:
+        """Return how many rows run at a time; on a device, if all fits there."""
+        if self._device == CPU:
+            return ROWS
+        from halfbyte.cuda.compare_memory import CHUNK_TOKENS, check_memory  # noqa: PLC0415
+
+        count, length = self.rows.tokens.shape
+        chunk = max(1, min(ROWS, CHUNK_TOKENS // length))
+        check_memory((count, length), chunk, self.sides, torch.device(self._device))
+        return chunk
 
     def _checked(self, scored: NDArray[np.bool_] | None) -> Predicting:
         words = self.sides[0].model.config.vocab_size
@@ -120,20 +139,22 @@ class _Run:
         return tuple(found)
 
     def _advance(self, side: Side, hidden: torch.Tensor, index: int) -> Choices | None:
-        layer = DecoderLayer(side.model, index, side.tensors, side.dtype)
+        layer, experts = self.layers.take()
         look = side.look(index) if side.look else None
-        choices = Choices(self.rows.tokens.size, side.model.config.n_routed_experts) if layer.is_moe else None
+        count = side.model.config.n_routed_experts
+        choices = Choices(self.rows.tokens.size, count, self._device) if layer.is_moe else None
         run_layer(
             layer,
             hidden,
-            lambda chunk: look_around(side.model, self.rows, chunk, side.dtype),
+            lambda chunk: look_around(side.model, self.rows, chunk, side.dtype, self._device),
             self._chunks,
-            side.experts(index) if layer.is_moe else None,
+            experts,
             threads=self._threads,
             looks=(lambda _: look) if look else None,
             observe=choices,
             change=side.change(index) if side.change and layer.is_moe else None,
         )
+        self.layers.settle()
         return choices
 
     def predictions(self) -> list[Documents]:
@@ -154,7 +175,7 @@ def _head(side: Side) -> Head:
 
     stored = [tensors(f"{side.model.prefix}{name}") for name in _ends(side)]
     exact = all(tensor.dtype == torch.bfloat16 for tensor in stored)
-    return Head(side.model, tensors, torch.bfloat16 if exact else side.dtype)
+    return Head(side.model, tensors, torch.bfloat16 if exact else side.dtype, side.device)
 
 
 def _ends(side: Side) -> tuple[str, str]:
@@ -171,6 +192,7 @@ def _report(run: _Run, side: Side, layers: Sequence[LayerDifference], documents:
         second=side.name,
         emulated=side.emulated,
         dtype=str(side.dtype).removeprefix("torch."),
+        device=side.device,
         layers=tuple(layers),
         documents=documents,
         names=names,

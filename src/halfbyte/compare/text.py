@@ -11,6 +11,7 @@ from halfbyte.compare.intervals import CONFIDENCE, Estimate
 from halfbyte.compare.report import Report, Summary
 from halfbyte.compare.stream import Step
 from halfbyte.console import Column, Output
+from halfbyte.device_option import CPU
 from halfbyte.show import duration
 from halfbyte.write import write_whole
 
@@ -48,7 +49,7 @@ def report(out: Output, found: Report, score: str, file: Path | None) -> None:
             f"{rows} rows of {length}; {total.tokens:,} predicted tokens ({score}), {total.documents:,} documents",
         ),
         ("emulated", "; ".join(f"{what} {how}" for what, how in found.emulated.items()) or "nothing: weights only"),
-        ("computed", f"in {found.dtype}, {duration(found.seconds)}; intervals of {CONFIDENCE:.0%} over documents"),
+        ("computed", f"{_how(found)}, {duration(found.seconds)}; intervals of {CONFIDENCE:.0%} over documents"),
         ("KL", f"{_numbers(total.kl)} nats"),
         ("top-1", f"{_shares(total.top1)} the same"),
         (
@@ -57,6 +58,11 @@ def report(out: Output, found: Report, score: str, file: Path | None) -> None:
         ),
     ]
     out.facts({**found.as_dict(), "scored": score}, lines)
+
+
+def _how(found: Report) -> str:
+    where = "" if found.device == CPU else f" on {found.device}, TF32 off"
+    return f"in {found.dtype}{where}"
 
 
 def _tables(out: Output, found: Report) -> None:

@@ -10,7 +10,13 @@
     passing.py   the loop: the next layer comes while this one runs and the last one is written
     memory.py    what all that takes, before it begins
     start.py     from a plan to a pass, and what is refused before it
+    measure.py   the pass without a checkpoint to write: statistics alone
     clock.py     where the time goes
+
+For `compare`, which runs layers of several checkpoints and writes none:
+
+    stored_experts.py   a checkpoint's experts, a layer at a time, decoded where they run
+    compare_memory.py   what a comparison takes, before it begins
 
 Everything also runs on a CPU with Triton's interpreter, in which the lanes are one: that is how it is tested without a
 GPU.

@@ -233,7 +233,7 @@ class DevicePass:
             return None
         self._kept = time.monotonic()
         with self._running, self.clock("keep"):
-            return stream.hidden.cpu()
+            return stream.hidden.to("cpu", copy=True)  # also where it is there already: the next layer changes it
 
     def _encode(self, staged: _Staged) -> list[list[Made]]:
         """Encode a layer's stacks, in parts; they leave the device before those of the next layer are made."""

@@ -28,14 +28,19 @@ for _name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # the newer nam
     os.environ.setdefault(_name, "expandable_segments:True")
 
 
-def check_device(made: Plan, measured: Statistics | None, device: torch.device) -> None:
-    """Refuse, before anything is written, what this device or this version cannot do."""
+def check_machine(device: torch.device) -> None:
+    """Refuse a machine that cannot run the kernels, before any work."""
     if device.type == CUDA and not torch.cuda.is_available():
         fix = "check the driver (nvidia-smi) and that PyTorch is a CUDA build, or use --device cpu"
         raise MachineError("PyTorch sees no CUDA device here", where="--device cuda", fix=fix)
     if find_spec("triton") is None:
         fix = "install triton, which CUDA builds of PyTorch come with, or use --device cpu"
         raise MachineError("Triton, which the kernels are written in, is not installed", where="--device", fix=fix)
+
+
+def check_device(made: Plan, measured: Statistics | None, device: torch.device) -> None:
+    """Refuse, before anything is written, what this device or this version cannot do."""
+    check_machine(device)
     quantize = made.recipe.quantize
     if quantize is not None and quantize.scales == COMPENSATED:
         fix = "use --device cpu for this recipe"
@@ -50,9 +55,16 @@ def check_device(made: Plan, measured: Statistics | None, device: torch.device) 
 
 
 def run_on_device(
-    made: Plan, runner: Runner, measured: Statistics | None, device: torch.device
+    made: Plan,
+    runner: Runner,
+    measured: Statistics | None,
+    device: torch.device,
+    found: dict[int, LayerStats] | None = None,
 ) -> tuple[dict[int, LayerStats], DevicePass]:
-    """Do every job that is pending; return what was measured, and the pass with its clock."""
+    """Do every job that is pending; return what was measured, and the pass with its clock.
+
+    What was measured is in `found` as soon as it is said, for whoever counts it.
+    """
     from halfbyte.cuda.passing import DevicePass  # noqa: PLC0415
 
     quantize = made.recipe.quantize
@@ -77,8 +89,9 @@ def run_on_device(
     passing = DevicePass(
         made, runner, device, layers=layers, calibration=calibration, store=store, given_of=given_of, say=runner.say
     )
+    passing.measured = known if found is None else found
     passing.measured |= known
-    found = passing.run(forward_from, hidden)
+    passing.run(forward_from, hidden)
     if calibration is not None and store is not None:
         store.finish()
-    return found, passing
+    return passing.measured, passing

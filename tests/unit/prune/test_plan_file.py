@@ -80,8 +80,11 @@ def test_an_edit_by_hand_is_applied_and_remembered():
     assert not PrunePlan.of(made().as_dict()).edited
 
 
+MADE = made().as_dict()
+
+
 def with_change(path, value):
-    found = copy.deepcopy(made().as_dict())
+    found = copy.deepcopy(MADE)
     at = found
     *inner, last = path
     for key in inner:
@@ -226,7 +229,7 @@ _JSON = st.recursive(
 @given(data=st.data(), value=_JSON)
 def test_no_value_anywhere_is_more_than_refused(data, value):
     """Whatever stands in a place of a plan: it is read, or refused with a sentence."""
-    found = made().as_dict()
+    found = copy.deepcopy(MADE)
     at = found
     while True:
         keys = list(at) if isinstance(at, dict) else list(range(len(at)))

@@ -85,11 +85,12 @@ def test_sentences_about_who_stays_and_about_edits():
     layers[1].experts.out_amax[3] = 5000
     found = choose(layers, "abc", rule(8, protect=True), router(16), layers_expected=layers)
     texts = [advice.text for advice in sentences(found)]
-    assert "1 super experts stay, in 1 layers" in texts
-    assert "1 experts had too few tokens to be judged, and stay" in texts
+    assert "1 super expert in 1 layer: kept whatever the score" in texts
+    assert "1 expert in 1 layer: kept, with too few tokens to be judged" in texts
     grown = restore(found, 1, where="most")
     texts = [advice.text for advice in sentences(grown)]
-    assert "2 experts were restored, in 2 layers" in texts or "2 experts were restored, in 1 layers" in texts
+    layers = sum(count > 8 for count in grown.counts().values())
+    assert f"2 experts in {layers} layer{'s' * (layers > 1)}: restored" in texts
     assert not any("keeps" in text and "chosen for it" in text for text in texts)  # not known without statistics
     edited = PrunePlan(router=router(4), layers={1: LayerChoice((0, 1))}, rule=None, edited=True)
     assert sentences(edited)[-1].text == "the kept experts were edited by hand after the plan was made"

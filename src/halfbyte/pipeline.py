@@ -91,6 +91,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     stats: Path | None = None,
     threads: int | None = None,
     device: str = CPU,
+    device_memory: int | None = None,
     verify_source: bool = True,
     planned: PlanFile | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -109,7 +110,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     weights, seen = identity(made.checkpoint), source_stamps(made.checkpoint)
     measured = _statistics(made, out, weights, stats, device)
     if device != CPU:
-        _check_device(made, measured, device)
+        _check_device(made, measured, device, device_memory)
     _check_folder(out, made, measured)
     journal = Journal(out / FOLDER / JOURNAL)
     finished = _verified(out, made, journal)
@@ -124,7 +125,10 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
             _arithmetic(made),
             Runner(made, out, journal, finished, seen=seen, threads=threads, progress=progress) as runner,
         ):
-            coverage = _run(made, out, runner, measured, threads, device)
+            if device == CPU:
+                coverage = _run(made, out, runner, measured, threads)
+            else:
+                coverage = _run_on_device(made, out, runner, measured, device, device_memory)
         write_rest(made, out, others)
     return Result(
         out=out,
@@ -145,12 +149,12 @@ def _arithmetic(made: Plan) -> AbstractContextManager[None]:
     return one_blas_thread() if compensates else nullcontext()
 
 
-def _check_device(made: Plan, measured: Statistics | None, device: str) -> None:
+def _check_device(made: Plan, measured: Statistics | None, device: str, memory: int | None) -> None:
     import torch  # noqa: PLC0415
 
     from halfbyte.cuda.start import check_device  # noqa: PLC0415 - only those who have one pay for it
 
-    check_device(made, measured, torch.device(device))
+    check_device(made, measured, torch.device(device), memory)
 
 
 def _statistics(
@@ -177,12 +181,8 @@ def _statistics(
     return measured_here(made.checkpoint, made.model, made.recipe, weights, folder, layers, device=device)
 
 
-def _run(
-    made: Plan, out: Path, runner: Runner, measured: Statistics | None, threads: int | None, device: str
-) -> Report | None:
+def _run(made: Plan, out: Path, runner: Runner, measured: Statistics | None, threads: int | None) -> Report | None:
     """Do every job that is pending: in the order of the files, or layer by layer as they are measured."""
-    if device != CPU:
-        return _run_on_device(made, out, runner, measured, device)
     pending = runner.pending()
     if measured is None:
         runner.do(pending)
@@ -202,12 +202,14 @@ def _run(
     return _coverage(made, out, layers)
 
 
-def _run_on_device(made: Plan, out: Path, runner: Runner, measured: Statistics | None, device: str) -> Report | None:
+def _run_on_device(
+    made: Plan, out: Path, runner: Runner, measured: Statistics | None, device: str, memory: int | None
+) -> Report | None:
     import torch  # noqa: PLC0415
 
     from halfbyte.cuda.start import run_on_device  # noqa: PLC0415
 
-    layers, _ = run_on_device(made, runner, measured, torch.device(device))
+    layers, _ = run_on_device(made, runner, measured, torch.device(device), memory)
     return _coverage(made, out, layers) if measured is not None else None
 
 

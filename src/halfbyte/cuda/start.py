@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from halfbyte.cuda.memory import Mode, Needs, choose_mode, needs_of
+from halfbyte.cuda.slots import slot_nbytes
 from halfbyte.decisions import COMPENSATED
 from halfbyte.errors import MachineError, RecipeError
 from halfbyte.plan.manifest import Plan
@@ -16,19 +18,22 @@ from halfbyte.plan.rules import Job
 from halfbyte.run import Runner, nothing_given
 from halfbyte.transform.apply import Given
 from halfbyte.transform.from_data import from_data
+from halfbyte.units import size
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.given import Statistics
     from halfbyte.calibrate.stats import LayerStats
+    from halfbyte.calibrate.stream import Calibration
     from halfbyte.cuda.passing import DevicePass
 
 CUDA = "cuda"
+_CONTEXT_NBYTES = 600_000_000  # of CUDA itself, which PyTorch's allocator does not know of
 # Without it, memory that one lane has used and freed cannot be used by another: a third more is taken than is needed.
 for _name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # the newer name and the older
     os.environ.setdefault(_name, "expandable_segments:True")
 
 
-def check_device(made: Plan, measured: Statistics | None, device: torch.device) -> None:
+def check_device(made: Plan, measured: Statistics | None, device: torch.device, limit: int | None = None) -> None:
     """Refuse, before anything is written, what this device or this version cannot do."""
     if device.type == CUDA and not torch.cuda.is_available():
         fix = "check the driver (nvidia-smi) and that PyTorch is a CUDA build, or use --device cpu"
@@ -43,14 +48,26 @@ def check_device(made: Plan, measured: Statistics | None, device: torch.device) 
     if measured is not None and measured.calibration is not None and measured.about.get("all_tokens_below"):
         fix = "use --device cpu for this recipe, or another backstop"
         raise RecipeError("the backstop all_experts is not built for the GPU yet", where=made.recipe.name, fix=fix)
-    from halfbyte.cuda.memory import layers_at_once  # noqa: PLC0415 - these import the kernels
-    from halfbyte.cuda.passing import needs_of  # noqa: PLC0415
+    mode_of(made, measured.calibration if measured else None, device, limit)
 
-    layers_at_once(needs_of(made, measured.calibration if measured else None), device)
+
+def mode_of(made: Plan, calibration: Calibration | None, device: torch.device, limit: int | None) -> tuple[Needs, Mode]:
+    """Return what the pass needs, and the fastest way to do it in the memory that is free, or that it may have."""
+    need = needs_of(made, calibration.rows.tokens.size if calibration else 0, slot_nbytes(device))
+    free, where = limit, f"--device-memory {size(limit or 0)}"
+    if device.type == CUDA:
+        torch.cuda.empty_cache()  # what an earlier run of this process has left
+        there, whole = torch.cuda.mem_get_info(device)
+        if limit is None or there < limit:
+            free, where = there, str(device)
+        # A limit is the allocator's too, or it would keep what it has freed, as long as the device has more.
+        share = 1.0 if limit is None else max(0, limit - _CONTEXT_NBYTES) / whole
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+    return need, choose_mode(need, free, where)
 
 
 def run_on_device(
-    made: Plan, runner: Runner, measured: Statistics | None, device: torch.device
+    made: Plan, runner: Runner, measured: Statistics | None, device: torch.device, limit: int | None = None
 ) -> tuple[dict[int, LayerStats], DevicePass]:
     """Do every job that is pending; return what was measured, and the pass with its clock."""
     from halfbyte.cuda.passing import DevicePass  # noqa: PLC0415
@@ -75,7 +92,15 @@ def run_on_device(
             forward_from, hidden = kept
             known = {layer: stats for layer in range(forward_from) if (stats := store.load(layer)) is not None}
     passing = DevicePass(
-        made, runner, device, layers=layers, calibration=calibration, store=store, given_of=given_of, say=runner.say
+        made,
+        runner,
+        device,
+        mode=mode_of(made, calibration, device, limit)[1],
+        layers=layers,
+        calibration=calibration,
+        store=store,
+        given_of=given_of,
+        say=runner.say,
     )
     passing.measured |= known
     found = passing.run(forward_from, hidden)

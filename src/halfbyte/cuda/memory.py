@@ -91,7 +91,7 @@ class Needs:
         largest, tokens, work = max(phases, key=sum)
         return {
             "layers": mode.layers * self.layer,
-            "others": _most_in_a_row(self.others, mode.layers + 1),
+            "other_weights": _most_in_a_row(self.others, mode.layers + 1),
             "output": largest,
             "tokens": tokens,
             "routed": self.routed,

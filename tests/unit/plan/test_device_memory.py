@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from halfbyte.cuda.memory import FULL, LEAN, MODES, ONE, choose_mode, group_of, needs_of, planned_tokens
@@ -194,3 +196,21 @@ def test_memory_that_means_nothing_is_refused(pico, halfbyte, memory, says):
     code, _, errors = halfbyte("plan", pico(), "-r", "kimi-k2.6-nvfp4a16", *device, "--device-memory", memory)
     assert code == 2
     assert says in errors
+
+
+@pytest.mark.parametrize(
+    ("free", "limit", "mode", "share"),
+    [(100, None, FULL, 1.0), (100, 24, LEAN, 23.4 / 141), (23, 80, LEAN, 79.4 / 141), (40, None, ONE, 1.0)],
+)
+def test_the_smaller_of_what_is_free_and_what_is_allowed(planned, monkeypatch, free, limit, mode, share):
+    torch = pytest.importorskip("torch")
+    from halfbyte.cuda.start import mode_of
+
+    shares = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * GB, 141 * GB))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, _: shares.append(share))
+    rows = SimpleNamespace(tokens=np.empty((512, 512), np.int32))
+    found = mode_of(planned, SimpleNamespace(rows=rows), SimpleNamespace(type="cuda"), limit and limit * GB)
+    assert found == (needs_of(planned, CARDS), mode)
+    assert shares == [pytest.approx(share)]

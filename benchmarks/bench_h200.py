@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from synth import KIMI_K26, write_headers, write_layers  # pyright: ignore[reportImplicitRelativeImport]
 
 from halfbyte.pipeline import quantize
+from halfbyte.units import nbytes
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "models" / "kimi-mini"
@@ -107,21 +108,26 @@ class Memory:
         }
 
 
-def timed(source: Path, out: Path, plan_file: Path) -> dict[str, Any]:
+def timed(source: Path, out: Path, plan_file: Path, device_memory: int | None) -> dict[str, Any]:
     """Run a plan on the GPU; return seconds of layers and of each kind of work, and memory."""
     from halfbyte.cuda import start
     from halfbyte.plan.file import read_plan_file
 
     ends: list[tuple[str, float]] = []
     passes: list[Any] = []
-    run = start.run_on_device
+    chosen: list[Any] = []
+    run, mode_of = start.run_on_device, start.mode_of
 
     def watched(*given: Any) -> Any:
         found, passing = run(*given)
         passes.append(passing)
         return found, passing
 
-    start.run_on_device = watched
+    def watched_mode(*given: Any) -> Any:
+        chosen.append(mode_of(*given))
+        return chosen[-1]
+
+    start.run_on_device, start.mode_of = watched, watched_mode
     begin = time.perf_counter()
     try:
         with Memory() as memory:
@@ -130,40 +136,44 @@ def timed(source: Path, out: Path, plan_file: Path) -> dict[str, Any]:
                 out,
                 read_plan_file(plan_file).recipe,
                 device="cuda",
+                device_memory=device_memory,
                 verify_source=False,
                 progress=lambda progress: ends.append((progress.shard, time.perf_counter() - begin)),
             )
     finally:
-        start.run_on_device = run
+        start.run_on_device, start.mode_of = run, mode_of
+    needs, mode = chosen[-1]
     seconds = time.perf_counter() - begin
     measured = [at for what, at in ends if what.startswith("measured layer")]
     return {
         "seconds": seconds,
         "layer_ends": [round(at, 3) for at in measured],
         "seconds_of_layers": [round(b - a, 3) for a, b in itertools.pairwise(measured)],
-        "layers_on_the_device": passes[0].at_once,
-        "planned_device_nbytes": passes[0].needs.total(passes[0].at_once),
+        "mode": mode.name,
+        "planned_device_nbytes": needs.total(mode),
+        "planned_device_parts": needs.parts(mode),
         "work": passes[0].clock.as_dict(),
         "memory": memory.as_dict(),
         "events": [(what, round(at, 3)) for what, at in ends],
     }
 
 
-def in_its_own_process(source: Path, out: Path, plan_file: Path) -> dict[str, Any]:
+def in_its_own_process(source: Path, out: Path, plan_file: Path, device_memory: int | None) -> dict[str, Any]:
     """Run a plan as a user does; kernels that were compiled once are found in Triton's cache."""
     command = [sys.executable, __file__, str(plan_file), "--one", str(source), str(out)]
+    command += ["--device-memory", str(device_memory)] if device_memory else []
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
     if ended.returncode:
         raise SystemExit(ended.stderr[-3000:])
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-def profile_kernels(source: Path, out: Path, plan_file: Path) -> None:
+def profile_kernels(source: Path, out: Path, plan_file: Path, device_memory: int | None) -> None:
     """Print where the device's time goes, kernel by kernel."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:
-        timed(source, out, plan_file)
+        timed(source, out, plan_file, device_memory)
     for one in sorted(found.key_averages(), key=lambda one: -one.device_time_total)[:40]:
         print(f"{one.device_time_total / 1e6:8.3f} s {one.count:8d} {one.key[:110]}", flush=True)
 
@@ -226,10 +236,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--same-process", action="store_true", help="all runs in one: only the first one starts up")
     parser.add_argument("--no-copy", action="store_true", help="leave out `cp` from and to memory")
+    parser.add_argument("--device-memory", type=nbytes, help="as in 24GB: what the pass may take of the GPU")
     parser.add_argument("--one", nargs=2, type=Path, metavar=("SRC", "OUT"), help="run the one plan, print JSON")
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(timed(*given.one, given.plans)))
+        print(json.dumps(timed(*given.one, given.plans, given.device_memory)))
         return
     if given.write_plans:
         write_plans(given.plans, given.layers, given.experts, given.samples)
@@ -252,7 +263,8 @@ class Bench:
         shutil.rmtree(self._work, ignore_errors=True)
 
     def _run(self, source: Path, out: Path, plan: Path) -> dict[str, Any]:
-        return (timed if self._given.same_process else in_its_own_process)(source, out, plan)
+        run = timed if self._given.same_process else in_its_own_process
+        return run(source, out, plan, self._given.device_memory)
 
     def _save(self, name: str, what: dict[str, Any]) -> None:
         self.found[name] = what
@@ -274,7 +286,7 @@ class Bench:
             self._save("memory, cp", {"seconds": copied(source, self._work / "copy")})
             shutil.rmtree(self._work / "copy")
         if self._given.profile:
-            profile_kernels(source, self._work / "out", self._plans / "max.json")
+            profile_kernels(source, self._work / "out", self._plans / "max.json", self._given.device_memory)
             shutil.rmtree(self._work / "out")
 
     def on_disk(self) -> None:

@@ -16,7 +16,7 @@ import click
 
 from halfbyte.compare.command import compare_command
 from halfbyte.console import Column, Output
-from halfbyte.device_option import device_option, refuse_threads_beside_device
+from halfbyte.device_options import CUDA, chosen_device_memory, device_options, refuse_threads_beside_device
 from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
 from halfbyte.recipe_options import (
     chosen_plan,
@@ -134,6 +134,7 @@ def inspect_command(out: Output, source: str | None, example: str | None, patter
 @click.option("--fit", "gpus", metavar="NxGPU", help="Say whether it fits, as in 8xB200. Exit code 1 if not.")
 @click.option("--to", "folder", type=click.Path(path_type=Path), help="Measure writing in this folder too.")
 @click.option("--no-measure", is_flag=True, help="Do not measure this machine (up to 2 s); no time is estimated then.")
+@device_options
 @click.pass_obj
 def plan_command(out: Output, source: str | None, file: Path | None, other: Path | None, **choice: Any) -> None:
     """Show what `quantize` would do to the checkpoint SRC: fates, sizes, shards, time.
@@ -145,21 +146,30 @@ def plan_command(out: Output, source: str | None, file: Path | None, other: Path
     from halfbyte.inspection import open_source
     from halfbyte.pipeline import plan
 
+    limit = chosen_device_memory(choice)
     with paused():
         recipe = chosen_recipe(choice)
         fit = _fitter(choice["gpus"])
         made = plan(open_source(source, choice["example"]), recipe, layers=choice["layers"])
-        seconds = None
-        if not choice["no_measure"]:
+        seconds = device = None
+        if choice["device"] == CUDA:
+            from halfbyte.plan.device import on_device
+            from halfbyte.plan.measure import measure_disk
+
+            disk = None if choice["no_measure"] else measure_disk(made, choice["folder"])
+            device = on_device(made, disk, limit)
+            seconds = None if choice["no_measure"] else device.time
+        elif not choice["no_measure"]:
             from halfbyte.plan.estimate import estimate
             from halfbyte.plan.measure import measure
 
             seconds = estimate(made, measure(made, choice["folder"]))
         fitted = fit(made) if fit else None
-        show.plan(out, made, file, other, fitted, seconds)
+        show.plan(out, made, file, other, fit=fitted, time=seconds, device=device)
     if fitted is not None and not fitted.fits:
         raise CheckFailedError(f"it does not fit {fitted.gpus}: {fitted.problem}", where="--fit", fix=fitted.advice)
     decided = f"--plan {file}" if file is not None else f"-r {choice['recipe']}"
+    decided += "".join(f" --{key.replace('_', '-')} {choice[key]}" for key in ("device", "device_memory") if device)
     out.hint(f"halfbyte quantize {source or 'SRC'} OUT {decided}")
 
 
@@ -179,8 +189,7 @@ def _fitter(gpus: str | None) -> Callable[[Plan], Fit] | None:
 @click.argument("out_folder", metavar="OUT", type=click.Path(path_type=Path))
 @recipe_or_plan_options
 @click.option("--stats", type=click.Path(path_type=Path), help="Take statistics of `halfbyte calibrate`; run no data.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
-              help="Where layers run and experts are encoded; cuda takes one GPU.")  # fmt: skip
+@device_options
 @click.option("--threads", type=click.IntRange(1), help="Threads that read, compute and write.  [default: cores + 2]")
 @click.option("--verify/--no-verify", default=True, show_default=True,
               help="First compare the source's shards with their known SHA-256.")  # fmt: skip
@@ -203,6 +212,7 @@ def quantize_command(out: Output, source: Path, out_folder: Path, threads: int |
             stats=choice["stats"],
             threads=threads,
             device=choice["device"],
+            device_memory=chosen_device_memory(choice),
             verify_source=choice["verify"],
             progress=show.steps(bar),
         )
@@ -215,10 +225,10 @@ def quantize_command(out: Output, source: Path, out_folder: Path, threads: int |
 @recipe_options
 @click.option("-o", "--out", "folder", metavar="STATS", required=True, type=click.Path(path_type=Path),
               help="The folder for the statistics.")  # fmt: skip
-@device_option
+@device_options
 @click.option("--threads", type=click.IntRange(1), help="Threads that compute.  [default: cores]")
 @click.pass_obj
-def calibrate_command(out: Output, source: Path, folder: Path, device: str, threads: int | None, **choice: Any) -> None:
+def calibrate_command(out: Output, source: Path, folder: Path, threads: int | None, **choice: Any) -> None:
     """Measure the activations of SOURCE on the recipe's data, a layer in memory at a time.
 
     Many recipes can use the statistics (`quantize --stats STATS`). Run the same command again to resume.
@@ -226,7 +236,7 @@ def calibrate_command(out: Output, source: Path, folder: Path, device: str, thre
     from halfbyte import show
     from halfbyte.measuring import calibrate
 
-    refuse_threads_beside_device(threads, device)
+    refuse_threads_beside_device(threads, choice["device"])
     recipe = chosen_recipe(choice)
     with out.progress() as bar:
         result = calibrate(
@@ -235,7 +245,8 @@ def calibrate_command(out: Output, source: Path, folder: Path, device: str, thre
             recipe,
             layers=choice["layers"],
             threads=threads,
-            device=device,
+            device=choice["device"],
+            device_memory=chosen_device_memory(choice),
             progress=show.steps(bar),
         )
     show.calibration(out, result)

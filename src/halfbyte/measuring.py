@@ -46,6 +46,7 @@ def calibrate(  # noqa: PLR0913 - keyword-only, and none of the options decides 
     layers: int | None = None,
     threads: int | None = None,
     device: str = "cpu",
+    device_memory: int | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Measured:
     """Measure activations without writing a checkpoint; the same call goes on where a killed one stopped."""
@@ -60,7 +61,10 @@ def calibrate(  # noqa: PLR0913 - keyword-only, and none of the options decides 
     from halfbyte.calibrate.choose import measure_alone  # noqa: PLC0415 - the other commands take no forward
 
     all_layers = min(layers or model.layers, model.layers)
-    measured = measure_alone(checkpoint, model, recipe, identity(checkpoint), folder, all_layers, device=device)
+    weights = identity(checkpoint)
+    measured = measure_alone(
+        checkpoint, model, recipe, weights, folder, all_layers, device=device, device_memory=device_memory
+    )
     _refuse_foreign(folder)
     if measured.missing_nbytes:
         refuse_full(folder, measured.missing_nbytes + _SPARE_NBYTES)

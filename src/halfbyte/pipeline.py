@@ -92,6 +92,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     stats: Path | None = None,
     threads: int | None = None,
     device: str = CPU,
+    device_memory: int | None = None,
     verify_source: bool = True,
     planned: PlanFile | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -110,7 +111,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     weights, seen = identity(made.checkpoint), source_stamps(made.checkpoint)
     measured = _statistics(made, out, weights, stats, device)
     if device != CPU:
-        _check_device(made, measured, device)
+        _check_device(made, measured, device, device_memory)
     _check_folder(out, made, measured)
     journal = Journal(out / FOLDER / JOURNAL)
     finished = _verified(out, made, journal)
@@ -134,7 +135,10 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
                 waiting_nbytes=None if device == CPU else _waiting_nbytes(),
             ) as runner,
         ):
-            coverage = _run(made, out, runner, measured, threads, device)
+            if device == CPU:
+                coverage = _run(made, out, runner, measured, threads)
+            else:
+                coverage = _run_on_device(made, out, runner, measured, device, device_memory)
         write_rest(made, out, others)
     return Result(
         out=out,
@@ -168,12 +172,12 @@ def _waiting_nbytes() -> int | None:
     return max(min(known) // _OPEN_SHARDS // 4, WAITING_NBYTES) if known else None
 
 
-def _check_device(made: Plan, measured: Statistics | None, device: str) -> None:
+def _check_device(made: Plan, measured: Statistics | None, device: str, memory: int | None) -> None:
     import torch  # noqa: PLC0415
 
     from halfbyte.cuda.start import check_device  # noqa: PLC0415 - only those who have one pay for it
 
-    check_device(made, measured, torch.device(device))
+    check_device(made, measured, torch.device(device), memory)
 
 
 def _statistics(
@@ -200,12 +204,8 @@ def _statistics(
     return measured_here(made.checkpoint, made.model, made.recipe, weights, folder, layers, device=device)
 
 
-def _run(
-    made: Plan, out: Path, runner: Runner, measured: Statistics | None, threads: int | None, device: str
-) -> Report | None:
+def _run(made: Plan, out: Path, runner: Runner, measured: Statistics | None, threads: int | None) -> Report | None:
     """Do every job that is pending: in the order of the files, or layer by layer as they are measured."""
-    if device != CPU:
-        return _run_on_device(made, out, runner, measured, device)
     pending = runner.pending()
     if measured is None:
         runner.do(pending)
@@ -225,12 +225,14 @@ def _run(
     return _coverage(made, out, layers)
 
 
-def _run_on_device(made: Plan, out: Path, runner: Runner, measured: Statistics | None, device: str) -> Report | None:
+def _run_on_device(
+    made: Plan, out: Path, runner: Runner, measured: Statistics | None, device: str, memory: int | None
+) -> Report | None:
     import torch  # noqa: PLC0415
 
     from halfbyte.cuda.start import run_on_device  # noqa: PLC0415
 
-    layers, _ = run_on_device(made, runner, measured, torch.device(device))
+    layers, _ = run_on_device(made, runner, measured, torch.device(device), memory)
     return _coverage(made, out, layers) if measured is not None else None
 
 

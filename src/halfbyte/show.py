@@ -20,15 +20,23 @@ from halfbyte.units import size
 from halfbyte.write import write_whole
 
 if TYPE_CHECKING:
+    from halfbyte.plan.device import DeviceEstimate, OnDevice
     from halfbyte.plan.estimate import Estimate
 
 _MINUTE, _HOUR = 60, 3600
 
 
-def plan(
-    out: Output, made: Plan, file: Path | None, other: Path | None, fit: Fit | None = None, time: Estimate | None = None
+def plan(  # noqa: PLR0913 - what is not known is not shown
+    out: Output,
+    made: Plan,
+    file: Path | None,
+    other: Path | None,
+    *,
+    fit: Fit | None = None,
+    time: Estimate | DeviceEstimate | None = None,
+    device: OnDevice | None = None,
 ) -> None:
-    """Show a plan, how it differs from another one, whether it fits, and how long it would take."""
+    """Show a plan, how it differs from another one, whether it fits, and what it would take of time and of a GPU."""
     value = summary.as_dict(made)
     if file is not None:
         write_whole(file, (json.dumps(value, indent=1) + "\n").encode())
@@ -39,6 +47,9 @@ def plan(
         ("shards", f"{len(made.shards)}, {value['tensors']:,} tensors"),
         ("memory", f"at most {size(value['peak_memory_nbytes'])} for jobs in flight, whatever the layers"),
     ]
+    if device is not None:
+        value["device"] = device.as_dict()
+        lines += device.lines()
     if time is not None:
         value["time"] = time.as_dict()
         lines.append(("time", _time(time)))
@@ -66,8 +77,8 @@ def _roles(out: Output, rows: Sequence[Mapping[str, Any]]) -> None:
     )
 
 
-def _time(time: Estimate) -> str:
-    parts = f"disk {duration(time.disk_s)}, processors {duration(time.cores_s)}"
+def _time(time: Estimate | DeviceEstimate) -> str:
+    parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in time.parts())
     return f"about {duration(time.seconds)}: {parts} ({time.basis()})"
 
 
@@ -175,5 +186,6 @@ def duration(seconds: float) -> str:
     if seconds < _MINUTE:
         return f"{seconds:.1f} s"
     if seconds < _HOUR:
-        return f"{seconds / _MINUTE:.0f} min {seconds % _MINUTE:02.0f} s"
-    return f"{seconds / _HOUR:.0f} h {seconds % _HOUR / _MINUTE:02.0f} min"
+        return f"{round(seconds) // _MINUTE} min {round(seconds) % _MINUTE:02d} s"
+    minutes = round(seconds / _MINUTE)
+    return f"{minutes // _MINUTE} h {minutes % _MINUTE:02d} min"

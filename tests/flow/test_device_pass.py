@@ -16,6 +16,7 @@ import torch
 from calibratable import REPOSITORY, SHORT, digests, small, texts
 
 from halfbyte.calibrate.named_files import with_data
+from halfbyte.cuda.memory import LEAN, needs_of, planned_tokens
 from halfbyte.errors import UsageError
 from halfbyte.models.model import describe
 from halfbyte.pipeline import plan, quantize
@@ -29,15 +30,32 @@ CASES = {
     "packed": ("bf16", "kimi-k2.6-nvfp4-nvidia", ("calibrate.rows=packed",)),
     "without data": ("nvfp4", "kimi-k2.6-mxfp4-wafer", ()),
 }
+SHORT_OF_MEMORY = {
+    "mse, groups of INT4": ("int4-k2.6", "kimi-k2.7-code-nvfp4-decart"),
+    "max, groups through BF16": ("fp8-block-k2", "kimi-k2.6-nvfp4-nvidia"),
+}
+SLOT = 8192  # bytes: two experts
 _RUN = """
 import sys, json
 from pathlib import Path
+from halfbyte.cuda import forward, passing, slots, start
 from halfbyte.pipeline import quantize
 from halfbyte.plan.file import read_plan_file
-source, out, plan, device = sys.argv[1:]
+source, out, plan, device, settings = sys.argv[1:]
+settings = json.loads(settings)
+if "slot" in settings:  # small ones: chunks, pieces and groups in a small model
+    forward.CHUNK_TOKENS, forward.EXPERT_TOKENS = 64, 16
+    slots.SLOT_NBYTES = slots._INTERPRETED_NBYTES = settings["slot"]
+    passing.KEEP_SECONDS = 0.0
+choose = start.choose_mode
+def said(*given):
+    print("mode", mode := choose(*given), flush=True)
+    return mode
+start.choose_mode = said
 progress = lambda step: print(step.shard, flush=True)
 recipe = read_plan_file(Path(plan)).recipe
-quantize(Path(source), Path(out), recipe, device=device, verify_source=False, progress=progress)
+memory = settings.get("memory")
+quantize(Path(source), Path(out), recipe, device=device, device_memory=memory, verify_source=False, progress=progress)
 """
 
 
@@ -51,9 +69,9 @@ def recipe_for(source, data, name, sets):
     return with_data(load_recipe(name, [*changes, SHORT, *sets]), [f"news={data}"], 5)
 
 
-def start(source, out, plan_file):
+def start(source, out, plan_file, **settings):
     environment = os.environ | {"TRITON_INTERPRET": "1" if DEVICE != "cuda" else "0", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", _RUN, source, out, plan_file, DEVICE]
+    command = [sys.executable, "-W", "ignore", "-c", _RUN, source, out, plan_file, DEVICE, json.dumps(settings)]
     return subprocess.Popen(
         list(map(str, command)),
         cwd=REPOSITORY,
@@ -64,8 +82,8 @@ def start(source, out, plan_file):
     )
 
 
-def run(source, out, plan_file):
-    process = start(source, out, plan_file)
+def run(source, out, plan_file, **settings):
+    process = start(source, out, plan_file, **settings)
     words, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors[-3000:]
     return words
@@ -114,12 +132,50 @@ def qualities(out):
     return {line["shard"]: line["sqnr_db"] or 0.0 for line in map(json.loads, filter(None, lines))}
 
 
-def test_a_killed_run_goes_on(places, tmp_path):
+@pytest.mark.parametrize("case", SHORT_OF_MEMORY)
+def test_every_mode_gives_the_same(places, tmp_path, case):
+    """Statistics too: chunks and pieces are the same, wherever hidden states and outputs lie."""
+    kind, name = SHORT_OF_MEMORY[case]
+    folder = places(kind)
+    made = plan(folder / "source", recipe_for(folder / "source", folder / "texts.jsonl", name, ("shards=1MB",)))
+    (tmp_path / "plan.json").write_text(json.dumps(made.as_dict()))
+    words = run(folder / "source", tmp_path / "full", tmp_path / "plan.json", slot=SLOT)
+    assert "mode full" in words
+    need = needs_of(made, planned_tokens(made), SLOT)
+    assert need.group < need.output
+    words = run(folder / "source", tmp_path / "lean", tmp_path / "plan.json", slot=SLOT, memory=need.total(LEAN))
+    assert "mode lean" in words
+    assert digests(tmp_path / "lean") == digests(tmp_path / "full")
+    stats = (tmp_path / mode / "halfbyte/stats/stats.safetensors" for mode in ("lean", "full"))
+    assert len({path.read_bytes() for path in stats}) == 1
+    quantize(
+        folder / "source", tmp_path / "cpu", made.recipe, stats=tmp_path / "lean/halfbyte/stats", verify_source=False
+    )
+    assert digests(tmp_path / "lean") == digests(tmp_path / "cpu")
+
+
+def test_too_little_memory_is_said_before_anything_is_written(places, tmp_path):
+    folder = places("int4-k2.6")
+    recipe = recipe_for(folder / "source", folder / "texts.jsonl", "kimi-k2.6-nvfp4-nvidia", ())
+    (tmp_path / "plan.json").write_text(json.dumps(plan(folder / "source", recipe).as_dict()))
+    process = start(folder / "source", tmp_path / "out", tmp_path / "plan.json", memory=10**9)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode
+    assert "MachineError: this run needs at least" in errors
+    assert "--device cpu" in errors
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("short", [False, True], ids=["full", "lean"])
+def test_a_killed_run_goes_on(places, tmp_path, short):
     folder = places("int4-k2.6")
     recipe = recipe_for(folder / "source", folder / "texts.jsonl", "kimi-k2.6-nvfp4-nvidia", ("shards=layers",))
-    (tmp_path / "plan.json").write_text(json.dumps(plan(folder / "source", recipe).as_dict()))
-    run(folder / "source", tmp_path / "whole", tmp_path / "plan.json")
-    process = start(folder / "source", tmp_path / "out", tmp_path / "plan.json")
+    made = plan(folder / "source", recipe)
+    (tmp_path / "plan.json").write_text(json.dumps(made.as_dict()))
+    memory = needs_of(made, planned_tokens(made), SLOT).total(LEAN)
+    settings = {"slot": SLOT, "memory": memory} if short else {}
+    run(folder / "source", tmp_path / "whole", tmp_path / "plan.json", **settings)
+    process = start(folder / "source", tmp_path / "out", tmp_path / "plan.json", **settings)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("model-"):  # the first final shard
@@ -130,8 +186,9 @@ def test_a_killed_run_goes_on(places, tmp_path):
     with pytest.raises(UsageError, match="device differs"):
         quantize(folder / "source", tmp_path / "out", recipe, verify_source=False)
     finals = {path.name for path in (tmp_path / "out").glob("model-*.safetensors")}
-    words = run(folder / "source", tmp_path / "out", tmp_path / "plan.json")
+    words = run(folder / "source", tmp_path / "out", tmp_path / "plan.json", **settings)
     assert finals
+    assert ("mode lean" in words) == short
     assert not finals & {line for line in words.split("\n") if line.startswith("model-")}  # those are not made again
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
     assert not list((tmp_path / "out").rglob("*.part"))

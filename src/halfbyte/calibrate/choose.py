@@ -69,9 +69,12 @@ def measure_alone(  # noqa: PLR0913 - keyword-only at the end
     layers: int,
     *,
     device: str = CPU,
+    device_memory: int | None = None,
 ) -> Alone:
     """Prepare to measure layer after layer; what a device cannot do is refused now, before the data are read."""
-    on_device = None if device == CPU else _measures_on_device(Plan(checkpoint, model, recipe, (), (), layers), device)
+    on_device = None
+    if device != CPU:
+        on_device = _measures_on_device(Plan(checkpoint, model, recipe, (), (), layers), device, device_memory)
     found = measured_here(checkpoint, model, recipe, weights, folder, layers, device=device)
     if on_device is not None:
         on_device.check(found)
@@ -95,7 +98,7 @@ def measure_alone(  # noqa: PLR0913 - keyword-only at the end
     return Alone(found.about, found.missing_nbytes, run)
 
 
-def _measures_on_device(nothing: Plan, device: str) -> OnDevice:
+def _measures_on_device(nothing: Plan, device: str, limit: int | None) -> OnDevice:
     from halfbyte.cuda.measure import OnDevice  # noqa: PLC0415 - only those who have one pay for it
 
-    return OnDevice(nothing, device)
+    return OnDevice(nothing, device, limit)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from halfbyte.console import Output
-from halfbyte.device_option import device_option
+from halfbyte.device_options import device_option
 from halfbyte.errors import UsageError
 from halfbyte.usage import Command
 

@@ -11,7 +11,7 @@ import torch
 
 from halfbyte.compare.activations import served_activations
 from halfbyte.compare.kv import cached_in_fp8
-from halfbyte.device_option import CPU
+from halfbyte.device_options import CPU
 from halfbyte.errors import UsageError
 from halfbyte.forward.config import TextModel, text_model
 from halfbyte.forward.experts import Change, Expert

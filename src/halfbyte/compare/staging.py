@@ -13,7 +13,7 @@ import torch
 
 from halfbyte.compare.sides import Side
 from halfbyte.cuda.lanes import Lane
-from halfbyte.device_option import CPU
+from halfbyte.device_options import CPU
 from halfbyte.forward.experts import Expert
 from halfbyte.forward.layer import DecoderLayer
 

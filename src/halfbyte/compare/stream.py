@@ -20,7 +20,7 @@ from halfbyte.compare.measures import Choices, Predicting, difference, predict, 
 from halfbyte.compare.report import Documents, LayerDifference, Report, summarize
 from halfbyte.compare.sides import Side, refuse_unlike
 from halfbyte.compare.staging import Layers, exact_products
-from halfbyte.device_option import CPU
+from halfbyte.device_options import CPU
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.forward.ends import Head, embed
 from halfbyte.forward.layer import fetch

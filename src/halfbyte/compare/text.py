@@ -11,7 +11,7 @@ from halfbyte.compare.intervals import CONFIDENCE, Estimate
 from halfbyte.compare.report import Report, Summary
 from halfbyte.compare.stream import Step
 from halfbyte.console import Column, Output
-from halfbyte.device_option import CPU
+from halfbyte.device_options import CPU
 from halfbyte.show import duration
 from halfbyte.write import write_whole
 

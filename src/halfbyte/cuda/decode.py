@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from halfbyte.cuda.lanes import Lane, Mark
-from halfbyte.cuda.stacks import Stack, positions
+from halfbyte.cuda.projections import positions
+from halfbyte.cuda.stacks import Stack
 from halfbyte.forward.experts import Weights
 from halfbyte.numerics.gpu.decode import int4_to_bf16, mxfp4_to_bf16, nvfp4_to_bf16
 from halfbyte.numerics.gpu.fp8 import fp8_block_to_bf16

@@ -5,7 +5,7 @@ Engines fuse gate_proj and up_proj and keep one tensor scale for both, so the la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from halfbyte.cuda.decode import to_bf16
+from halfbyte.cuda.projections import DIRECT
 from halfbyte.cuda.stacks import Stack
 from halfbyte.errors import TensorError
 from halfbyte.numerics.encoded import Quality
@@ -24,15 +25,6 @@ from halfbyte.numerics.gpu.mxfp4 import bf16_to_mxfp4, int4_to_mxfp4
 from halfbyte.numerics.gpu.nvfp4 import bf16_to_nvfp4, int4_to_nvfp4
 from halfbyte.numerics.gpu.sweep import settle_bf16, settle_int4, sweep_bf16, sweep_int4
 
-ENCODED = {
-    ("nvfp4", "max"),
-    ("nvfp4", "mse"),
-    ("nvfp4_ct", "max"),
-    ("nvfp4_ct", "mse"),
-    ("nvfp4_ct", "compressed-tensors"),
-    ("mxfp4", "even"),
-    ("mxfp4_ct", "even"),
-}
 FUSED = ("gate_proj", "up_proj")
 _INT4 = "int4"
 
@@ -103,15 +95,6 @@ class LayerEncoder:
         if all(name in stacks for name in FUSED):
             self._amax |= dict.fromkeys(FUSED, torch.maximum(*(self._amax[name] for name in FUSED)))
         self._whole = {name: self._tensor_scales(stack) for name, stack in stacks.items()}
-        self._given: dict[str, torch.Tensor] = {}
-        if method == "mse":
-            for name, stack in stacks.items():
-                found, begin = list[torch.Tensor](), 0
-                for part in self._parts(stack, self._count if stack.of.format == _INT4 else group):
-                    end = begin + len(part.of.linears)
-                    found.append(_sweep(part, self._amax[name][begin:end]))
-                    begin = end
-                self._given[name] = torch.cat(found) if len(found) > 1 else found[0]
 
     def _parts(self, stack: Stack, group: int) -> list[Stack]:
         return [stack.part(begin, min(begin + group, self._count)) for begin in range(0, self._count, group)]
@@ -134,17 +117,22 @@ class LayerEncoder:
 
         The work is sent to the device, not done.
         """
-        direct = all(stack.of.format in (_INT4, "bf16") for stack in self._stacks.values())
-        size = self._count if direct else self._group
-        return [
-            [self._made(name, stack.part(begin, end), slice(begin, end)) for name, stack in self._stacks.items()]
-            for begin in range(0, self._count, size)
-            for end in (min(begin + size, self._count),)
-        ]
+        direct = all(stack.of.format in DIRECT for stack in self._stacks.values())
+        return list(self._each(self._count if direct else self._group))
+
+    def groups(self) -> Iterator[list[Made]]:
+        """Encode some experts after the other, when they are asked for: all of them would need too much memory."""
+        return self._each(self._group)
+
+    def _each(self, size: int) -> Iterator[list[Made]]:
+        for begin in range(0, self._count, size):
+            end = min(begin + size, self._count)
+            yield [self._made(name, stack.part(begin, end), slice(begin, end)) for name, stack in self._stacks.items()]
 
     def _made(self, name: str, part: Stack, where: slice) -> Made:
-        given = self._given[name][where] if name in self._given else None
-        blocks = _encode(part, self._amax[name][where], self._format, self._method, given)
+        amax = self._amax[name][where]
+        given = _sweep(part, amax) if self._method == "mse" else None
+        blocks = _encode(part, amax, self._format, self._method, given)
         assert blocks.quality is not None
         weights, *sums = blocks.quality
         whole = self._whole[name]

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 class OnDevice:
     """A measurement on a device; making one refuses a machine that has none."""
 
-    def __init__(self, nothing: Plan, device: str) -> None:
-        self._plan, self._device = nothing, torch.device(device)
+    def __init__(self, nothing: Plan, device: str, limit: int | None = None) -> None:
+        self._plan, self._device, self._limit = nothing, torch.device(device), limit
         check_machine(self._device)
 
     def check(self, wanted: Statistics) -> None:
         """Refuse what the device cannot do, and what does not fit there."""
-        check_device(self._plan, wanted, self._device)
+        check_device(self._plan, wanted, self._device, self._limit)
 
     def run(self, wanted: Statistics, folder: Path, measured: dict[int, LayerStats], say: Say) -> None:
         """Measure all layers, or those that an earlier run has not; `measured` fills while it is at it."""
@@ -38,4 +38,4 @@ class OnDevice:
         journal = Journal(folder / "journal.jsonl")  # of shards, of which there are none: it is never written
         seen = stamps(self._plan.checkpoint)
         with Runner(self._plan, folder, journal, {}, seen=seen, threads=1, progress=tell) as runner:
-            run_on_device(self._plan, runner, wanted, self._device, measured)
+            run_on_device(self._plan, runner, wanted, self._device, self._limit, found=measured)

@@ -98,10 +98,11 @@ class DeviceObserver:
         return stats
 
     def _finish_experts(self, stats: ExpertStats) -> None:
-        numbers = [turn.expert for turn in self._turns]
+        numbers = list(dict.fromkeys(turn.expert for turn in self._turns))  # one with many tokens has several turns
+        rows = {number: row for row, number in enumerate(numbers)}
         lengths = torch.tensor([len(turn.tokens) for turn in self._turns], device=self._device)
         routed = _Routed(
-            torch.repeat_interleave(torch.arange(len(numbers), device=self._device), lengths),
+            torch.repeat_interleave(torch.tensor([rows[t.expert] for t in self._turns], device=self._device), lengths),
             *(torch.cat(column) for column in zip(*((t.tokens, t.weights, t.norms) for t in self._turns), strict=True)),
         )
         amax = torch.stack(
@@ -113,10 +114,11 @@ class DeviceObserver:
             ]
         )
         found: Any = amax.cpu().numpy()
-        for number, column in zip(numbers, found.T, strict=True):
+        for turn, column in zip(self._turns, found.T, strict=True):
             if not np.isfinite(column).all():
-                raise not_finite(self._layer, f"mlp.experts.{number}")
-        stats.input_amax[numbers], stats.down_amax[numbers], stats.out_amax[numbers] = found[:3]
+                raise not_finite(self._layer, f"mlp.experts.{turn.expert}")
+            for amax_of, largest in zip((stats.input_amax, stats.down_amax, stats.out_amax), column[:3], strict=True):
+                amax_of[turn.expert] = max(amax_of[turn.expert], largest)
         real = routed.expert if self._real is None else routed.expert[self._real.view(-1)[routed.token]]
         stats.seen[numbers] = torch.bincount(real, minlength=len(numbers)).cpu().numpy()
         _add_up(stats, numbers, routed, self._rows)

@@ -2,7 +2,8 @@
 
 Three threads, each with a lane of the device: `_come` reads a layer and copies it over, the caller runs it on the
 calibration tokens and encodes it, `_go` copies it back and hands it to the threads that write. Encoding is a fiftieth
-of a layer's time, so it has no lane of its own, in which it would only wait for its turn.
+of a layer's time, so it has no lane of its own, in which it would only wait for its turn. Where memory is short
+(`memory.LEAN`), `_go` also encodes, some experts at a time, and the next layer comes when that is done.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -26,16 +27,16 @@ from halfbyte.calibrate.store import Store
 from halfbyte.calibrate.stream import DTYPE, Calibration
 from halfbyte.cuda.clock import Clock
 from halfbyte.cuda.decode import Experts
-from halfbyte.cuda.encode import ENCODED, LayerEncoder, Made
+from halfbyte.cuda.encode import LayerEncoder, Made
 from halfbyte.cuda.forward import DeviceStream
 from halfbyte.cuda.lanes import Lane, Mark
-from halfbyte.cuda.memory import Needs, layers_at_once, needs
+from halfbyte.cuda.memory import Mode, group_of
 from halfbyte.cuda.observe import DeviceObserver
-from halfbyte.cuda.slots import SLOT_NBYTES, Slot, Slots
-from halfbyte.cuda.stacks import Buffers, Loader, Projection, Stack, projections
+from halfbyte.cuda.projections import ENCODED, stacks_by_layer
+from halfbyte.cuda.slots import Slot, Slots, slot_nbytes
+from halfbyte.cuda.stacks import Buffers, Loader, Stack
 from halfbyte.forward.layer import DecoderLayer
 from halfbyte.forward.weights import Weights
-from halfbyte.models.linears import StoredLinear
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import ENCODE, ROUTED, Job, method_of
 from halfbyte.run import Countdown, Runner, Stretch
@@ -45,7 +46,6 @@ from halfbyte.transform.apply import Given, as_bytes
 IN_SLOTS, OUT_SLOTS = 4, 4
 READERS = 8
 KEEP_SECONDS = 60.0  # between two copies of the hidden states on the disk: what a kill costs at most, and a layer
-_SCALARS_NBYTES = 64  # of an expert: tensor scales and input scales
 _SWITCH_SECONDS = 1e-3  # the thread that sends work to the device must not wait long for the interpreter
 GivenOf = Callable[[LayerStats | None], Callable[[Job], Given]]
 
@@ -66,6 +66,13 @@ class _Staged:
         return {linear.module for stack in self.stacks.values() for linear in stack.of.linears}
 
 
+class _Output(NamedTuple):
+    """A layer's experts in the output's format: already made, or to be made from what the encoder knows."""
+
+    encoder: LayerEncoder
+    made: list[list[Made]]
+
+
 class _Sent(NamedTuple):
     """Some experts on their way to the host."""
 
@@ -74,24 +81,6 @@ class _Sent(NamedTuple):
     stretches: list[tuple[int, list[TensorInfo]]]  # where in the slot, and the tensors from there on
     sums: list[torch.Tensor]
     back: Mark
-
-
-def stacks_by_layer(plan: Plan, layers: int, *, forward: bool) -> list[list[Projection]]:
-    """Return the stacks of each layer: none where its routed experts are neither run nor encoded on the device."""
-    quantize = plan.recipe.quantize
-    encodes = quantize is not None and (quantize.format, method_of(ROUTED, quantize)) in ENCODED
-    found: list[list[StoredLinear]] = [[] for _ in range(layers)]
-    for linear in plan.model.linears.values() if encodes or forward else ():
-        if linear.role == ROUTED and linear.layer is not None and linear.layer < layers:
-            found[linear.layer].append(linear)
-    return [projections(linears) if linears else [] for linears in found]
-
-
-def needs_of(plan: Plan, calibration: Calibration | None) -> Needs:
-    """Return what a pass takes of the device."""
-    stacks = stacks_by_layer(plan, plan.layers or plan.model.layers, forward=calibration is not None)
-    quantize = plan.recipe.quantize
-    return needs(stacks, calibration, sweep=quantize is not None and quantize.scales == "mse")
 
 
 class DevicePass:
@@ -103,13 +92,14 @@ class DevicePass:
         runner: Runner,
         device: torch.device,
         *,
+        mode: Mode,
         layers: int,
         calibration: Calibration | None = None,
         store: Store | None = None,
         given_of: GivenOf,
         say: Callable[[str], None],
     ) -> None:
-        self._plan, self._runner, self._device, self._layers = plan, runner, device, layers
+        self._plan, self._runner, self._device, self._layers, self.mode = plan, runner, device, layers, mode
         self._calibration, self._store, self._given_of, self._say = calibration, store, given_of, say
         self.clock = Clock()
         self._weights = Weights(plan.model, runner.reader)
@@ -118,32 +108,20 @@ class DevicePass:
         self._jobs: dict[int | None, list[Job]] = {}
         for job in runner.pending():
             self._jobs.setdefault(job.layer, []).append(job)
-        self.needs = needs_of(plan, calibration)
-        self.at_once = layers_at_once(self.needs, device)
         self._coming, self._running, self._going = Lane(device), Lane(device), Lane(device)
-        self._buffers = Buffers(self.at_once, device)
+        self._buffers = Buffers(mode.layers, device)
         largest = max((linear.parts[s].nbytes for found in self._stackable for one in found for linear in one.linears
                        for s in one.suffixes()), default=1)  # fmt: skip
         self._loader = Loader(
-            runner.reader, Slots(IN_SLOTS, device, max(largest, _slot(device))), self._coming, READERS, self.clock
+            runner.reader, Slots(IN_SLOTS, device, max(largest, slot_nbytes(device))), self._coming, READERS, self.clock
         )
-        self._group, nbytes = self._group_size()
+        self._group, nbytes = group_of(self._stackable, slot_nbytes(device))
         self._format = plan.recipe.quantize.format if plan.recipe.quantize is not None else ""
         self._out = Slots(OUT_SLOTS, device, nbytes)
         self._writing: deque[Future[None]] = deque()
         self.measured: dict[int, LayerStats] = {}
         self._kept = time.monotonic()
         self._one_output = threading.Semaphore(1)
-
-    def _group_size(self) -> tuple[int, int]:
-        """Return how many experts a slot of output holds, and its bytes."""
-        each = max(
-            (sum(one.shape[0] * one.shape[1] * 9 // 16 for one in found) for found in self._stackable if found),
-            default=1,
-        )
-        each += _SCALARS_NBYTES
-        slot = max(each, _slot(self._device))
-        return max(1, slot // each), slot
 
     def run(self, forward_from: int = 0, hidden: torch.Tensor | None = None) -> dict[int, LayerStats]:
         """Do every layer, then what is in no layer; return what was measured.
@@ -153,7 +131,8 @@ class DevicePass:
         stream = None
         todo = [at for at in range(self._layers) if self._forwards(at, forward_from) or at in self._jobs]
         if self._calibration is not None and forward_from < self._layers:
-            stream = DeviceStream(self._calibration, self._device, self._running, self.clock)
+            offloads = self.mode.offloads
+            stream = DeviceStream(self._calibration, self._device, self._running, self.clock, offloads=offloads)
             stream.start(self._weights) if hidden is None else stream.go_on(hidden)
         going: deque[Future[None]] = deque()
         before = sys.getswitchinterval()
@@ -168,9 +147,9 @@ class DevicePass:
                         staged = coming.result()
                     coming = ahead.submit(self._come, *following) if following else None
                     observer = self._through(stream, staged)
-                    made = self._encode(staged)
+                    output = self._encode(staged)
                     kept = self._kept_hidden(stream) if observer else None
-                    going.append(behind.submit(self._go, staged, observer, made, self._running.mark(), kept))
+                    going.append(behind.submit(self._go, staged, observer, output, self._running.mark(), kept))
                     while len(going) > 1:
                         going.popleft().result()
                 for future in going:
@@ -232,39 +211,44 @@ class DevicePass:
         if stream is None or time.monotonic() - self._kept < KEEP_SECONDS:
             return None
         self._kept = time.monotonic()
-        with self._running, self.clock("keep"):
-            return stream.hidden.to("cpu", copy=True)  # also where it is there already: the next layer changes it
+        with self.clock("keep"):
+            return stream.kept()
 
-    def _encode(self, staged: _Staged) -> list[list[Made]]:
+    def _encode(self, staged: _Staged) -> _Output | None:
         """Encode a layer's stacks, in parts; they leave the device before those of the next layer are made."""
         quantize = self._plan.recipe.quantize
         jobs = [job for job in self._jobs.get(staged.index, []) if self._is_encoded_here(job, staged)]
         if quantize is None or not jobs:
-            return []
+            return None
         with self.clock("waiting for the host"):
             self._one_output.acquire()
         self._running.follow(staged.there)
         with self._running:
             begin = self._running.mark()
             encoder = LayerEncoder(staged.stacks, quantize.format, method_of(ROUTED, quantize), self._group)
-            made = encoder.parts()
+            made = [] if self.mode.grouped else encoder.parts()
             self.clock.between("encode", begin, self._running.mark())
-        return made
+        return _Output(encoder, made)
 
     def _go(
         self,
         staged: _Staged,
         observer: DeviceObserver | None,
-        made: list[list[Made]],
+        output: _Output | None,
         done: Mark,
         hidden: torch.Tensor | None,
     ) -> None:
         """Measure and write a layer; on the last thread."""
-        try:
-            try:
-                done.wait()
-            finally:
-                self._buffers.give_back(staged.memory)
+        with ExitStack() as at_the_end:
+            if output is not None:
+                at_the_end.callback(self._one_output.release)
+                at_the_end.callback(output.made.clear)  # whoever else holds it must not hold the next layer's memory
+            stored = at_the_end.enter_context(ExitStack())
+            stored.callback(self._buffers.give_back, staged.memory)
+            done.wait()
+            staged.decoder = None
+            if not self.mode.grouped:
+                stored.close()  # the next layer may come: this one is encoded
             given = self._given_of(self._stats(staged.index, observer, hidden))
             jobs = self._jobs.get(staged.index, [])
             here = [job for job in jobs if self._is_encoded_here(job, staged)]
@@ -272,12 +256,24 @@ class DevicePass:
             others = self._runner.start([job for job in jobs if job.name not in names], given)
             self._writing.extend(others)
             self._release(others, self._held[staged.index])
-            self._write(made, here, given)
-        finally:
-            if made:
-                made.clear()  # the list itself: whoever else holds it must not hold the next layer's memory
-                self._one_output.release()
+            if output is not None:
+                self._write(self._groups(output.encoder) if self.mode.grouped else output.made, here, given)
         self._settle()
+
+    def _groups(self, encoder: LayerEncoder) -> Iterator[list[Made]]:
+        """Encode some experts after the other, in the lane that copies them back."""
+        groups = encoder.groups()
+        while True:
+            with self._going:
+                begin = self._going.mark()
+                made = next(groups, None)
+                end = self._going.mark()
+            self.clock.between("encode", begin, end)
+            if made is None:
+                end.wait()  # from here on others may have what was read
+                return
+            yield made
+            del made  # or it would be there while the next is made
 
     def _stats(self, layer: int, observer: DeviceObserver | None, hidden: torch.Tensor | None) -> LayerStats | None:
         if observer is None:
@@ -301,7 +297,7 @@ class DevicePass:
         known = (quantize.format, method_of(job.role, quantize)) in ENCODED
         return known and all(linear.module in staged.modules for linear in job.linears)
 
-    def _write(self, made: list[list[Made]], jobs: Sequence[Job], given: Callable[[Job], Given]) -> None:
+    def _write(self, made: Iterable[list[Made]], jobs: Sequence[Job], given: Callable[[Job], Given]) -> None:
         """Copy what was made to the host, a slot at a time, and hand it to the threads that write."""
         by_expert: dict[str, list[Job]] = {}
         for job in jobs:
@@ -376,10 +372,6 @@ class DevicePass:
 
 def _expert_of(module: str) -> str:
     return module.rpartition(".")[0]
-
-
-def _slot(device: torch.device) -> int:
-    return SLOT_NBYTES if device.type == "cuda" else 1 << 20
 
 
 def _when_done(futures: Sequence[Future[None]], then: Callable[[], None]) -> None:

@@ -7,8 +7,14 @@ import queue
 import torch
 
 from halfbyte.cuda.lanes import Mark
+from halfbyte.cuda.memory import SLOT_NBYTES
 
-SLOT_NBYTES = 1 << 28  # a quarter of a gigabyte takes 5 ms over PCIe: longer than any latency on the way
+_INTERPRETED_NBYTES = 1 << 20  # where nothing is large
+
+
+def slot_nbytes(device: torch.device) -> int:
+    """Return the size of a slot."""
+    return SLOT_NBYTES if device.type == "cuda" else _INTERPRETED_NBYTES
 
 
 class Slot:
@@ -22,7 +28,7 @@ class Slot:
 class Slots:
     """Some slots; whoever takes one waits until it is free."""
 
-    def __init__(self, count: int, device: torch.device, nbytes: int = SLOT_NBYTES) -> None:
+    def __init__(self, count: int, device: torch.device, nbytes: int) -> None:
         self.nbytes = nbytes
         self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
         for _ in range(count):

@@ -1,7 +1,4 @@
-"""A layer's routed experts on the device: for each projection and each stored tensor, one tensor of all experts.
-
-Experts stand in the order in which the output's files name them, so that a part of a stack is a part of a file.
-"""
+"""A layer's routed experts on the device: for each projection and each stored tensor, one tensor of all experts."""
 
 from __future__ import annotations
 
@@ -18,15 +15,13 @@ from numpy.typing import NDArray
 
 from halfbyte.cuda.clock import Clock
 from halfbyte.cuda.lanes import Lane
+from halfbyte.cuda.projections import SHAPE, Projection
 from halfbyte.cuda.slots import Slot, Slots
 from halfbyte.errors import TensorError
 from halfbyte.models.linears import StoredLinear
-from halfbyte.numerics.formats import FORMATS
 from halfbyte.source.headers import TensorInfo
 from halfbyte.source.read import NUMPY_DTYPES, Reader
 
-FORMATS_IN_STACKS = ("int4", "bf16", "fp8_block", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct")
-_SHAPE = "weight_shape"  # a pair of numbers that the headers say already; checked, not copied
 _AHEAD = 2  # slots that are being read while one is being copied
 _PIECE_NBYTES = 1 << 25  # a thread reads at a time
 _DTYPES = {
@@ -36,56 +31,6 @@ _DTYPES = {
     "F8_E4M3": torch.uint8,  # bit patterns, as the kernels take them
     "F32": torch.float32,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Projection:
-    """One projection of all experts of a layer, as the checkpoint stores it."""
-
-    name: str  # gate_proj, up_proj or down_proj
-    linears: tuple[StoredLinear, ...]  # in the order of the stack
-
-    @property
-    def format(self) -> str:
-        """Return the format that all of them have."""
-        return self.linears[0].format
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Return N and K."""
-        return self.linears[0].shape
-
-    def suffixes(self) -> list[str]:
-        """Return the tensors that are copied to the device."""
-        return [part.suffix for part in FORMATS[self.format].tensors if part.suffix != _SHAPE]
-
-    @property
-    def nbytes(self) -> int:
-        """Return what the stack takes."""
-        return sum(linear.parts[suffix].nbytes for linear in self.linears for suffix in self.suffixes())
-
-
-def projections(linears: Sequence[StoredLinear]) -> list[Projection]:
-    """Return the stacks that a layer's routed experts make; none where they are not all stored alike."""
-    by_name: dict[str, list[StoredLinear]] = {}
-    for linear in sorted(linears, key=lambda linear: linear.module):
-        by_name.setdefault(linear.module.rpartition(".")[2], []).append(linear)
-    found = [Projection(name, tuple(members)) for name, members in by_name.items()]
-    orders = {tuple(linear.expert for linear in one.linears) for one in found}
-    return found if len(orders) == 1 and all(map(_alike, found)) else []
-
-
-def _alike(one: Projection) -> bool:
-    first = one.linears[0]
-    stored = first.parts
-    return first.format in FORMATS_IN_STACKS and all(
-        linear.format == first.format
-        and linear.parts.keys() == stored.keys()
-        and "bias" not in linear.parts
-        and all((info.dtype, info.shape) == (stored[s].dtype, stored[s].shape) for s, info in linear.parts.items())
-        and all(info.dtype in _DTYPES for s, info in linear.parts.items() if s in one.suffixes())
-        for linear in one.linears
-    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,9 +121,7 @@ class Loader:
                 rows = flat.view(len(infos), -1)
                 targets |= {info.name: rows[at] for at, info in enumerate(infos)}
             stacks[projection.name] = Stack(projection, tensors)
-        shapes = {
-            linear.parts[_SHAPE].name: linear for one in found for linear in one.linears if _SHAPE in linear.parts
-        }
+        shapes = {linear.parts[SHAPE].name: linear for one in found for linear in one.linears if SHAPE in linear.parts}
         wanted = [info for one in found for linear in one.linears for info in linear.parts.values()
                   if info.name in targets or info.name in shapes]  # fmt: skip
         self._fetch(wanted, targets, shapes)
@@ -273,8 +216,3 @@ def _check_shape(linear: StoredLinear, said: NDArray[Any]) -> None:
 def _shaped(flat: torch.Tensor, infos: list[TensorInfo]) -> torch.Tensor:
     shape = infos[0].shape if infos[0].shape != (1,) else ()
     return flat.view(_DTYPES[infos[0].dtype]).view(len(infos), *shape)
-
-
-def positions(projection: Projection) -> dict[int, int]:
-    """Return where each expert stands in a stack."""
-    return {int(linear.expert or 0): at for at, linear in enumerate(projection.linears)}

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from halfbyte.cuda.memory import Mode, Needs, choose_mode, needs_of
+from halfbyte.cuda.slots import slot_nbytes
 from halfbyte.decisions import COMPENSATED
 from halfbyte.errors import MachineError, RecipeError
 from halfbyte.plan.manifest import Plan
@@ -16,13 +18,16 @@ from halfbyte.plan.rules import Job
 from halfbyte.run import Runner, nothing_given
 from halfbyte.transform.apply import Given
 from halfbyte.transform.from_data import from_data
+from halfbyte.units import size
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.given import Statistics
     from halfbyte.calibrate.stats import LayerStats
+    from halfbyte.calibrate.stream import Calibration
     from halfbyte.cuda.passing import DevicePass
 
 CUDA = "cuda"
+_CONTEXT_NBYTES = 600_000_000  # of CUDA itself, which PyTorch's allocator does not know of
 # Without it, memory that one lane has used and freed cannot be used by another: a third more is taken than is needed.
 for _name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):  # the newer name and the older
     os.environ.setdefault(_name, "expandable_segments:True")
@@ -38,7 +43,7 @@ def check_machine(device: torch.device) -> None:
         raise MachineError("Triton, which the kernels are written in, is not installed", where="--device", fix=fix)
 
 
-def check_device(made: Plan, measured: Statistics | None, device: torch.device) -> None:
+def check_device(made: Plan, measured: Statistics | None, device: torch.device, limit: int | None = None) -> None:
     """Refuse, before anything is written, what this device or this version cannot do."""
     check_machine(device)
     quantize = made.recipe.quantize
@@ -48,10 +53,22 @@ def check_device(made: Plan, measured: Statistics | None, device: torch.device) 
     if measured is not None and measured.calibration is not None and measured.about.get("all_tokens_below"):
         fix = "use --device cpu for this recipe, or another backstop"
         raise RecipeError("the backstop all_experts is not built for the GPU yet", where=made.recipe.name, fix=fix)
-    from halfbyte.cuda.memory import layers_at_once  # noqa: PLC0415 - these import the kernels
-    from halfbyte.cuda.passing import needs_of  # noqa: PLC0415
+    mode_of(made, measured.calibration if measured else None, device, limit)
 
-    layers_at_once(needs_of(made, measured.calibration if measured else None), device)
+
+def mode_of(made: Plan, calibration: Calibration | None, device: torch.device, limit: int | None) -> tuple[Needs, Mode]:
+    """Return what the pass needs, and the fastest way to do it in the memory that is free, or that it may have."""
+    need = needs_of(made, calibration.rows.tokens.size if calibration else 0, slot_nbytes(device))
+    free, where = limit, f"--device-memory {size(limit or 0)}"
+    if device.type == CUDA:
+        torch.cuda.empty_cache()  # what an earlier run of this process has left
+        there, whole = torch.cuda.mem_get_info(device)
+        if limit is None or there < limit:
+            free, where = there, str(device)
+        # A limit is the allocator's too, or it would keep what it has freed, as long as the device has more.
+        share = 1.0 if limit is None else max(0, limit - _CONTEXT_NBYTES) / whole
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+    return need, choose_mode(need, free, where)
 
 
 def run_on_device(
@@ -59,6 +76,8 @@ def run_on_device(
     runner: Runner,
     measured: Statistics | None,
     device: torch.device,
+    limit: int | None = None,
+    *,
     found: dict[int, LayerStats] | None = None,
 ) -> tuple[dict[int, LayerStats], DevicePass]:
     """Do every job that is pending; return what was measured, and the pass with its clock.
@@ -87,7 +106,15 @@ def run_on_device(
             forward_from, hidden = kept
             known = {layer: stats for layer in range(forward_from) if (stats := store.load(layer)) is not None}
     passing = DevicePass(
-        made, runner, device, layers=layers, calibration=calibration, store=store, given_of=given_of, say=runner.say
+        made,
+        runner,
+        device,
+        mode=mode_of(made, calibration, device, limit)[1],
+        layers=layers,
+        calibration=calibration,
+        store=store,
+        given_of=given_of,
+        say=runner.say,
     )
     passing.measured = known if found is None else found
     passing.measured |= known

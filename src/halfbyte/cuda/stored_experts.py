@@ -14,8 +14,10 @@ import torch
 from halfbyte.cuda.clock import Clock
 from halfbyte.cuda.decode import to_bf16
 from halfbyte.cuda.lanes import Lane
-from halfbyte.cuda.slots import SLOT_NBYTES, Slots
-from halfbyte.cuda.stacks import Buffers, Loader, Projection, positions, projections
+from halfbyte.cuda.memory import SLOT_NBYTES
+from halfbyte.cuda.projections import Projection, positions, projections
+from halfbyte.cuda.slots import Slots
+from halfbyte.cuda.stacks import Buffers, Loader
 from halfbyte.forward.config import TextModel
 from halfbyte.forward.experts import Expert
 from halfbyte.forward.experts import Weights as ExpertWeights

@@ -63,11 +63,12 @@ def run_experts(  # noqa: PLR0913 - keyword-only from the weights on
     observe: Observe | None = None,
     change: Change | None = None,
     add: Add | None = None,
+    most: int | None = None,
 ) -> torch.Tensor:
     """Return the sum [T, D] of the routed experts' outputs for tokens x [T, D], chosen by indices and weights [T, k].
 
     `expert` gives decoded weights in the dtype of x, once for every expert that has tokens, `threads` at a time. `add`
-    is another way to do the same sums.
+    is another way to do the same sums. An expert with more than `most` tokens has as many turns as it needs.
     """
 
     @torch.no_grad()  # which is each thread's own
@@ -83,7 +84,7 @@ def run_experts(  # noqa: PLR0913 - keyword-only from the weights on
         return _Done(turn, given, act, out, None if add else (out * turn.weights[:, None]).to(x.dtype))
 
     total = torch.zeros_like(x)
-    for done in in_order(work, turns(indices, weights), threads):
+    for done in in_order(work, pieces(turns(indices, weights), most), threads):
         tokens = done.turn.tokens
         if done.weighted is not None:
             total[tokens] += done.weighted  # an expert has a token once at most
@@ -108,6 +109,17 @@ def turns(indices: torch.Tensor, weights: torch.Tensor) -> list[_Turn]:
         mine, choice = (torch.from_numpy(part[start:stop]).to(indices.device) for part in (tokens, choices))
         found.append(_Turn(expert, mine, weights[mine, choice]))
     return found
+
+
+def pieces(found: list[_Turn], most: int | None) -> list[_Turn]:
+    """Split turns of more than `most` tokens; each piece stays in its order."""
+    if most is None:
+        return found
+    return [
+        _Turn(turn.expert, turn.tokens[start : start + most], turn.weights[start : start + most])
+        for turn in found
+        for start in range(0, len(turn.tokens), most)
+    ]
 
 
 def _turns_on_device(indices: torch.Tensor, weights: torch.Tensor) -> list[_Turn]:

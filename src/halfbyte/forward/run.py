@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
@@ -10,6 +11,28 @@ from halfbyte.forward.experts import Add, Change, Expert, Observe, run_experts
 from halfbyte.forward.layer import DecoderLayer, Look
 from halfbyte.forward.sight import Sight
 from halfbyte.forward.threads import in_order
+
+
+class Hidden(Protocol):
+    """Hidden states [R, L, D], wherever they lie: a tensor is one."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Return R, L and D."""
+        ...
+
+    def new_empty(self, size: Sequence[int], /) -> torch.Tensor:
+        """Return room where layers run."""
+        ...
+
+    def __getitem__(self, rows: slice, /) -> torch.Tensor:
+        """Return some rows, where layers run."""
+        ...
+
+    def __setitem__(self, rows: slice, value: torch.Tensor, /) -> None:
+        """Change some rows."""
+        ...
+
 
 Sights = Callable[[slice], Sight]
 Looks = Callable[[slice], Look]
@@ -22,7 +45,7 @@ def row_chunks(rows: int, size: int) -> list[slice]:
 
 def run_layer(  # noqa: PLR0913 - keyword-only from the experts on
     layer: DecoderLayer,
-    hidden: torch.Tensor,
+    hidden: Hidden,
     sights: Sights,
     chunks: Sequence[slice],
     expert: Expert | None = None,
@@ -32,13 +55,14 @@ def run_layer(  # noqa: PLR0913 - keyword-only from the experts on
     observe: Observe | None = None,
     change: Change | None = None,
     add: Add | None = None,
+    most: int | None = None,
 ) -> torch.Tensor | None:
     """Change hidden states [R, L, D] to those after the layer; return what routed experts were given, [T, D].
 
-    `looks` gives each chunk its own look.
+    `looks` gives each chunk its own look; `most` is how many tokens an expert is given at a time.
     """
 
-    x = torch.empty_like(hidden) if layer.is_moe else None
+    x = hidden.new_empty(hidden.shape) if layer.is_moe else None
 
     def first_half(chunk: slice) -> tuple[torch.Tensor, torch.Tensor] | None:
         look = looks(chunk) if looks else None
@@ -58,7 +82,7 @@ def run_layer(  # noqa: PLR0913 - keyword-only from the experts on
     indices, weights = (torch.cat(parts) for parts in zip(*routed, strict=True))
     flat = x.view(-1, x.shape[-1])
     total = run_experts(
-        flat, indices, weights, expert, threads=threads, observe=observe, change=change, add=add
+        flat, indices, weights, expert, threads=threads, observe=observe, change=change, add=add, most=most
     ).view_as(x)
 
     def second_half(chunk: slice) -> None:

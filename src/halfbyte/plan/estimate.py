@@ -15,6 +15,7 @@ from halfbyte.plan.measure import Kernel, Speeds, kernels
 from halfbyte.plan.rules import KEEP
 
 ASSUMED_NBYTES_PER_S = 1e9  # of a disk that nobody could ask
+ASSUMED_WRITING = "; assumed: the same disk writes as fast, --to DIR measures it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ class Estimate:
     def seconds(self) -> float:
         """Return the whole."""
         return max(self.disk_s, self.cores_s)
+
+    def parts(self) -> list[tuple[str, float]]:
+        """Return what the whole is the larger of."""
+        return [("disk", self.disk_s), ("processors", self.cores_s)]
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, as `--json` prints it."""
@@ -58,7 +63,7 @@ class Estimate:
         if self.read_nbytes_per_s is None:
             found += f"; assumed: a disk of {ASSUMED_NBYTES_PER_S / 1e9:.0f} GB/s"
         elif self.write_nbytes_per_s is None:
-            found += "; assumed: the same disk writes as fast, --to DIR measures it"
+            found += ASSUMED_WRITING
         return found + ("; calibration not included" if self.calibration_left_out else "")
 
 

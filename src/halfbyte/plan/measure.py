@@ -55,6 +55,20 @@ class Kernel(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Disk:
+    """Bytes a second; `write_nbytes_per_s` is None where nobody said where to write: then it is taken for as fast."""
+
+    read_nbytes_per_s: float
+    write_nbytes_per_s: float | None
+    same_disk: bool
+
+    def seconds(self, read: int, written: int) -> float:
+        """Return how long reading and writing take: one after the other where one disk does both."""
+        both = read / self.read_nbytes_per_s, written / (self.write_nbytes_per_s or self.read_nbytes_per_s)
+        return sum(both) if self.same_disk else max(both)
+
+
+@dataclass(frozen=True, slots=True)
 class Speeds:
     """Bytes a second of the whole disk, and seconds of one core while all are busy."""
 
@@ -89,6 +103,16 @@ def measure(plan: Plan, out: Path | None) -> Speeds:
             kernel: _kernel_speed(kernel, linear, plan.recipe, cores) for kernel, linear in _samples(plan).items()
         },
     )
+
+
+def measure_disk(plan: Plan, out: Path | None) -> Disk | None:
+    """Measure the disks alone; None where the source is not on one."""
+    read, _ = _read_speed(plan.checkpoint, run_threads())
+    if read is None:
+        return None
+    folder = _existing(out) if out is not None else None
+    same = folder is None or folder.stat().st_dev == plan.checkpoint.root.stat().st_dev
+    return Disk(read, _write_speed(folder) if folder is not None else None, same)
 
 
 def kernels(plan: Plan) -> Iterator[tuple[Kernel, StoredLinear]]:

@@ -7,7 +7,7 @@ import torch
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Experts
 
-from halfbyte.forward.experts import run_experts
+from halfbyte.forward.experts import run_experts, turns
 from halfbyte.forward.threads import in_order
 
 EXPERTS, CHOSEN, TOKENS, WIDTH, INNER = 12, 3, 200, 64, 32
@@ -135,3 +135,21 @@ def test_an_error_in_a_thread_stops_the_rest(threads):
     with pytest.raises(ValueError, match="no"):
         list(in_order(work, range(1000), threads))
     assert len(started) < 10
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_expert_with_many_tokens_has_several_turns(problem, threads):
+    x, indices, weights, module = problem
+    seen = []
+
+    def observe(number, tokens, gates, *_):
+        assert 0 < len(tokens) <= 16
+        seen.append((number, tokens, gates))
+
+    found = run_experts(x, indices, weights, weights_of(module), threads=threads, observe=observe, most=16)
+    torch.testing.assert_close(found, module(x, indices, weights))
+    assert len(seen) > EXPERTS
+    for turn in turns(indices, weights):
+        mine = [(tokens, gates) for number, tokens, gates in seen if number == turn.expert]
+        assert torch.equal(torch.cat([tokens for tokens, _ in mine]), turn.tokens)
+        assert torch.equal(torch.cat([gates for _, gates in mine]), turn.weights)

@@ -13,6 +13,7 @@ from halfbyte.plan.estimate import ASSUMED_NBYTES_PER_S, estimate
 from halfbyte.plan.manifest import make_plan
 from halfbyte.plan.measure import Kernel, Speeds, invented, kernels, measure
 from halfbyte.recipe import load_recipe
+from halfbyte.show import duration
 from halfbyte.source.checkpoint import open_checkpoint
 
 RECIPES = ("kimi-k2.6-mxfp4-wafer", "kimi-k2.6-nvfp4a16", "kimi-k2.6-fp8-reference", "kimi-k2.7-code-nvfp4-decart")
@@ -129,3 +130,11 @@ def test_the_command_says_it(pico, halfbyte):
     assert "write" in line
     _, printed, _ = halfbyte("plan", source, "-r", "kimi-k2.6-nvfp4a16", "--no-measure")
     assert not any(line.startswith("time") for line in printed.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(9.94, "9.9 s"), (100.9, "1 min 41 s"), (119.7, "2 min 00 s"), (5400, "1 h 30 min"), (7199, "2 h 00 min")],
+)
+def test_durations_are_not_rounded_twice(seconds, text):
+    assert duration(seconds) == text

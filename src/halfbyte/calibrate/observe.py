@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from halfbyte.calibrate.moments import Moments, second_moments
+from halfbyte.calibrate.routing import Routing
 from halfbyte.calibrate.rows import Rows
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
-from halfbyte.calibrate.sums import Routed, add_routed
+from halfbyte.calibrate.sums import RoutedTokens, add_routed
 from halfbyte.errors import CheckpointError
-from halfbyte.forward.layer import Look
+from halfbyte.forward.layer import Look, Routed
+from halfbyte.forward.softmax import softmax_weights
 
 HEADS_FIRST = ("self_attn.k", "self_attn.v")  # [R, H, L, d]; everything else is [R, L, d]
 
@@ -24,6 +27,7 @@ class Observer:
     def __init__(self, layer: int, rows: Rows, experts: int, *, moments: bool = False) -> None:
         self._layer, self._rows = layer, rows
         self._lock = threading.Lock()
+        self._softmax = Routing()
         self.stats = LayerStats(experts=ExpertStats.empty(experts, len(rows.names)) if experts else None)
         if experts and moments:
             self.stats.moments = Moments()
@@ -40,6 +44,14 @@ class Observer:
             self._largest(name, _amax(tensor))
 
         return look
+
+    def routes(self, chunk: slice, routed: Routed) -> None:
+        """See how the tokens of some rows are routed; of all rows, before any expert is seen."""
+        self._softmax.tell(chunk, routed.indices, softmax_weights(routed.logits, routed.indices))
+
+    @cached_property
+    def _softmax_weights(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        return self._softmax.by_expert()
 
     def _largest(self, name: str, amax: float) -> None:
         if not np.isfinite(amax):
@@ -60,11 +72,12 @@ class Observer:
         stats = self.stats.experts
         assert stats is not None
         places = tokens.cpu().numpy()
+        softmax = self._softmax_weights[expert][1]
         if self._counts is not None:
             kept = self._rows.real.reshape(-1)[places]
             if not kept.all():
                 chosen = torch.from_numpy(kept)
-                places, gate_weights = places[kept], gate_weights[chosen]
+                places, gate_weights, softmax = places[kept], gate_weights[chosen], softmax[chosen]
                 given, act, out = given[chosen], act[chosen], out[chosen]
         if not len(places):
             return
@@ -76,8 +89,8 @@ class Observer:
         if self.stats.moments is not None:
             self.stats.moments.acts[expert] = self._of_real(act, gate_weights, places)
         norms = out.double().square().sum(-1).sqrt().cpu().numpy()
-        g = gate_weights.double().cpu().numpy()
-        add_routed(stats, Routed([expert], np.zeros(len(places), np.int64), places, g, norms), self._rows)
+        g, p = (weights.double().cpu().numpy() for weights in (gate_weights, softmax))
+        add_routed(stats, RoutedTokens([expert], np.zeros(len(places), np.int64), places, g, p, norms), self._rows)
 
     def all_given(self, given: torch.Tensor) -> None:
         """See what all experts together were given, [T, D]."""

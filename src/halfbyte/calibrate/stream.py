@@ -16,7 +16,7 @@ from torch.nn import functional
 from halfbyte.calibrate.chat import load_template
 from halfbyte.calibrate.observe import Observer
 from halfbyte.calibrate.rows import Rows, make_rows
-from halfbyte.calibrate.stats import ExpertStats, LayerStats
+from halfbyte.calibrate.stats import SUMS, ExpertStats, LayerStats
 from halfbyte.calibrate.sums import SUM_ROWS
 from halfbyte.calibrate.vocabulary import load_vocabulary
 from halfbyte.decisions import COMPENSATED, InputScale, Recipe
@@ -92,6 +92,7 @@ def _about(text: TextModel, rows: Rows, rule: InputScale | None, model: Mapping[
         "dtype": str(DTYPE).removeprefix("torch."),
         "attention": text.attention,
         "sum_rows": SUM_ROWS,
+        "sums": list(SUMS),  # a folder that was begun with fewer is not gone on with
         "all_tokens_below": rule.min_tokens if rule is not None and everywhere else None,
     }
 
@@ -125,6 +126,7 @@ class Stream:
             expert,
             threads=self._threads,
             looks=observer.look,
+            routes=observer.routes,
             observe=observer.expert,
         )
         stats = observer.stats

@@ -17,23 +17,24 @@ from halfbyte.calibrate.stats import SUMS, ExpertStats
 SUM_ROWS = 64
 
 
-class Routed(NamedTuple):
-    """Tokens that some experts were given, in any order: which expert (an index into `numbers`), where, g and n."""
+class RoutedTokens(NamedTuple):
+    """Tokens that some experts were given, in any order: which expert (an index into `numbers`), where, g, p and n."""
 
     numbers: list[int]
     expert: NDArray[np.int64]
     place: NDArray[np.int64]
     g: NDArray[np.float64]
+    p: NDArray[np.float64]
     n: NDArray[np.float64]
 
 
-def add_routed(stats: ExpertStats, routed: Routed, rows: Rows) -> None:
+def add_routed(stats: ExpertStats, routed: RoutedTokens, rows: Rows) -> None:
     """Add what these tokens say to the statistics of their experts; padding says nothing."""
     all_domains = rows.domains.reshape(-1)
     real = all_domains[routed.place] >= 0
     kept = np.flatnonzero(real)
     order = kept[np.argsort(routed.expert[kept] * rows.tokens.size + routed.place[kept], kind="stable")]
-    expert, place, g, n = routed.expert[order], routed.place[order], routed.g[order], routed.n[order]
+    expert, place, g, p, n = (column[order] for column in routed[1:])
     domain = all_domains[place].astype(np.int64)
     part = place // (SUM_ROWS * rows.tokens.shape[1])
     shape = len(routed.numbers), -(-len(rows.tokens) // SUM_ROWS), len(rows.names)
@@ -41,6 +42,7 @@ def add_routed(stats: ExpertStats, routed: Routed, rows: Rows) -> None:
     count = np.bincount(expert * shape[2] + domain, minlength=shape[0] * shape[2])
     stats.count[routed.numbers] = count.reshape(shape[0], shape[2])
     values = {"g": g, "g2": g * g, "n": n, "n2": n * n, "gn": g * n, "g2n": g * g * n, "g2n2": (g * n) ** 2}
+    values |= {"p": p, "pn": p * n}
     for name in SUMS:
         partial = np.bincount(cell, weights=values[name], minlength=shape[0] * shape[1] * shape[2]).reshape(shape)
         total = np.zeros((shape[0], shape[2]))

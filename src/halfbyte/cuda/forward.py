@@ -52,6 +52,7 @@ class DeviceStream:
                 self._chunks,
                 experts,
                 looks=observer.look,
+                routes=observer.routes,
                 observe=observer.expert,
                 add=observer.add,
             )

@@ -13,6 +13,8 @@ from halfbyte.calibrate.stats import MAXES, SUMS, merge
 from halfbyte.calibrate.sums import SUM_ROWS
 from halfbyte.errors import CheckpointError
 from halfbyte.forward.experts import run_experts, turns
+from halfbyte.forward.layer import Routed
+from halfbyte.forward.run import row_chunks
 from halfbyte.forward.threads import in_order
 
 EXPERTS, CHOSEN, WIDTH, INNER = 6, 2, 16, 8
@@ -48,7 +50,8 @@ class Layer:
 
         tokens = rows.tokens.size
         self.x = gaussian(tokens, WIDTH)
-        scores = torch.rand(tokens, EXPERTS - 1, generator=generator)
+        self.logits = 9 * torch.randn(tokens, EXPERTS, generator=generator)  # wide: some weights are below epsilon
+        scores = torch.rand(tokens, EXPERTS - 1, generator=generator)  # and who is chosen does not follow from them
         self.weights, self.indices = scores.topk(CHOSEN)
         self.experts = [
             (gaussian(INNER, WIDTH), gaussian(INNER, WIDTH), gaussian(WIDTH, INNER)) for _ in range(EXPERTS)
@@ -58,6 +61,7 @@ class Layer:
         """What an observer keeps of some rows, which begin with this token."""
         observer = Observer(3, rows, EXPERTS)
         mine = slice(first, first + rows.tokens.size)
+        self.tell(observer, rows, first)
         run_experts(
             self.x[mine],
             self.indices[mine],
@@ -67,6 +71,21 @@ class Layer:
             observe=observer.expert,
         )
         return observer.stats
+
+    def tell(self, observer, rows, first=0):
+        """Tell an observer how rows are routed: in chunks, the last one first, as threads may do it."""
+        length = rows.tokens.shape[1]
+        for chunk in reversed(row_chunks(len(rows.tokens), 4)):
+            at = slice(first + chunk.start * length, first + chunk.stop * length)
+            observer.routes(chunk, Routed(self.x[at], self.indices[at], self.weights[at], self.logits[at]))
+
+
+def softmax_by_hand(layer, token, expert):
+    """The public REAP code's weight, in FP64: the softmax over all, over its sum over the chosen, at least epsilon."""
+    logits = layer.logits[token].double()
+    exps = [math.exp(logit - logits.max()) for logit in logits.tolist()]
+    share = exps[expert] / math.fsum(exps[e] for e in layer.indices[token].tolist())
+    return max(share, 2.0**-23)
 
 
 def by_loops(layer, rows):
@@ -87,18 +106,22 @@ def by_loops(layer, rows):
                     amax[kind, turn.expert] = max(amax[kind, turn.expert], float(tensor[at].abs().max()))
             if real:
                 n = math.sqrt(math.fsum(value**2 for value in out[at].tolist()))
-                cells[turn.expert, int(rows.domains.reshape(-1)[token])].append((float(turn.weights[at]), n))
+                cells[turn.expert, int(rows.domains.reshape(-1)[token])].append(
+                    (float(turn.weights[at]), softmax_by_hand(layer, token, turn.expert), n)
+                )
     return cells, amax, seen
 
 
 FORMULAS = {
-    "g": lambda g, n: g,
-    "g2": lambda g, n: g**2,
-    "n": lambda g, n: n,
-    "n2": lambda g, n: n**2,
-    "gn": lambda g, n: g * n,
-    "g2n": lambda g, n: g**2 * n,
-    "g2n2": lambda g, n: g**2 * n**2,
+    "g": lambda g, p, n: g,
+    "g2": lambda g, p, n: g**2,
+    "n": lambda g, p, n: n,
+    "n2": lambda g, p, n: n**2,
+    "gn": lambda g, p, n: g * n,
+    "g2n": lambda g, p, n: g**2 * n,
+    "g2n2": lambda g, p, n: g**2 * n**2,
+    "p": lambda g, p, n: p,
+    "pn": lambda g, p, n: p * n,
 }
 
 
@@ -124,10 +147,12 @@ def test_sums_counts_and_maxima_of_experts(left_padded):
     for (expert, domain), pairs in cells.items():
         assert stats.count[expert, domain] == len(pairs)
         for name, formula in FORMULAS.items():
-            wanted = math.fsum(formula(g, n) for g, n in pairs)
-            assert stats.sums[name][expert, domain] == pytest.approx(wanted, rel=1e-12)
+            wanted = math.fsum(formula(g, p, n) for g, p, n in pairs)
+            # Softmax is in FP32; all else is exact until it is added up.
+            rel = 1e-6 if name in ("p", "pn") else 1e-12
+            assert stats.sums[name][expert, domain] == pytest.approx(wanted, rel=rel)
         for name in MAXES:
-            wanted = max((FORMULAS[name](g, n) for g, n in pairs), default=0.0)
+            wanted = max((FORMULAS[name](*triple) for triple in pairs), default=0.0)
             assert stats.maxes[name][expert, domain] == pytest.approx(wanted, rel=1e-14)
     assert stats.seen.tolist() == seen.tolist()
     assert np.array_equal([stats.input_amax, stats.down_amax, stats.out_amax], amax)

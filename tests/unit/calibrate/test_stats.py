@@ -3,7 +3,7 @@
 import numpy as np
 import safetensors.numpy
 
-from halfbyte.calibrate.stats import MAXES, SUMS, ExpertStats, LayerStats, merge
+from halfbyte.calibrate.stats import LATER_SUMS, MAXES, SUMS, ExpertStats, LayerStats, merge
 
 
 def make_stats(seed, experts=5, domains=2):
@@ -79,3 +79,19 @@ def test_sums_are_in_64_bits():
     stats = ExpertStats.empty(3, 2)
     assert {array.dtype for array in stats.sums.values()} == {np.dtype(np.float64)}
     assert (stats.count.dtype, stats.seen.dtype) == (np.int64, np.int64)
+
+
+def earlier(stats):
+    """The same, as a version wrote it that had fewer sums."""
+    left_out = {f"experts.sum_{name}" for name in LATER_SUMS}
+    return LayerStats.of({name: array for name, array in stats.tensors().items() if name not in left_out})
+
+
+def test_sums_that_an_earlier_version_did_not_make_are_absent():
+    """Not zeros, which would say that an expert is of no use; also after merging, whoever else has them."""
+    old, new = earlier(make_stats(1)), make_stats(2)
+    for stats in (old, merge([old, earlier(new)]), merge([old, new]), merge([new, old])):
+        assert stats.experts is not None
+        assert stats.experts.sums.keys() == set(SUMS) - set(LATER_SUMS)
+        assert not {f"experts.sum_{name}" for name in LATER_SUMS} & stats.tensors().keys()
+    assert same(LayerStats.of(old.tensors()), old)

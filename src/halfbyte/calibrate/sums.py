@@ -34,7 +34,8 @@ def add_routed(stats: ExpertStats, routed: RoutedTokens, rows: Rows) -> None:
     real = all_domains[routed.place] >= 0
     kept = np.flatnonzero(real)
     order = kept[np.argsort(routed.expert[kept] * rows.tokens.size + routed.place[kept], kind="stable")]
-    expert, place, g, p, n = (column[order] for column in routed[1:])
+    expert, place = routed.expert[order], routed.place[order]
+    g, p, n = routed.g[order], routed.p[order], routed.n[order]
     domain = all_domains[place].astype(np.int64)
     part = place // (SUM_ROWS * rows.tokens.shape[1])
     shape = len(routed.numbers), -(-len(rows.tokens) // SUM_ROWS), len(rows.names)

@@ -269,6 +269,7 @@ CHANGES = {  # a valid change of every key that decides something
     "calibrate.rows": "padded",
     "calibrate.seed": "1",
     "calibrate.propagate": "quantized",
+    "calibrate.public_reap": "true",
     "calibrate.datasets.0.domain": "prose",
     "calibrate.datasets.0.source": "a/b",
     "calibrate.datasets.0.subset": "2.0.0",
@@ -295,7 +296,7 @@ def test_the_fingerprint_follows_every_decision_and_no_word(tmp_path: Path) -> N
             prints.append(load_recipe(path, overrides).fingerprint())
     assert len(set(prints)) == len(CHANGES)  # with the recipe itself, without method
     together = hashlib.sha256(" ".join(prints).encode()).hexdigest()  # in the order of CHANGES
-    assert together == "44e42a3db11e2a856fe7f379efc9d2e3351c145b48c776279cc670a92a07150d"
+    assert together == "f90fa472de8d48cf387121abe860569319e0fc65e30dd9c27044705155ae5dfc"
     assert load_recipe(path, ["name=other", "description=Other."]).fingerprint() == prints[0]
 
 

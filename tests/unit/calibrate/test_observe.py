@@ -57,9 +57,9 @@ class Layer:
             (gaussian(INNER, WIDTH), gaussian(INNER, WIDTH), gaussian(WIDTH, INNER)) for _ in range(EXPERTS)
         ]
 
-    def observed(self, rows, first=0, threads=1):
+    def observed(self, rows, first=0, threads=1, *, public=False):
         """What an observer keeps of some rows, which begin with this token."""
-        observer = Observer(3, rows, EXPERTS)
+        observer = Observer(3, rows, EXPERTS, public=public)
         mine = slice(first, first + rows.tokens.size)
         self.tell(observer, rows, first)
         run_experts(
@@ -70,6 +70,7 @@ class Layer:
             threads=threads,
             observe=observer.expert,
         )
+        observer.run_public(self.x[mine], self.experts.__getitem__, threads)
         return observer.stats
 
     def tell(self, observer, rows, first=0):
@@ -160,6 +161,46 @@ def test_sums_counts_and_maxima_of_experts(left_padded):
     assert not stats.seen[-1]
 
 
+@pytest.mark.parametrize("left_padded", [True, False])
+def test_sums_over_the_public_codes_own_selection(left_padded):
+    """Also of the last expert, which the model never chooses; and nothing else is measured otherwise."""
+    rows = make_rows(left_padded=left_padded)
+    layer = Layer(rows)
+    stats = layer.observed(rows, public=True)
+    own = [name for name in stats.tensors() if not name.endswith("_public")]
+    assert {name: stats.tensors()[name].tobytes() for name in own} == {
+        name: array.tobytes() for name, array in layer.observed(rows).tensors().items()
+    }
+    assert stats.experts is not None
+    assert stats.experts.count_public is not None
+    sums = {name: np.zeros((EXPERTS, len(DOMAINS))) for name in ("count", "p_public", "pn_public")}
+    exps = layer.logits.double().exp()
+    for token in np.flatnonzero(rows.real.reshape(-1)).tolist():
+        chosen = sorted(range(EXPERTS), key=lambda e: -layer.logits[token, e])[:CHOSEN]
+        for expert in chosen:
+            p = max(float(exps[token, expert] / exps[token, chosen].sum()), 2.0**-23)
+            gate, up, down = (weight.double() for weight in layer.experts[expert])
+            x = layer.x[token].double()
+            act = torch.nn.functional.silu((gate @ x).bfloat16()) * (up @ x).bfloat16()
+            n = float((down @ act.double()).bfloat16().double().norm())
+            at = expert, int(rows.domains.reshape(-1)[token])
+            for name, value in (("count", 1), ("p_public", p), ("pn_public", p * n)):
+                sums[name][at] += value
+    assert sums["count"][-1].any()
+    assert np.array_equal(stats.experts.count_public, sums["count"])
+    np.testing.assert_allclose(stats.experts.sums["p_public"], sums["p_public"], rtol=1e-6)
+    np.testing.assert_allclose(stats.experts.sums["pn_public"], sums["pn_public"], rtol=1e-3)  # BF16 products
+
+
+def test_an_expert_that_only_the_public_code_chooses_must_be_finite():
+    rows = make_rows(4)
+    layer = Layer(rows)
+    layer.experts[-1][2][0, 0] = float("nan")
+    layer.observed(rows)
+    with pytest.raises(CheckpointError, match=r"layer 3: mlp.experts.5 has values that are not finite"):
+        layer.observed(rows, public=True)
+
+
 def test_padding_is_never_in_sums_and_in_amax_only_on_the_left():
     """Padding that stands out: with left padding it is the largest input, and still in no sum."""
     found = {}
@@ -222,6 +263,8 @@ def test_parts_of_the_rows_add_up_to_the_bit(left_padded):
     parts = [layer.observed(some(rows, slice(at, at + SUM_ROWS)), at * length) for at in starts]
     assert len(parts) == 4
     assert same(merge(parts), layer.observed(rows)) == []
+    parts = [layer.observed(some(rows, slice(at, at + SUM_ROWS)), at * length, public=True) for at in starts]
+    assert same(merge(parts), layer.observed(rows, public=True)) == []
 
 
 def test_halves_of_the_rows_add_up():
@@ -242,7 +285,7 @@ def test_halves_of_the_rows_add_up():
 def test_threads_change_no_bit(threads):
     rows = make_rows()
     layer = Layer(rows)
-    assert same(layer.observed(rows, threads=threads), layer.observed(rows)) == []
+    assert same(layer.observed(rows, threads=threads, public=True), layer.observed(rows, public=True)) == []
 
 
 def test_looks_from_many_threads_lose_nothing():

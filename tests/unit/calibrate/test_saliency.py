@@ -66,8 +66,8 @@ def measured(golden, tmp_path_factory):
             hidden = embed(torch.from_numpy(rows.tokens).long(), weights("model.embed_tokens.weight"), torch.float64)
             for index in range(text.config.num_hidden_layers):
                 layer = DecoderLayer(text, index, weights, torch.float64)
-                observer = Observer(index, rows, small.EXPERTS if layer.is_moe else 0)
-                run_layer(
+                observer = Observer(index, rows, small.EXPERTS if layer.is_moe else 0, public=True)
+                given = run_layer(
                     layer,
                     hidden,
                     lambda chunk, text=text: look_around(text, rows, chunk, torch.float64),
@@ -77,6 +77,8 @@ def measured(golden, tmp_path_factory):
                     routes=observer.routes,
                     observe=observer.expert,
                 )
+                if given is not None:
+                    observer.run_public(given, weights.experts(text, index), threads=1)
                 found[name, str(index)] = observer.stats.experts
     return found
 
@@ -124,6 +126,19 @@ def test_softmax_weights_equal_the_public_formulas(measured, golden, model, laye
     np.testing.assert_allclose(reap, peer["reap"], rtol=CLOSE)
     np.testing.assert_allclose(stats.sums["pn"].sum(axis=1), peer["weighted_ean_sum"], rtol=CLOSE)
     np.testing.assert_allclose(stats.sums["p"].sum(axis=1), peer["weighted_frequency_sum"], rtol=CLOSE)
+    assert kept(reap, small.KEEP) == peer["kept"]
+
+
+@pytest.mark.parametrize(("model", "layer"), CASES)
+def test_the_public_selection_equals_the_public_formulas(measured, golden, model, layer):
+    """Over the experts with the largest logits, which the model itself often does not choose."""
+    stats, peer = measured[model, layer], PEER[model]["layers"][layer]["public"]
+    small, _ = golden
+    assert stats.count_public.sum(axis=1).tolist() == peer["count"] != stats.count.sum(axis=1).tolist()
+    reap = mean(stats.sums["pn_public"], stats.count_public)
+    np.testing.assert_allclose(reap, peer["reap"], rtol=CLOSE)
+    np.testing.assert_allclose(stats.sums["pn_public"].sum(axis=1), peer["weighted_ean_sum"], rtol=CLOSE)
+    np.testing.assert_allclose(stats.sums["p_public"].sum(axis=1), peer["weighted_frequency_sum"], rtol=CLOSE)
     assert kept(reap, small.KEEP) == peer["kept"]
 
 

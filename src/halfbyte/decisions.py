@@ -107,6 +107,7 @@ class Calibrate:
     seed: int | None
     propagate: Propagate
     datasets: tuple[Dataset, ...]
+    public_reap: bool | None = None
 
     @staticmethod
     def of(found: Mapping[str, Any]) -> Calibrate:

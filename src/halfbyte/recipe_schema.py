@@ -264,6 +264,9 @@ class Calibrate(Part):
         description="unquantized (layers see the source's activations, as ModelOpt) or quantized"
     )
     datasets: tuple[Dataset, ...] = Field(strict=False, description="the list of data sets")
+    public_reap: bool | None = Field(
+        None, description="true to also measure what the public REAP code would select, for longer, on the CPU"
+    )
 
     def decided(self) -> decisions.Calibrate:
         """Return what this block decides, without what checked it."""

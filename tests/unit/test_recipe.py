@@ -272,6 +272,7 @@ CHANGES = {  # a valid change of every key that decides something
     "calibrate.rows": "padded",
     "calibrate.seed": "1",
     "calibrate.propagate": "quantized",
+    "calibrate.public_reap": "true",
     "calibrate.datasets.0.domain": "prose",
     "calibrate.datasets.0.source": "a/b",
     "calibrate.datasets.0.subset": "2.0.0",
@@ -301,7 +302,7 @@ def test_the_fingerprint_follows_every_decision_and_no_word(tmp_path: Path) -> N
         prints.append(load_recipe(path, overrides).fingerprint())
     assert len(set(prints)) == len(CHANGES) + 1  # with the recipe itself
     together = hashlib.sha256(" ".join(prints).encode()).hexdigest()  # in the order of CHANGES
-    assert together == "95972bf14632071378e114514945ac331ace349d333680db4b275437616f7b03"
+    assert together == "0a8d23fcfefa59574c32a8e5b6ffd437ca7cd1ef8ec6d2b55c6d26925f9e4522"
     assert load_recipe(path, ["name=other", "description=Other."]).fingerprint() == prints[0]
 
 

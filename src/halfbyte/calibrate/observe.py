@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import threading
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from halfbyte.calibrate.moments import Moments, second_moments
+from halfbyte.calibrate.public import PublicSelection
+from halfbyte.calibrate.routing import Routing
 from halfbyte.calibrate.rows import Rows
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
-from halfbyte.calibrate.sums import Routed, add_routed
+from halfbyte.calibrate.sums import RoutedTokens, add_routed
 from halfbyte.errors import CheckpointError
-from halfbyte.forward.layer import Look
+from halfbyte.forward.experts import Expert
+from halfbyte.forward.layer import Look, Routed
+from halfbyte.forward.softmax import softmax_weights
 
 HEADS_FIRST = ("self_attn.k", "self_attn.v")  # [R, H, L, d]; everything else is [R, L, d]
 
@@ -21,10 +26,13 @@ HEADS_FIRST = ("self_attn.k", "self_attn.v")  # [R, H, L, d]; everything else is
 class Observer:
     """What is measured in one layer."""
 
-    def __init__(self, layer: int, rows: Rows, experts: int, *, moments: bool = False) -> None:
+    def __init__(self, layer: int, rows: Rows, experts: int, *, moments: bool = False, public: bool = False) -> None:
         self._layer, self._rows = layer, rows
         self._lock = threading.Lock()
-        self.stats = LayerStats(experts=ExpertStats.empty(experts, len(rows.names)) if experts else None)
+        self._softmax = Routing()
+        self._public = PublicSelection(rows) if experts and public else None
+        empty = ExpertStats.empty(experts, len(rows.names), public=public) if experts else None
+        self.stats = LayerStats(experts=empty)
         if experts and moments:
             self.stats.moments = Moments()
         # Where rows are padded on the left, padding flows through the model and counts; elsewhere it is no token.
@@ -40,6 +48,16 @@ class Observer:
             self._largest(name, _amax(tensor))
 
         return look
+
+    def routes(self, chunk: slice, routed: Routed) -> None:
+        """See how the tokens of some rows are routed; of all rows, before any expert is seen."""
+        self._softmax.tell(chunk, routed.indices, softmax_weights(routed.logits, routed.indices))
+        if self._public is not None:
+            self._public.routes(chunk, routed)
+
+    @cached_property
+    def _softmax_weights(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        return self._softmax.by_expert()
 
     def _largest(self, name: str, amax: float) -> None:
         if not np.isfinite(amax):
@@ -60,11 +78,12 @@ class Observer:
         stats = self.stats.experts
         assert stats is not None
         places = tokens.cpu().numpy()
+        softmax = self._softmax_weights[expert][1]
         if self._counts is not None:
             kept = self._rows.real.reshape(-1)[places]
             if not kept.all():
                 chosen = torch.from_numpy(kept)
-                places, gate_weights = places[kept], gate_weights[chosen]
+                places, gate_weights, softmax = places[kept], gate_weights[chosen], softmax[chosen]
                 given, act, out = given[chosen], act[chosen], out[chosen]
         if not len(places):
             return
@@ -76,13 +95,24 @@ class Observer:
         if self.stats.moments is not None:
             self.stats.moments.acts[expert] = self._of_real(act, gate_weights, places)
         norms = out.double().square().sum(-1).sqrt().cpu().numpy()
-        g = gate_weights.double().cpu().numpy()
-        add_routed(stats, Routed([expert], np.zeros(len(places), np.int64), places, g, norms), self._rows)
+        g, p = (weights.double().cpu().numpy() for weights in (gate_weights, softmax))
+        if self._public is not None:
+            self._public.see(expert, places, norms)
+        add_routed(stats, RoutedTokens([expert], np.zeros(len(places), np.int64), places, g, p, norms), self._rows)
 
     def all_given(self, given: torch.Tensor) -> None:
         """See what all experts together were given, [T, D]."""
         if self.stats.moments is not None:
             self.stats.moments.given = self._of_real(given, None, np.arange(len(given)))
+
+    def run_public(self, given: torch.Tensor, expert: Expert, threads: int) -> None:
+        """Let experts see what the public REAP code would show them besides, if that is to be known."""
+        if self._public is None or self.stats.experts is None:
+            return
+        self._public.finish(self.stats.experts, given, expert, threads)
+        for number, total in enumerate(self.stats.experts.sums["pn_public"]):
+            if not np.isfinite(total).all():
+                raise not_finite(self._layer, f"mlp.experts.{number}")
 
     def _of_real(self, x: torch.Tensor, weights: torch.Tensor | None, places: NDArray[np.int64]) -> NDArray[np.float64]:
         """Moments over tokens; padding is none of them, also where its amax counts."""

@@ -22,8 +22,11 @@ Amax = NDArray[np.float32]
 Sums = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-# g is the router's weight of a token, n the L2 norm of the expert's output for it, before that weight.
-SUMS = ("g", "g2", "n", "n2", "gn", "g2n", "g2n2")
+# g is the router's weight of a token, n the L2 norm of the expert's output for it, before that weight; p is what the
+# public REAP code would take for g (`forward.softmax`), for the same experts.
+SUMS = ("g", "g2", "n", "n2", "gn", "g2n", "g2n2", "p", "pn")
+LATER_SUMS = ("p", "pn")  # which the files of earlier versions lack
+PUBLIC_SUMS = ("p_public", "pn_public")  # over the public code's own selection; where a recipe asks for it
 MAXES = ("n", "gn")
 _EXPERTS = "experts."
 _INPUTS = "input_amax."
@@ -34,7 +37,7 @@ class ExpertStats:
     """Of E routed experts, in B domains. An amax of 0 is one that was never measured."""
 
     count: Counts  # [E, B]: real tokens
-    sums: dict[str, Sums]  # [E, B] by SUMS
+    sums: dict[str, Sums]  # [E, B] by SUMS and PUBLIC_SUMS; LATER_SUMS and PUBLIC_SUMS may be absent
     maxes: dict[str, Sums]  # [E, B] by MAXES
     seen: Counts  # [E]: tokens, padding included where it counts
     input_amax: Amax  # [E]: of what gate_proj and up_proj are given
@@ -43,9 +46,10 @@ class ExpertStats:
     all_down_amax: (
         Amax  # [E]: of what down_proj would be given if the expert had all tokens; where a recipe asks for it
     )
+    count_public: Counts | None = None  # [E, B]: real tokens that the public code would select
 
     @classmethod
-    def empty(cls, experts: int, domains: int) -> ExpertStats:
+    def empty(cls, experts: int, domains: int, *, public: bool = False) -> ExpertStats:
         """Return what was measured before the first token."""
 
         def zeros() -> Sums:
@@ -56,31 +60,40 @@ class ExpertStats:
 
         return cls(
             count=np.zeros((experts, domains), np.int64),
-            sums={name: zeros() for name in SUMS},
+            sums={name: zeros() for name in (*SUMS, *(PUBLIC_SUMS if public else ()))},
             maxes={name: zeros() for name in MAXES},
             seen=np.zeros(experts, np.int64),
             input_amax=amax(),
             down_amax=amax(),
             out_amax=amax(),
             all_down_amax=amax(),
+            count_public=np.zeros((experts, domains), np.int64) if public else None,
         )
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """Return every array by its name in a file."""
         plain = {name: getattr(self, name) for name in _PLAIN}
-        sums = {f"sum_{name}": self.sums[name] for name in SUMS}
+        if self.count_public is not None:
+            plain[_COUNT_PUBLIC] = self.count_public
+        sums = {f"sum_{name}": array for name, array in self.sums.items()}
         return {**plain, **sums, **{f"max_{name}": self.maxes[name] for name in MAXES}}
 
     @classmethod
     def of(cls, tensors: Mapping[str, NDArray[Any]]) -> ExpertStats:
         """Return what a file holds."""
         return cls(
-            sums={name: tensors[f"sum_{name}"] for name in SUMS},
+            sums={
+                name: tensors[f"sum_{name}"]
+                for name in (*SUMS, *PUBLIC_SUMS)
+                if f"sum_{name}" in tensors or name not in (*LATER_SUMS, *PUBLIC_SUMS)
+            },
+            count_public=tensors.get(_COUNT_PUBLIC),
             maxes={name: tensors[f"max_{name}"] for name in MAXES},
             **{name: tensors[name] for name in _PLAIN},
         )
 
 
+_COUNT_PUBLIC = "count_public"
 _PLAIN = ("count", "seen", "input_amax", "down_amax", "out_amax", "all_down_amax")
 
 
@@ -119,8 +132,15 @@ def merge(parts: Sequence[LayerStats]) -> LayerStats:
 
 def _merge_experts(parts: Sequence[ExpertStats]) -> ExpertStats:
     added, largest = ("count", "seen"), ("input_amax", "down_amax", "out_amax", "all_down_amax")
+    counts_public = [part.count_public for part in parts if part.count_public is not None]
     return ExpertStats(
-        sums={name: _added(part.sums[name] for part in parts) for name in SUMS},
+        # A sum that one part lacks is no sum over all tokens.
+        sums={
+            name: _added(part.sums[name] for part in parts)
+            for name in (*SUMS, *PUBLIC_SUMS)
+            if all(name in part.sums for part in parts)
+        },
+        count_public=_added(counts_public) if len(counts_public) == len(parts) else None,
         maxes={name: np.maximum.reduce([part.maxes[name] for part in parts]) for name in MAXES},
         **{name: _added(getattr(part, name) for part in parts) for name in added},
         **{name: np.maximum.reduce([getattr(part, name) for part in parts]) for name in largest},

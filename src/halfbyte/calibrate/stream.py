@@ -16,7 +16,7 @@ from torch.nn import functional
 from halfbyte.calibrate.chat import load_template
 from halfbyte.calibrate.observe import Observer
 from halfbyte.calibrate.rows import Rows, make_rows
-from halfbyte.calibrate.stats import ExpertStats, LayerStats
+from halfbyte.calibrate.stats import PUBLIC_SUMS, SUMS, ExpertStats, LayerStats
 from halfbyte.calibrate.sums import SUM_ROWS
 from halfbyte.calibrate.vocabulary import load_vocabulary
 from halfbyte.decisions import COMPENSATED, InputScale, Recipe
@@ -47,6 +47,7 @@ class Calibration:
     rows: Rows
     rule: InputScale | None
     about: Mapping[str, Any]  # all that decides the statistics
+    public: bool = False  # whether experts also see what the public REAP code would show them
     moments: bool = False  # whether layers keep the second moments of their inputs until they are written
 
     @property
@@ -63,6 +64,10 @@ def prepare(
     if recipe.calibrate.propagate == "quantized":
         fix = "set calibrate.propagate to unquantized, which is what ModelOpt does"
         raise RecipeError("'propagate: quantized' is not built yet", where=recipe.name, fix=fix)
+    public = bool(recipe.calibrate.public_reap)
+    if public and device != "cpu":
+        fix = "give --device cpu, or set calibrate.public_reap to false"
+        raise RecipeError("'public_reap: true' runs on the CPU only", where=recipe.name, fix=fix)
     text = text_model(checkpoint.config)
     if layers > text.config.num_hidden_layers:
         what = f"layer {text.config.num_hidden_layers} is for multi-token prediction, which calibration does not run"
@@ -76,8 +81,9 @@ def prepare(
     rule = recipe.quantize.input_scale if recipe.quantize else None
     compensated = recipe.quantize is not None and recipe.quantize.scales == COMPENSATED
     about = _about(text, rows, rule, {"source": short_name(weights), "config": config_name(checkpoint.config)})
+    about["sums"] = [*SUMS, *(PUBLIC_SUMS if public else ())]  # a folder that was begun with others is refused
     about["device"] = device  # sums on a GPU differ in their last bits: two devices never measure into one folder
-    return Calibration(text, rows, rule, about, compensated)
+    return Calibration(text, rows, rule, about, public=public, moments=compensated)
 
 
 def _about(text: TextModel, rows: Rows, rule: InputScale | None, model: Mapping[str, str]) -> dict[str, Any]:
@@ -115,7 +121,7 @@ class Stream:
         text, rows = self._of.text, self._of.rows
         layer = DecoderLayer(text, index, self._weights, DTYPE)
         experts = text.config.n_routed_experts if layer.is_moe else 0
-        observer = Observer(index, rows, experts, moments=self._of.moments)
+        observer = Observer(index, rows, experts, moments=self._of.moments, public=self._of.public)
         expert = self._weights.experts(text, index)
         given = run_layer(
             layer,
@@ -125,12 +131,14 @@ class Stream:
             expert,
             threads=self._threads,
             looks=observer.look,
+            routes=observer.routes,
             observe=observer.expert,
         )
         stats = observer.stats
         if given is not None:
             with single_threaded():
                 observer.all_given(given)
+            observer.run_public(given, expert, self._threads)
         if given is not None and stats.experts is not None and self._of.about["all_tokens_below"]:
             self._run_everywhere(stats.experts, given, expert)
         return stats

@@ -17,37 +17,60 @@ from halfbyte.calibrate.stats import SUMS, ExpertStats
 SUM_ROWS = 64
 
 
-class Routed(NamedTuple):
-    """Tokens that some experts were given, in any order: which expert (an index into `numbers`), where, g and n."""
+class RoutedTokens(NamedTuple):
+    """Tokens that some experts were given, in any order: which expert (an index into `numbers`), where, g, p and n."""
 
     numbers: list[int]
     expert: NDArray[np.int64]
     place: NDArray[np.int64]
     g: NDArray[np.float64]
+    p: NDArray[np.float64]
     n: NDArray[np.float64]
 
 
-def add_routed(stats: ExpertStats, routed: Routed, rows: Rows) -> None:
-    """Add what these tokens say to the statistics of their experts; padding says nothing."""
-    all_domains = rows.domains.reshape(-1)
-    real = all_domains[routed.place] >= 0
-    kept = np.flatnonzero(real)
-    order = kept[np.argsort(routed.expert[kept] * rows.tokens.size + routed.place[kept], kind="stable")]
-    expert, place, g, n = routed.expert[order], routed.place[order], routed.g[order], routed.n[order]
-    domain = all_domains[place].astype(np.int64)
-    part = place // (SUM_ROWS * rows.tokens.shape[1])
-    shape = len(routed.numbers), -(-len(rows.tokens) // SUM_ROWS), len(rows.names)
-    cell = (expert * shape[1] + part) * shape[2] + domain
-    count = np.bincount(expert * shape[2] + domain, minlength=shape[0] * shape[2])
-    stats.count[routed.numbers] = count.reshape(shape[0], shape[2])
-    values = {"g": g, "g2": g * g, "n": n, "n2": n * n, "gn": g * n, "g2n": g * g * n, "g2n2": (g * n) ** 2}
-    for name in SUMS:
-        partial = np.bincount(cell, weights=values[name], minlength=shape[0] * shape[1] * shape[2]).reshape(shape)
-        total = np.zeros((shape[0], shape[2]))
-        for at in range(shape[1]):  # in order: np.sum would add in pairs
+class Cells:
+    """Where each token's numbers are added: by expert, part of the rows, and domain; padding is nowhere."""
+
+    def __init__(self, numbers: list[int], expert: NDArray[np.int64], place: NDArray[np.int64], rows: Rows) -> None:
+        domains = rows.domains.reshape(-1)
+        kept = np.flatnonzero(domains[place] >= 0)
+        self.order = kept[np.argsort(expert[kept] * rows.tokens.size + place[kept], kind="stable")]
+        self.expert, place = expert[self.order], place[self.order]
+        self.domain = domains[place].astype(np.int64)
+        self._shape = len(numbers), -(-len(rows.tokens) // SUM_ROWS), len(rows.names)
+        part = place // (SUM_ROWS * rows.tokens.shape[1])
+        self._cell = (self.expert * self._shape[1] + part) * self._shape[2] + self.domain
+
+    def count(self) -> NDArray[np.int64]:
+        """Return the number of tokens of each expert and domain."""
+        experts, _, domains = self._shape
+        found = np.bincount(self.expert * domains + self.domain, minlength=experts * domains)
+        return found.reshape(experts, domains)
+
+    def total(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sum for each expert and domain, of values in the order of `order`."""
+        experts, parts, domains = self._shape
+        partial = np.bincount(self._cell, weights=values, minlength=experts * parts * domains).reshape(self._shape)
+        total = np.zeros((experts, domains))
+        for at in range(parts):  # in order: np.sum would add in pairs
             total += partial[:, at]
-        stats.sums[name][routed.numbers] += total
+        return total
+
+    def largest(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the largest value of each expert and domain, 0 where there is none."""
+        found = np.zeros((self._shape[0], self._shape[2]))
+        np.maximum.at(found, (self.expert, self.domain), values)
+        return found
+
+
+def add_routed(stats: ExpertStats, routed: RoutedTokens, rows: Rows) -> None:
+    """Add what these tokens say to the statistics of their experts; padding says nothing."""
+    cells = Cells(routed.numbers, routed.expert, routed.place, rows)
+    g, p, n = routed.g[cells.order], routed.p[cells.order], routed.n[cells.order]
+    stats.count[routed.numbers] = cells.count()
+    values = {"g": g, "g2": g * g, "n": n, "n2": n * n, "gn": g * n, "g2n": g * g * n, "g2n2": (g * n) ** 2}
+    values |= {"p": p, "pn": p * n}
+    for name in SUMS:
+        stats.sums[name][routed.numbers] += cells.total(values[name])
     for name, value in (("n", n), ("gn", g * n)):
-        largest = np.zeros((shape[0], shape[2]))
-        np.maximum.at(largest, (expert, domain), value)
-        stats.maxes[name][routed.numbers] = np.maximum(stats.maxes[name][routed.numbers], largest)
+        stats.maxes[name][routed.numbers] = np.maximum(stats.maxes[name][routed.numbers], cells.largest(value))

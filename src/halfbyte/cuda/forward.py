@@ -88,6 +88,7 @@ class DeviceStream:
                 self._chunks,
                 experts,
                 looks=observer.look,
+                routes=observer.routes,
                 observe=observer.expert,
                 add=observer.add,
                 most=EXPERT_TOKENS,

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 
 from halfbyte.calibrate.observe import HEADS_FIRST, not_finite
+from halfbyte.calibrate.routing import Routing
 from halfbyte.calibrate.rows import Rows
 from halfbyte.calibrate.stats import SUMS, ExpertStats, LayerStats
 from halfbyte.calibrate.sums import SUM_ROWS
-from halfbyte.forward.layer import Look
+from halfbyte.forward.layer import Look, Routed
+from halfbyte.forward.softmax import softmax_weights
 from halfbyte.numerics.gpu.combine import combine
 
 _linalg: Any = torch.linalg  # whose functions say nothing of their types
@@ -44,6 +46,7 @@ class DeviceObserver:
         self._layer, self._rows, self._experts, self._device = layer, rows, experts, device
         self._largest: dict[str, torch.Tensor] = {}
         self._turns: list[_Turn] = []
+        self._softmax = Routing()
         self._added: tuple[torch.Tensor, torch.Tensor] | None = None
         counts = rows.left_padded or bool(rows.real.all())  # padding that flows through a padded model counts
         self._real = None if counts else torch.from_numpy(rows.real).to(device)
@@ -61,6 +64,10 @@ class DeviceObserver:
                 self._largest[name] = found if before is None else torch.maximum(before, found)
 
         return look
+
+    def routes(self, chunk: slice, routed: Routed) -> None:
+        """See how the tokens of some rows are routed."""
+        self._softmax.tell(chunk, routed.indices, softmax_weights(routed.logits, routed.indices))
 
     def add(self, total: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
         """Add an expert's outputs to the sums, and keep what is to be known of them."""
@@ -101,9 +108,14 @@ class DeviceObserver:
         numbers = list(dict.fromkeys(turn.expert for turn in self._turns))  # one with many tokens has several turns
         rows = {number: row for row, number in enumerate(numbers)}
         lengths = torch.tensor([len(turn.tokens) for turn in self._turns], device=self._device)
+        experts = torch.tensor([rows[turn.expert] for turn in self._turns], device=self._device)
+        softmax = self._softmax.by_expert()  # all tokens of an expert, whose turns follow each other
         routed = _Routed(
-            torch.repeat_interleave(torch.tensor([rows[t.expert] for t in self._turns], device=self._device), lengths),
-            *(torch.cat(column) for column in zip(*((t.tokens, t.weights, t.norms) for t in self._turns), strict=True)),
+            expert=torch.repeat_interleave(experts, lengths),
+            token=torch.cat([turn.tokens for turn in self._turns]),
+            g=torch.cat([turn.weights for turn in self._turns]),
+            p=torch.cat([softmax[number][1] for number in numbers]),
+            n=torch.cat([turn.norms for turn in self._turns]),
         )
         amax = torch.stack(
             [
@@ -130,6 +142,7 @@ class _Routed(NamedTuple):
     expert: torch.Tensor
     token: torch.Tensor
     g: torch.Tensor
+    p: torch.Tensor
     n: torch.Tensor
 
 
@@ -144,8 +157,9 @@ def _add_up(stats: ExpertStats, numbers: list[int], routed: _Routed, rows: Rows)
     cell = torch.where(domain < 0, cells, (routed.expert * shape[1] + part) * shape[2] + domain)  # padding comes last
     order = torch.argsort(cell * rows.tokens.size + routed.token)
     lengths = torch.bincount(cell, minlength=cells + 1)
-    g, n = routed.g[order].double(), routed.n[order]
+    g, p, n = routed.g[order].double(), routed.p[order].double(), routed.n[order]
     values = {"g": g, "g2": g * g, "n": n, "n2": n * n, "gn": g * n, "g2n": g * g * n, "g2n2": (g * n) ** 2}
+    values |= {"p": p, "pn": p * n}
 
     def reduced(value: torch.Tensor, how: str) -> Any:
         found = torch.segment_reduce(value, how, lengths=lengths, initial=0.0)

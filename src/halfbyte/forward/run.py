@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from halfbyte.forward.experts import Add, Change, Expert, Observe, run_experts
-from halfbyte.forward.layer import DecoderLayer, Look
+from halfbyte.forward.layer import DecoderLayer, Look, Routed
 from halfbyte.forward.sight import Sight
 from halfbyte.forward.threads import in_order
 
@@ -36,6 +36,7 @@ class Hidden(Protocol):
 
 Sights = Callable[[slice], Sight]
 Looks = Callable[[slice], Look]
+Routes = Callable[[slice, Routed], None]  # a chunk, and how its tokens are routed
 
 
 def row_chunks(rows: int, size: int) -> list[slice]:
@@ -52,6 +53,7 @@ def run_layer(  # noqa: PLR0913 - keyword-only from the experts on
     *,
     threads: int = 1,
     looks: Looks | None = None,
+    routes: Routes | None = None,
     observe: Observe | None = None,
     change: Change | None = None,
     add: Add | None = None,
@@ -59,7 +61,8 @@ def run_layer(  # noqa: PLR0913 - keyword-only from the experts on
 ) -> torch.Tensor | None:
     """Change hidden states [R, L, D] to those after the layer; return what routed experts were given, [T, D].
 
-    `looks` gives each chunk its own look; `most` is how many tokens an expert is given at a time.
+    `looks` gives each chunk its own look; `routes` sees the routing of each chunk, before any expert runs. Both are
+    called by several threads at once. `most` is how many tokens an expert is given at a time.
     """
 
     x = hidden.new_empty(hidden.shape) if layer.is_moe else None
@@ -73,6 +76,8 @@ def run_layer(  # noqa: PLR0913 - keyword-only from the experts on
         hidden[chunk] = h
         routed = layer.before_experts(h)
         x[chunk] = routed.x.view_as(h)
+        if routes:
+            routes(chunk, routed)
         return routed.indices, routed.weights
 
     routed = [part for part in in_order(first_half, chunks, threads) if part is not None]

@@ -13,6 +13,8 @@ from halfbyte.calibrate.stats import MAXES, SUMS, merge
 from halfbyte.calibrate.sums import SUM_ROWS
 from halfbyte.errors import CheckpointError
 from halfbyte.forward.experts import run_experts, turns
+from halfbyte.forward.layer import Routed
+from halfbyte.forward.run import row_chunks
 from halfbyte.forward.threads import in_order
 
 EXPERTS, CHOSEN, WIDTH, INNER = 6, 2, 16, 8
@@ -48,16 +50,18 @@ class Layer:
 
         tokens = rows.tokens.size
         self.x = gaussian(tokens, WIDTH)
-        scores = torch.rand(tokens, EXPERTS - 1, generator=generator)
+        self.logits = 9 * torch.randn(tokens, EXPERTS, generator=generator)  # wide: some weights are below epsilon
+        scores = torch.rand(tokens, EXPERTS - 1, generator=generator)  # and who is chosen does not follow from them
         self.weights, self.indices = scores.topk(CHOSEN)
         self.experts = [
             (gaussian(INNER, WIDTH), gaussian(INNER, WIDTH), gaussian(WIDTH, INNER)) for _ in range(EXPERTS)
         ]
 
-    def observed(self, rows, first=0, threads=1):
+    def observed(self, rows, first=0, threads=1, *, public=False):
         """What an observer keeps of some rows, which begin with this token."""
-        observer = Observer(3, rows, EXPERTS)
+        observer = Observer(3, rows, EXPERTS, public=public)
         mine = slice(first, first + rows.tokens.size)
+        self.tell(observer, rows, first)
         run_experts(
             self.x[mine],
             self.indices[mine],
@@ -66,7 +70,23 @@ class Layer:
             threads=threads,
             observe=observer.expert,
         )
+        observer.run_public(self.x[mine], self.experts.__getitem__, threads)
         return observer.stats
+
+    def tell(self, observer, rows, first=0):
+        """Tell an observer how rows are routed: in chunks, the last one first, as threads may do it."""
+        length = rows.tokens.shape[1]
+        for chunk in reversed(row_chunks(len(rows.tokens), 4)):
+            at = slice(first + chunk.start * length, first + chunk.stop * length)
+            observer.routes(chunk, Routed(self.x[at], self.indices[at], self.weights[at], self.logits[at]))
+
+
+def softmax_by_hand(layer, token, expert):
+    """The public REAP code's weight, in FP64: the softmax over all, over its sum over the chosen, at least epsilon."""
+    logits = layer.logits[token].double()
+    exps = [math.exp(logit - logits.max()) for logit in logits.tolist()]
+    share = exps[expert] / math.fsum(exps[e] for e in layer.indices[token].tolist())
+    return max(share, 2.0**-23)
 
 
 def by_loops(layer, rows):
@@ -87,18 +107,22 @@ def by_loops(layer, rows):
                     amax[kind, turn.expert] = max(amax[kind, turn.expert], float(tensor[at].abs().max()))
             if real:
                 n = math.sqrt(math.fsum(value**2 for value in out[at].tolist()))
-                cells[turn.expert, int(rows.domains.reshape(-1)[token])].append((float(turn.weights[at]), n))
+                cells[turn.expert, int(rows.domains.reshape(-1)[token])].append(
+                    (float(turn.weights[at]), softmax_by_hand(layer, token, turn.expert), n)
+                )
     return cells, amax, seen
 
 
 FORMULAS = {
-    "g": lambda g, n: g,
-    "g2": lambda g, n: g**2,
-    "n": lambda g, n: n,
-    "n2": lambda g, n: n**2,
-    "gn": lambda g, n: g * n,
-    "g2n": lambda g, n: g**2 * n,
-    "g2n2": lambda g, n: g**2 * n**2,
+    "g": lambda g, p, n: g,
+    "g2": lambda g, p, n: g**2,
+    "n": lambda g, p, n: n,
+    "n2": lambda g, p, n: n**2,
+    "gn": lambda g, p, n: g * n,
+    "g2n": lambda g, p, n: g**2 * n,
+    "g2n2": lambda g, p, n: g**2 * n**2,
+    "p": lambda g, p, n: p,
+    "pn": lambda g, p, n: p * n,
 }
 
 
@@ -124,15 +148,57 @@ def test_sums_counts_and_maxima_of_experts(left_padded):
     for (expert, domain), pairs in cells.items():
         assert stats.count[expert, domain] == len(pairs)
         for name, formula in FORMULAS.items():
-            wanted = math.fsum(formula(g, n) for g, n in pairs)
-            assert stats.sums[name][expert, domain] == pytest.approx(wanted, rel=1e-12)
+            wanted = math.fsum(formula(g, p, n) for g, p, n in pairs)
+            # Softmax is in FP32; all else is exact until it is added up.
+            rel = 1e-6 if name in ("p", "pn") else 1e-12
+            assert stats.sums[name][expert, domain] == pytest.approx(wanted, rel=rel)
         for name in MAXES:
-            wanted = max((FORMULAS[name](g, n) for g, n in pairs), default=0.0)
+            wanted = max((FORMULAS[name](*triple) for triple in pairs), default=0.0)
             assert stats.maxes[name][expert, domain] == pytest.approx(wanted, rel=1e-14)
     assert stats.seen.tolist() == seen.tolist()
     assert np.array_equal([stats.input_amax, stats.down_amax, stats.out_amax], amax)
     assert not stats.count[-1].any()
     assert not stats.seen[-1]
+
+
+@pytest.mark.parametrize("left_padded", [True, False])
+def test_sums_over_the_public_codes_own_selection(left_padded):
+    """Also of the last expert, which the model never chooses; and nothing else is measured otherwise."""
+    rows = make_rows(left_padded=left_padded)
+    layer = Layer(rows)
+    stats = layer.observed(rows, public=True)
+    own = [name for name in stats.tensors() if not name.endswith("_public")]
+    assert {name: stats.tensors()[name].tobytes() for name in own} == {
+        name: array.tobytes() for name, array in layer.observed(rows).tensors().items()
+    }
+    assert stats.experts is not None
+    assert stats.experts.count_public is not None
+    sums = {name: np.zeros((EXPERTS, len(DOMAINS))) for name in ("count", "p_public", "pn_public")}
+    exps = layer.logits.double().exp()
+    for token in np.flatnonzero(rows.real.reshape(-1)).tolist():
+        chosen = sorted(range(EXPERTS), key=lambda e: -layer.logits[token, e])[:CHOSEN]
+        for expert in chosen:
+            p = max(float(exps[token, expert] / exps[token, chosen].sum()), 2.0**-23)
+            gate, up, down = (weight.double() for weight in layer.experts[expert])
+            x = layer.x[token].double()
+            act = torch.nn.functional.silu((gate @ x).bfloat16()) * (up @ x).bfloat16()
+            n = float((down @ act.double()).bfloat16().double().norm())
+            at = expert, int(rows.domains.reshape(-1)[token])
+            for name, value in (("count", 1), ("p_public", p), ("pn_public", p * n)):
+                sums[name][at] += value
+    assert sums["count"][-1].any()
+    assert np.array_equal(stats.experts.count_public, sums["count"])
+    np.testing.assert_allclose(stats.experts.sums["p_public"], sums["p_public"], rtol=1e-6)
+    np.testing.assert_allclose(stats.experts.sums["pn_public"], sums["pn_public"], rtol=1e-3)  # BF16 products
+
+
+def test_an_expert_that_only_the_public_code_chooses_must_be_finite():
+    rows = make_rows(4)
+    layer = Layer(rows)
+    layer.experts[-1][2][0, 0] = float("nan")
+    layer.observed(rows)
+    with pytest.raises(CheckpointError, match=r"layer 3: mlp.experts.5 has values that are not finite"):
+        layer.observed(rows, public=True)
 
 
 def test_padding_is_never_in_sums_and_in_amax_only_on_the_left():
@@ -197,6 +263,8 @@ def test_parts_of_the_rows_add_up_to_the_bit(left_padded):
     parts = [layer.observed(some(rows, slice(at, at + SUM_ROWS)), at * length) for at in starts]
     assert len(parts) == 4
     assert same(merge(parts), layer.observed(rows)) == []
+    parts = [layer.observed(some(rows, slice(at, at + SUM_ROWS)), at * length, public=True) for at in starts]
+    assert same(merge(parts), layer.observed(rows, public=True)) == []
 
 
 def test_halves_of_the_rows_add_up():
@@ -217,7 +285,7 @@ def test_halves_of_the_rows_add_up():
 def test_threads_change_no_bit(threads):
     rows = make_rows()
     layer = Layer(rows)
-    assert same(layer.observed(rows, threads=threads), layer.observed(rows)) == []
+    assert same(layer.observed(rows, threads=threads, public=True), layer.observed(rows, public=True)) == []
 
 
 def test_looks_from_many_threads_lose_nothing():

@@ -3,12 +3,12 @@
 import numpy as np
 import safetensors.numpy
 
-from halfbyte.calibrate.stats import MAXES, SUMS, ExpertStats, LayerStats, merge
+from halfbyte.calibrate.stats import LATER_SUMS, MAXES, PUBLIC_SUMS, SUMS, ExpertStats, LayerStats, merge
 
 
-def make_stats(seed, experts=5, domains=2):
+def make_stats(seed, experts=5, domains=2, *, public=False):
     random = np.random.default_rng(seed)
-    made = ExpertStats.empty(experts, domains)
+    made = ExpertStats.empty(experts, domains, public=public)
     for tensor in made.tensors().values():
         tensor[...] = (random.standard_normal(tensor.shape) * 100).astype(tensor.dtype)
         np.abs(tensor, out=tensor)
@@ -68,7 +68,12 @@ def test_dense_layers_merge_too():
 
 
 def test_a_file_and_back():
-    for stats in (make_stats(3), LayerStats({"mlp.down_proj": 1.5}), LayerStats({}, ExpertStats.empty(2, 1))):
+    for stats in (
+        make_stats(3),
+        make_stats(4, public=True),
+        LayerStats({"mlp.down_proj": 1.5}),
+        LayerStats({}, ExpertStats.empty(2, 1)),
+    ):
         back = LayerStats.of(safetensors.numpy.load(safetensors.numpy.save(stats.tensors())))
         assert same(back, stats)
         assert back.input_amax == stats.input_amax
@@ -79,3 +84,33 @@ def test_sums_are_in_64_bits():
     stats = ExpertStats.empty(3, 2)
     assert {array.dtype for array in stats.sums.values()} == {np.dtype(np.float64)}
     assert (stats.count.dtype, stats.seen.dtype) == (np.int64, np.int64)
+
+
+def earlier(stats):
+    """The same, as a version wrote it that had fewer sums."""
+    left_out = {f"experts.sum_{name}" for name in LATER_SUMS}
+    return LayerStats.of({name: array for name, array in stats.tensors().items() if name not in left_out})
+
+
+def test_sums_that_an_earlier_version_did_not_make_are_absent():
+    """Not zeros, which would say that an expert is of no use; also after merging, whoever else has them."""
+    old, new = earlier(make_stats(1)), make_stats(2)
+    for stats in (old, merge([old, earlier(new)]), merge([old, new]), merge([new, old])):
+        assert stats.experts is not None
+        assert stats.experts.sums.keys() == set(SUMS) - set(LATER_SUMS)
+        assert not {f"experts.sum_{name}" for name in LATER_SUMS} & stats.tensors().keys()
+    assert same(LayerStats.of(old.tensors()), old)
+
+
+def test_the_public_codes_selection_is_there_only_if_all_parts_have_it():
+    one, two = make_stats(1, public=True), make_stats(2, public=True)
+    found = merge([one, two]).experts
+    assert found is not None
+    for name in PUBLIC_SUMS:
+        assert np.array_equal(found.sums[name], one.experts.sums[name] + two.experts.sums[name])
+    assert np.array_equal(found.count_public, one.experts.count_public + two.experts.count_public)
+    for parts in ([one, make_stats(2)], [make_stats(2), one]):
+        found = merge(parts).experts
+        assert found is not None
+        assert not found.sums.keys() & set(PUBLIC_SUMS)
+        assert found.count_public is None

@@ -8,6 +8,8 @@ from halfbyte.calibrate.observe import Observer
 from halfbyte.calibrate.rows import Rows
 from halfbyte.cuda.observe import DeviceObserver
 from halfbyte.forward.experts import run_experts
+from halfbyte.forward.layer import Routed
+from halfbyte.forward.run import row_chunks
 from halfbyte.numerics.gpu.combine import combine
 
 EXPERTS, CHOSEN, WIDTH, INNER = 5, 2, 24, 16
@@ -56,6 +58,11 @@ def observed(rows, observer, device, add=None, most=None):
     experts = [
         [torch.randn(shape, generator=generator).bfloat16().to(device) for shape in shapes] for _ in range(EXPERTS)
     ]
+    logits = torch.randn(rows.tokens.size, EXPERTS, generator=generator)
+    routed = Routed(*(tensor.to(device) for tensor in (x, indices, weights, logits)))
+    for chunk in row_chunks(len(rows.tokens), 40):
+        tokens = slice(chunk.start * rows.tokens.shape[1], chunk.stop * rows.tokens.shape[1])
+        observer.routes(chunk, Routed(*(tensor[tokens] for tensor in routed)))
     total = run_experts(
         x.to(device),
         indices.to(device),

@@ -28,16 +28,24 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+from h200_table import table  # pyright: ignore[reportImplicitRelativeImport]
 from synth import KIMI_K26, write_headers, write_layers  # pyright: ignore[reportImplicitRelativeImport]
 
 from halfbyte.pipeline import quantize
 from halfbyte.units import nbytes
+from halfbyte.write import ShardFile
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "models" / "kimi-mini"
 VOCABULARY = 8192  # kimi-mini's tokens have numbers below this; a whole embedding would be 2.3 GB of nothing new
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tiktoken.model", "chat_template.jinja")
-RECIPES = {"max": ("kimi-k2.6-nvfp4-nvidia", []), "mse": ("kimi-k2.6-nvfp4-nvidia", ["quantize.scales=mse"])}
+DISK = "disk"
+RECIPES = {
+    "max": ("kimi-k2.6-nvfp4-nvidia", []),
+    "mse": ("kimi-k2.6-nvfp4-nvidia", ["quantize.scales=mse"]),
+    DISK: ("kimi-k2.6-nvfp4-nvidia", []),
+}
+RUNS = "max,max again,mse,mse again,max 24GB"
 
 
 def geometry(layers: int, experts: int) -> Any:
@@ -63,7 +71,8 @@ def write_plans(plans: Path, layers: int, experts: int, samples: int) -> None:
     plans.mkdir(parents=True, exist_ok=True)
     source = make_source(plans / "source", layers, experts, holes=True)
     for name, (recipe, overrides) in RECIPES.items():
-        loaded = with_data(load_recipe(recipe, overrides), ["news=data/calibration/articles.jsonl"], samples)
+        rows = samples * 7 // 8 if name == DISK else samples  # two copies of the hidden states must have room as well
+        loaded = with_data(load_recipe(recipe, overrides), ["news=data/calibration/articles.jsonl"], rows)
         made = plan(source, loaded)
         (plans / f"{name}.json").write_text(json.dumps(made.as_dict()))
     shutil.rmtree(source)
@@ -108,6 +117,27 @@ class Memory:
         }
 
 
+class Writing:
+    """Seconds that threads spend in writing, all of them together."""
+
+    def __init__(self) -> None:
+        self.seconds, self.nbytes, self._lock, self._write = 0.0, 0, threading.Lock(), ShardFile.write
+
+    def __enter__(self) -> Writing:
+        def write(file: ShardFile, data: memoryview, offset: int, *, lent: bool = False) -> None:
+            begin = time.perf_counter()
+            self._write(file, data, offset, lent=lent)
+            with self._lock:
+                self.seconds += time.perf_counter() - begin
+                self.nbytes += len(data)
+
+        ShardFile.write = write
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        ShardFile.write = self._write
+
+
 def timed(source: Path, out: Path, plan_file: Path, device_memory: int | None) -> dict[str, Any]:
     """Run a plan on the GPU; return seconds of layers and of each kind of work, and memory."""
     from halfbyte.cuda import start
@@ -117,6 +147,7 @@ def timed(source: Path, out: Path, plan_file: Path, device_memory: int | None) -
     passes: list[Any] = []
     chosen: list[Any] = []
     run, mode_of = start.run_on_device, start.mode_of
+    writing = Writing()
 
     def watched(*given: Any) -> Any:
         found, passing = run(*given)
@@ -130,7 +161,7 @@ def timed(source: Path, out: Path, plan_file: Path, device_memory: int | None) -
     start.run_on_device, start.mode_of = watched, watched_mode
     begin = time.perf_counter()
     try:
-        with Memory() as memory:
+        with Memory() as memory, writing:
             quantize(
                 source,
                 out,
@@ -152,7 +183,7 @@ def timed(source: Path, out: Path, plan_file: Path, device_memory: int | None) -
         "mode": mode.name,
         "planned_device_nbytes": needs.total(mode),
         "planned_device_parts": needs.parts(mode),
-        "work": passes[0].clock.as_dict(),
+        "work": {**passes[0].clock.as_dict(), "write": {"seconds": writing.seconds, "nbytes": writing.nbytes}},
         "memory": memory.as_dict(),
         "events": [(what, round(at, 3)) for what, at in ends],
     }
@@ -231,7 +262,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--disk", type=Path, help="a folder on a disk; nothing is measured there without it")
-    parser.add_argument("--runs", default="max,max again,mse,mse again", help="which: the first of a kind compiles")
+    parser.add_argument(
+        "--runs", default=RUNS, help="which: the first of a kind compiles; with a limit of device memory"
+    )
     parser.add_argument("--profile", action="store_true", help="print the kernels that take longest")
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--same-process", action="store_true", help="all runs in one: only the first one starts up")
@@ -247,6 +280,7 @@ def main() -> None:
         return
     given.out.mkdir(parents=True, exist_ok=True)
     bench = Bench(given)
+    bench.decode()
     bench.in_memory()
     if given.disk:
         bench.on_disk()
@@ -262,16 +296,43 @@ class Bench:
         self._work = given.memory / "bench_h200"
         shutil.rmtree(self._work, ignore_errors=True)
 
-    def _run(self, source: Path, out: Path, plan: Path) -> dict[str, Any]:
-        run = timed if self._given.same_process else in_its_own_process
-        return run(source, out, plan, self._given.device_memory)
+    def _run(self, source: Path, out: Path, named: str) -> dict[str, Any]:
+        """Run what a name says: a plan, and after a blank a limit of device memory, or a word that says nothing."""
+        kind, _, rest = named.partition(" ")
+        limit = nbytes(rest) if rest.endswith("GB") else self._given.device_memory
+        run = timed if self._given.same_process and kind != DISK else in_its_own_process
+        return run(source, out, self._plans / f"{kind}.json", limit)
 
     def _save(self, name: str, what: dict[str, Any]) -> None:
         self.found[name] = what
         self.found["peak_rss_nbytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         path = self._given.out / f"h200_{datetime.date.today():%Y%m}.json"
         path.write_text(json.dumps(self.found, indent=1) + "\n")
+        path.with_suffix(".md").write_text(table(self.found))
         print(name, {key: value for key, value in what.items() if key != "events"}, flush=True)
+
+    def decode(self) -> None:
+        """A layer's experts to BF16, one after the other as the forward asks for them; elsewhere part of `experts`."""
+        import torch
+
+        from halfbyte.numerics.gpu.decode import int4_to_bf16
+
+        n, k = KIMI_K26.expert_width, KIMI_K26.width
+        stacks = [
+            (torch.zeros(1, rows, columns // 8, dtype=torch.int32, device="cuda"),
+             torch.ones(1, rows, columns // 32, dtype=torch.bfloat16, device="cuda"))
+            for rows, columns in ((n, k), (n, k), (k, n))
+        ]  # fmt: skip
+        seconds: list[float] = []
+        for _ in range(2):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(self._given.experts):
+                for packed, scale in stacks:
+                    int4_to_bf16(packed, scale)
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - begin)
+        self._save("decode alone", {"seconds": seconds[-1]})
 
     def in_memory(self) -> None:
         """From and to /dev/shm."""
@@ -279,8 +340,7 @@ class Bench:
         source = make_source(self._work / "source", self._given.layers, self._given.experts)
         self._save("source", {"nbytes": size(source), "seconds_to_make": round(time.perf_counter() - begin, 1)})
         for run in filter(None, self._given.runs.split(",")):
-            plan = self._plans / f"{run.partition(' ')[0]}.json"
-            self._save(f"memory, {run}", self._run(source, self._work / "out", plan))
+            self._save(f"memory, {run}", self._run(source, self._work / "out", run))
             shutil.rmtree(self._work / "out")
         if not self._given.no_copy:
             self._save("memory, cp", {"seconds": copied(source, self._work / "copy")})
@@ -298,10 +358,8 @@ class Bench:
         shutil.rmtree(self._work)
         self._save("disk, cp", {"seconds": copied(disk / "source", disk / "copy")})
         shutil.rmtree(disk / "copy")
-        for run in ("max", "max again"):
-            forget(disk / "source")
-            self._save(f"disk, {run}", self._run(disk / "source", disk / "out", self._plans / "max.json"))
-            shutil.rmtree(disk / "out")
+        forget(disk / "source")
+        self._save("disk, max", self._run(disk / "source", disk / "out", DISK))
         shutil.rmtree(disk)
 
 

@@ -46,9 +46,9 @@ def _copies(found: dict[str, Any]) -> str:
 
 def _work(runs: dict[str, Any], moe: int) -> str:
     words = (
-        "Work for each MoE layer, in seconds of the device or of a thread (the sum over threads by their number; the "
+        "Work for each MoE layer, in seconds of the device or of a thread (the sum over threads by their number; "
     )
-    words += "dense layer's share is in it). Overlap is the largest of them over a layer's time between two ends."
+    words += "the dense layer's share is in it). Overlap is the largest of them over a layer's time between two ends."
     lines = [words, "", "| run | " + " | ".join(STAGES) + " | overlap |", "|---|" + "---|" * (len(STAGES) + 1)]
     for name, run in runs.items():
         each = [run["work"].get(stage, {"seconds": 0})["seconds"] / THREADS.get(stage, 1) / moe for stage in STAGES]

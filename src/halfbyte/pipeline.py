@@ -32,10 +32,12 @@ from halfbyte.models.model import describe
 from halfbyte.numerics.blas import one_blas_thread
 from halfbyte.plan.ignore_list import refuse_misread
 from halfbyte.plan.manifest import Plan, make_plan, refuse_other_plan
-from halfbyte.plan.rules import ENCODE, ROUTED, Job, refuse_pruning
+from halfbyte.plan.pruned import PRUNE_PLAN, Kept
+from halfbyte.plan.rules import ENCODE, ROUTED, Job
 from halfbyte.rest import write_rest
 from halfbyte.run import Progress, Runner
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
+from halfbyte.source.hold import HoldingReader
 from halfbyte.source.identity import identity
 from halfbyte.source.known_hashes import known_hashes
 from halfbyte.source.read import stamps as source_stamps
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from halfbyte.calibrate.report import Report
     from halfbyte.calibrate.stats import LayerStats
     from halfbyte.plan.file import PlanFile
+    from halfbyte.prune.decide import LayerByLayer
+    from halfbyte.prune.plan_file import PrunePlan
 
 PLAN = "plan.json"
 JOURNAL = "journal.jsonl"
@@ -70,14 +74,15 @@ class Result:
     source_shards: int
     verified_shards: int | None  # None: verification was not asked for
     coverage: Report | None  # how the calibration data covered the experts; None: no data was needed
+    pruned: PrunePlan | None = None  # which experts stayed; None: all of them
 
 
-def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None) -> Plan:
+def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None, kept: Kept | None = None) -> Plan:
     """Decide everything that `quantize` would do. Reads headers only."""
     checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
     model = describe(checkpoint)
     refuse_other_config(checkpoint, model)
-    made = make_plan(checkpoint, model, recipe, layers=layers)
+    made = make_plan(checkpoint, model, recipe, layers=layers, kept=kept)
     refuse_misread(made)
     return made
 
@@ -89,6 +94,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     *,
     layers: int | None = None,
     stats: Path | None = None,
+    prune_plan: PrunePlan | None = None,
     threads: int | None = None,
     device: str = CPU,
     verify_source: bool = True,
@@ -101,13 +107,17 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     """
     begin = time.monotonic()
     refuse_nested(source, out)
-    refuse_pruning(recipe)
     made = plan(source, recipe, layers=layers)
     if planned is not None:
         planned.refuse_other(made)
+    if recipe.prune is not None:
+        _check_pruning(made, stats, prune_plan, device)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
     weights, seen = identity(made.checkpoint), source_stamps(made.checkpoint)
-    measured = _statistics(made, out, weights, stats, device)
+    measured = None if prune_plan is not None else _statistics(made, out, weights, stats, device)
+    pruned = prune_plan or _chosen(made, measured, weights)
+    if pruned is not None:
+        made = _with_experts(made, pruned)
     if device != CPU:
         _check_device(made, measured, device)
     _check_folder(out, made, measured)
@@ -119,13 +129,20 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     stamps = _verify_source(source, out, needed, threads, progress) if verify_source else None
     with _explained(out, made, journal), alone(out), without_parts(out):  # nothing was written until here
         _check_folder(out, made, measured)  # again, now that nobody else can begin
-        _begin(out, made, weights, measured, stamps)
+        _begin(out, made, weights, measured, stamps, pruned)
         with (
             _arithmetic(made),
             Runner(made, out, journal, finished, seen=seen, threads=threads, progress=progress) as runner,
         ):
-            coverage = _run(made, out, runner, measured, threads, device)
-        write_rest(made, out, others)
+            chooser = _chooser(made, measured, weights)
+            if device != CPU:
+                coverage = _run_on_device(made, out, runner, measured, device)
+            else:
+                coverage = _run(made, out, runner, measured, chooser, threads)
+        if chooser is not None:
+            pruned = chooser.plan()
+            _write_prune_plan(out, pruned)
+        write_rest(made if pruned is None else replace(made, kept=pruned.kept()), out, others)
     return Result(
         out=out,
         fingerprint=made.fingerprint(),
@@ -136,7 +153,56 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
         source_shards=len(needed),
         verified_shards=None if stamps is None else len(stamps),
         coverage=coverage,
+        pruned=pruned,
     )
+
+
+def _check_pruning(made: Plan, stats: Path | None, prune_plan: PrunePlan | None, device: str) -> None:
+    """Refuse, before anything is read, what cannot be pruned or says in no way which experts stay."""
+    from halfbyte.prune.decide import refuse_other_source, refuse_pruned_source  # noqa: PLC0415
+
+    refuse_pruned_source(made.checkpoint)
+    assert made.recipe.prune is not None
+    if prune_plan is not None:
+        refuse_other_source(prune_plan, made)
+    elif stats is None and made.recipe.prune.statistics == "given":
+        fix = "give --stats STATS: halfbyte calibrate SRC -r RECIPE -o STATS makes them"
+        raise UsageError(f"recipe '{made.recipe.name}' prunes by statistics that are given", where="--stats", fix=fix)
+    if device != CPU:
+        fix = "use --device cpu; or measure (halfbyte calibrate) and run halfbyte prune SRC OUT --stats STATS"
+        raise UsageError("pruning is not built into the pass on the GPU yet", where=f"--device {device}", fix=fix)
+
+
+def _chosen(made: Plan, measured: Statistics | None, weights: Mapping[str, str]) -> PrunePlan | None:
+    """Return which experts stay, where statistics are there before the run."""
+    if made.recipe.prune is None or measured is None or measured.file is None:
+        return None
+    from halfbyte.prune.decide import by_statistics  # noqa: PLC0415
+
+    with HoldingReader(made.checkpoint, {}) as reader:  # which statistics of a file do not read from
+        return by_statistics(made, weights, measured.about, dict(measured.layers(reader, None, lambda _: None, ())))
+
+
+def _chooser(made: Plan, measured: Statistics | None, weights: Mapping[str, str]) -> LayerByLayer | None:
+    """Return what chooses experts while layers are measured, where that is still to be done."""
+    if made.chosen or measured is None:
+        return None
+    from halfbyte.prune.decide import LayerByLayer  # noqa: PLC0415
+
+    return LayerByLayer(made, weights, measured.about)
+
+
+def _with_experts(made: Plan, pruned: PrunePlan) -> Plan:
+    """Return the plan, now that it is known which experts stay."""
+    from halfbyte.prune.decide import kept_of  # noqa: PLC0415
+
+    return plan(made.checkpoint, made.recipe, layers=made.layers, kept=kept_of(pruned, made.layers))
+
+
+def _write_prune_plan(out: Path, pruned: PrunePlan) -> None:
+    from halfbyte.prune.decide import write_prune_plan  # noqa: PLC0415
+
+    write_prune_plan(pruned, out / FOLDER / PRUNE_PLAN)
 
 
 def _arithmetic(made: Plan) -> AbstractContextManager[None]:
@@ -157,7 +223,7 @@ def _statistics(
     made: Plan, out: Path, weights: Mapping[str, str], stats: Path | None, device: str
 ) -> Statistics | None:
     """Return where the statistics of a recipe that needs data come from: a file, or this run."""
-    if made.recipe.calibrate is None:
+    if made.recipe.calibrate is None and (made.recipe.prune is None or stats is None):
         if stats is not None:
             what = f"recipe '{made.recipe.name}' reads no statistics"
             raise UsageError(what, where="--stats", fix="leave it out, or use a recipe that calibrates")
@@ -178,15 +244,21 @@ def _statistics(
 
 
 def _run(
-    made: Plan, out: Path, runner: Runner, measured: Statistics | None, threads: int | None, device: str
+    made: Plan,
+    out: Path,
+    runner: Runner,
+    measured: Statistics | None,
+    chooser: LayerByLayer | None,
+    threads: int | None,
 ) -> Report | None:
     """Do every job that is pending: in the order of the files, or layer by layer as they are measured."""
-    if device != CPU:
-        return _run_on_device(made, out, runner, measured, device)
     pending = runner.pending()
     if measured is None:
         runner.do(pending)
         return None
+    if measured.file is not None and made.recipe.quantize is None:  # nothing waits for a layer's statistics
+        runner.do(pending)
+        return _coverage(made, out, dict(measured.layers(runner.reader, threads, runner.say, ())))
     from halfbyte.transform.from_data import from_data  # noqa: PLC0415
 
     quantize = made.recipe.quantize
@@ -196,7 +268,8 @@ def _run(
     layers: dict[int, LayerStats] = {}
     unwritten = {job.layer for job in pending if job.layer is not None and job.role == ROUTED and job.action == ENCODE}
     for layer, found in measured.layers(runner.reader, threads, runner.say, unwritten):
-        runner.do(by_layer.get(layer, []), from_data(found, quantize))
+        jobs = by_layer.get(layer, [])
+        runner.do(chooser.jobs(layer, found, jobs) if chooser else jobs, from_data(found, quantize))
         layers[layer] = replace(found, moments=None)  # which are large
     runner.do(by_layer.get(None, []))
     return _coverage(made, out, layers)
@@ -314,6 +387,7 @@ def _begin(
     weights: Mapping[str, str],
     measured: Statistics | None,
     stamps: dict[str, Stamp] | None,
+    pruned: PrunePlan | None,
 ) -> None:
     for stale in out.glob(f"*{PART}"):
         stale.unlink()  # of a run that was killed
@@ -322,6 +396,8 @@ def _begin(
     if measured is not None and measured.file is not None:
         (out / FOLDER / STATS).mkdir(exist_ok=True)
         write_whole(out / FOLDER / STATS / STATS_FILE, measured.file)
+    if pruned is not None:
+        _write_prune_plan(out, pruned)
     if stamps:
         write_whole(out / FOLDER / VERIFIED, json.dumps(stamps_as_json(stamps), indent=1).encode())
 

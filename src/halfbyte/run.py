@@ -11,11 +11,14 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
 
 from halfbyte.numerics.chunks import run_threads
 from halfbyte.numerics.encoded import Quality
@@ -77,6 +80,14 @@ class Progress:
     worst: tuple[str, float] | None = None
 
 
+def _pieces(stretches: Sequence[TensorInfo], reader: Reader) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    """Yield the bytes of a tensor in pieces with their offsets. Rows of a router are few and short: one piece."""
+    if len(stretches) == 1:
+        yield from reader.pieces(stretches[0])
+    else:
+        yield 0, np.concatenate([reader.raw(stretch) for stretch in stretches])
+
+
 class _Run:
     """The state that threads share: open shards, what each still lacks, and the quality so far."""
 
@@ -122,11 +133,11 @@ class _Run:
     def copy(self, job: Job, reader: Reader) -> list[str]:
         """Copy a job's tensors; return the shards that are complete now."""
         complete: list[str] = []
-        for info in job.sources:
-            if (place := self.places.get(info.name)) is not None:
+        for name, stretches in job.copies():
+            if (place := self.places.get(name)) is not None:
                 file = self.file(place.shard)  # also for a tensor without elements, which has no pieces
-                for start, piece in reader.pieces(info):
-                    file.write(piece.data, place.begin + start)
+                for at, piece in _pieces(stretches, reader):
+                    file.write(piece.data, place.begin + at)
                 complete += self._count(place, None)
         return complete
 

@@ -13,7 +13,6 @@ from halfbyte.errors import RecipeError
 from halfbyte.models.linears import StoredLinear
 from halfbyte.models.model import Model
 from halfbyte.numerics.formats import FORMATS
-from halfbyte.plan.pruned import kept_count
 from halfbyte.plan.rules import KEEP, mixes_formats, outputs
 from halfbyte.recipe import load_recipe, recipe_names
 from halfbyte.source.headers import tensor_nbytes
@@ -106,7 +105,10 @@ def _kept_experts(recipe: Recipe, model: Model) -> Fraction:
     """Return the share of experts that stay."""
     if recipe.prune is None or not model.experts:
         return Fraction(1)
-    return Fraction(min(kept_count(recipe.prune, model.experts), model.experts), model.experts)
+    if recipe.prune.keep is not None:
+        return Fraction(min(recipe.prune.keep, model.experts), model.experts)
+    assert recipe.prune.drop is not None
+    return Fraction(model.experts - round(model.experts * recipe.prune.drop), model.experts)
 
 
 def _new_kv_scales(recipe: Recipe, model: Model) -> Stock:

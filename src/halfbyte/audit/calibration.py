@@ -16,6 +16,7 @@ from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER
 from halfbyte.models.linears import PLAIN, StoredLinear
 from halfbyte.pipeline import STATS as STATS_FOLDER
+from halfbyte.plan.pruned import kept_in
 from halfbyte.plan.rules import ENCODE
 from halfbyte.source.read import Reader
 from halfbyte.transform.scales import INPUT_SCALES, Scales, input_scales, scales_of
@@ -62,11 +63,10 @@ def _expected(evidence: Evidence, layers: dict[int, LayerStats], quantize: Quant
 
 def _as_measured(linear: StoredLinear, evidence: Evidence) -> StoredLinear:
     """Return a linear with the number that its expert had when it was measured: pruning gives new ones."""
-    kept = evidence.made.kept if evidence.made else None
-    if kept is None or linear.expert is None or linear.layer not in kept:
+    experts = kept_in(evidence.made.kept if evidence.made else None, linear.layer)
+    if experts is None or linear.expert is None or linear.expert >= len(experts):
         return linear
-    experts = kept[linear.layer]
-    return replace(linear, expert=experts[linear.expert]) if linear.expert < len(experts) else linear
+    return replace(linear, expert=experts[linear.expert])
 
 
 def _compared(evidence: Evidence, expected: Scales) -> dict[str, bool]:

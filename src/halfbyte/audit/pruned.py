@@ -134,7 +134,8 @@ def _compare_rows(
 ) -> None:
     """Compare a router's tensor row by row; say whose a wrong row is, if it is another's."""
     name, stretches = next(job.copies())
-    whole, after = evidence.plan.checkpoint.tensors[stretches[0].name], evidence.checkpoint.tensors.get(name)  # pyright: ignore[reportOptionalMemberAccess]
+    assert evidence.plan is not None
+    whole, after = evidence.plan.checkpoint.tensors[stretches[0].name], evidence.checkpoint.tensors.get(name)
     if after is None or after.shape[:1] != (len(experts),) or after.dtype != whole.dtype:
         return
     before, found = _rows(source, whole), _rows(output, after)

@@ -148,7 +148,7 @@ def refuse_unlike_experts(model: Model) -> None:
     kinds: dict[tuple[int | None, str], tuple[object, ...]] = {}
     for linear in model.linears.values():
         if linear.expert is not None:
-            key, kind = (linear.layer, linear.module.rpartition(".")[2]), signature(linear.parts)
+            key, kind = (linear.layer, linear.module.rpartition(".")[2]), tuple(sorted(signature(linear.parts)))
             if kinds.setdefault(key, kind) != kind:
                 what = f"the experts of layer {linear.layer} are not all stored alike"
                 fix = "measure first (halfbyte calibrate), then prune with --stats: sizes are known then"

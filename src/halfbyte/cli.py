@@ -17,6 +17,7 @@ import click
 from halfbyte.compare.command import compare_command
 from halfbyte.console import Column, Output
 from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
+from halfbyte.prune.command import prune_command
 from halfbyte.recipe_options import (
     chosen_plan,
     chosen_recipe,
@@ -229,6 +230,9 @@ def calibrate_command(out: Output, source: Path, folder: Path, threads: int | No
         result = calibrate(source, folder, recipe, layers=choice["layers"], threads=threads, progress=show.steps(bar))
     show.calibration(out, result)
     out.hint(f"halfbyte quantize {source} OUT -r {choice['recipe']} --stats {folder}")
+
+
+cli.add_command(prune_command)
 
 
 @cli.command("status")

@@ -32,8 +32,10 @@ from halfbyte.models.model import describe
 from halfbyte.numerics.blas import one_blas_thread
 from halfbyte.plan.ignore_list import refuse_misread
 from halfbyte.plan.manifest import Plan, make_plan, refuse_other_plan
-from halfbyte.plan.pruned import PRUNE_PLAN, Kept
+from halfbyte.plan.pruned import Kept
 from halfbyte.plan.rules import ENCODE, ROUTED, Job
+from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
+from halfbyte.prune.plan_file import PrunePlan, write_prune_plan
 from halfbyte.rest import write_rest
 from halfbyte.run import Progress, Runner
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
@@ -50,7 +52,6 @@ if TYPE_CHECKING:
     from halfbyte.calibrate.stats import LayerStats
     from halfbyte.plan.file import PlanFile
     from halfbyte.prune.decide import LayerByLayer
-    from halfbyte.prune.plan_file import PrunePlan
 
 PLAN = "plan.json"
 JOURNAL = "journal.jsonl"
@@ -200,9 +201,7 @@ def _with_experts(made: Plan, pruned: PrunePlan) -> Plan:
 
 
 def _write_prune_plan(out: Path, pruned: PrunePlan) -> None:
-    from halfbyte.prune.decide import write_prune_plan  # noqa: PLC0415
-
-    write_prune_plan(pruned, out / FOLDER / PRUNE_PLAN)
+    write_prune_plan(out / FOLDER / PRUNE_PLAN, pruned)
 
 
 def _arithmetic(made: Plan) -> AbstractContextManager[None]:

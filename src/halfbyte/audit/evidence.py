@@ -20,7 +20,9 @@ from halfbyte.models.linears import Signature, Stored, StoredLinear, identify, s
 from halfbyte.models.model import Model, describe
 from halfbyte.pipeline import JOURNAL, PLAN
 from halfbyte.plan.manifest import Plan, make_plan
-from halfbyte.plan.pruned import PRUNE_PLAN, Kept, kept_digest
+from halfbyte.plan.pruned import Kept, kept_digest
+from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
+from halfbyte.prune.plan_file import read_prune_plan
 from halfbyte.source.checkpoint import CONFIG, INDEX, Checkpoint, open_checkpoint, shard_path
 from halfbyte.source.headers import TensorInfo, read_header
 from halfbyte.write import Journal
@@ -142,8 +144,6 @@ def _read_plan(path: Path, problems: dict[str, str]) -> Made | None:
 
 def _read_prune_plan(path: Path, parts: Mapping[str, str], problems: dict[str, str]) -> Kept | None:
     """Return which experts stayed; plan.json knows them, or at least their number."""
-    from halfbyte.prune.plan_file import read_prune_plan  # noqa: PLC0415
-
     try:
         kept = read_prune_plan(path).kept()
     except UsageError as error:

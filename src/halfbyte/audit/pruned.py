@@ -17,8 +17,9 @@ from halfbyte.audit.evidence import Evidence
 from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
 from halfbyte.folders import FOLDER
 from halfbyte.numerics.reference.floats import bf16_to_f32
-from halfbyte.plan.pruned import PRUNE_PLAN, Kept, kept_in
+from halfbyte.plan.pruned import Kept, kept_in
 from halfbyte.plan.rules import ROUTED, ROUTER, Job
+from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.source.headers import TensorInfo
 from halfbyte.source.read import Reader
 

@@ -14,20 +14,22 @@ from typing import Any, cast
 
 from halfbyte.collector import paused
 from halfbyte.decisions import Prune, Recipe
-from halfbyte.errors import RecipeError, UsageError
+from halfbyte.errors import UsageError
 from halfbyte.models.model import Model
 from halfbyte.plan.layout import Shard, lay_out_shards
 from halfbyte.plan.pruned import (
     Kept,
     by_layer,
     first_experts,
-    kept_count,
     kept_digest,
+    moe_layers,
+    refuse_no_experts,
     refuse_unlike_experts,
     refuse_wrong_choice,
-    refuse_wrong_count,
+    router_shape,
 )
 from halfbyte.plan.rules import DECODE, Job, make_jobs
+from halfbyte.prune.router import keep_count
 from halfbyte.source.checkpoint import Checkpoint
 
 BYTES_VERSION = 1  # raised whenever the same recipe and source would give other bytes; see CHANGELOG, Output bytes
@@ -136,15 +138,9 @@ def make_plan(
 
 def _any_choice(checkpoint: Checkpoint, model: Model, rule: Prune, layers: int | None) -> Kept:
     """Return a choice that is as large as every other that the rule can make."""
-    keep = kept_count(rule, model.experts)
-    refuse_wrong_count(model, checkpoint.config, keep, f"{checkpoint.root}")
+    refuse_no_experts(moe_layers(model, layers), str(checkpoint.root))
     refuse_unlike_experts(model)
-    kept = first_experts(model, keep, layers)
-    if not kept:
-        raise RecipeError(
-            "this model has no routed experts to prune", where="prune", fix="use a recipe without 'prune'"
-        )
-    return kept
+    return first_experts(model, keep_count(rule, router_shape(model, checkpoint.config)), layers)
 
 
 def _refuse_no_experts(jobs: Sequence[Job], layers: int) -> None:

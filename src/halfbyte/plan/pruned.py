@@ -8,36 +8,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any, cast
 
-from halfbyte.decisions import Prune
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.models.architecture import Architecture
 from halfbyte.models.linears import StoredLinear, signature
 from halfbyte.models.model import Model
+from halfbyte.prune.plan_checks import check_kept, check_layers
+from halfbyte.prune.plan_file import LayerChoice
+from halfbyte.prune.router import RouterShape
 from halfbyte.source.headers import TensorInfo
 
 Kept = Mapping[int, tuple[int, ...]]  # layer -> the source's numbers of the experts that stay, ascending
-PRUNE_PLAN = "prune-plan.json"  # beside plan.json in every pruned output
 _NUMBERED = re.compile(r"\bexperts(?:\.|\\\.)(?:\d|[\[(\\])")  # a pattern that tells experts of a layer apart
 
 
 def moe_layers(model: Model, layers: int | None) -> tuple[int, ...]:
     """Return the layers with routed experts among those that are written."""
     return tuple(layer for layer in model.moe_layers if layers is None or layer < layers)
-
-
-def kept_count(rule: Prune, experts: int) -> int:
-    """Return how many experts a rule keeps; a share that goes is rounded down, as decimals are read."""
-    if rule.keep is not None:
-        return rule.keep
-    assert rule.drop is not None
-    return experts - math.floor(Fraction(str(rule.drop)) * experts)
 
 
 def first_experts(model: Model, keep: int, layers: int | None) -> Kept:
@@ -86,61 +77,33 @@ def router_rows(info: TensorInfo, experts: Sequence[int]) -> tuple[TensorInfo, .
     )
 
 
+def router_shape(model: Model, config: Mapping[str, Any]) -> RouterShape:
+    """Return how the model's routers choose."""
+    chosen = model.architecture.text(config).get("topk_group")
+    groups = model.architecture.number(config, "groups") or 1
+    return RouterShape(model.experts, model.active_experts, groups, chosen if type(chosen) is int else groups)
+
+
 def refuse_wrong_choice(model: Model, config: Mapping[str, Any], kept: Kept, layers: int | None, where: str) -> None:
     """Refuse a choice that this model cannot be pruned to, before anything is written."""
-    wanted = moe_layers(model, layers)
-    fix = "make the plan again: halfbyte prune SRC --keep N --stats STATS --plan-only FILE"
-    if not wanted:
-        raise UsageError("this model has no routed experts to prune", where=where, fix="give an MoE checkpoint")
-    for layer in wanted:
-        if layer not in kept:
-            ordinary = model.architecture.number(config, "layers") or model.layers
-            if layer >= ordinary:
-                what = f"layer {layer} is for multi-token prediction: nothing says which of its experts stay"
-                raise UsageError(what, where=where, fix=f"leave it out: --layers {ordinary}")
-            raise UsageError(f"nothing says which experts of layer {layer} stay", where=where, fix=fix)
-    if extra := sorted(layer for layer in kept if layer not in model.moe_layers):
-        raise UsageError(f"layer {extra[0]} has no routed experts to keep", where=where, fix=fix)
-    for layer, experts in sorted(kept.items()):
-        if list(experts) != sorted(set(experts)):
-            raise UsageError(
-                f"the experts of layer {layer} are not in ascending order, each once", where=where, fix=fix
-            )
-        if experts and not (experts[0] >= 0 and experts[-1] < model.experts):
-            absent = next(expert for expert in experts if not 0 <= expert < model.experts)
-            what = f"there is no expert {absent} in layer {layer}: the source has {model.experts}"
-            raise UsageError(what, where=where, fix=fix)
-    counts = sorted({len(experts) for layer, experts in kept.items() if layer in wanted})
+    wanted, ordinary = moe_layers(model, layers), model.architecture.number(config, "layers") or model.layers
+    refuse_no_experts(wanted, where)
+    if extra := [layer for layer in wanted if layer not in kept and layer >= ordinary]:
+        what = f"layer {extra[0]} is for multi-token prediction: nothing says which of its experts stay"
+        raise UsageError(what, where=where, fix=f"leave it out: --layers {ordinary}")
+    router = router_shape(model, config)
+    choices = {layer: LayerChoice(check_kept(layer, experts, router, where)) for layer, experts in kept.items()}
+    check_layers(choices, router, non_uniform=True, layers_expected=wanted, where=where)
+    counts = sorted({len(experts) for experts in kept.values()})
     if len(counts) > 1:
         what = f"layers keep {counts[0]} to {counts[-1]} experts, but engines read one count for all layers"
         raise UsageError(what, where=where, fix="give every layer the same number of experts")
-    refuse_wrong_count(model, config, counts[0], where)
-    groups = model.architecture.number(config, "groups") or 1
-    size = model.experts // groups
-    for layer, experts in sorted(kept.items()):
-        found = [sum(expert // size == group for expert in experts) for group in range(groups)]
-        if len(set(found)) > 1:
-            what = f"layer {layer} keeps {found} experts of its {groups} groups: they must stay equal"
-            raise UsageError(what, where=where, fix=fix)
 
 
-def refuse_wrong_count(model: Model, config: Mapping[str, Any], keep: int, where: str) -> None:
-    """Refuse a number of experts that the model's router cannot choose from."""
-    text, top_k = model.architecture.text(config), model.active_experts
-    groups = model.architecture.number(config, "groups") or 1
-    if keep > model.experts:
-        what = f"{keep} experts are to be kept, but a layer has {model.experts}"
-        raise UsageError(what, where=where, fix=f"keep at most {model.experts}")
-    if keep < max(top_k, 1):
-        what = f"{keep} experts are to be kept, but each token passes through {top_k}"
-        raise UsageError(what, where=where, fix=f"keep at least {max(top_k, 1)}")
-    if keep % groups:
-        what = f"{keep} experts do not divide into the router's {groups} groups"
-        raise UsageError(what, where=where, fix=f"keep a multiple of {groups}")
-    chosen = text.get("topk_group")
-    if groups > 1 and type(chosen) is int and chosen * (keep // groups) < top_k:
-        what = f"{chosen} groups of {keep // groups} experts are fewer than the {top_k} that a token passes through"
-        raise UsageError(what, where=where, fix=f"keep at least {-(-top_k // chosen) * groups}")
+def refuse_no_experts(layers: Sequence[int], where: str) -> None:
+    """Refuse a model that has nothing to prune."""
+    if not layers:
+        raise UsageError("there are no routed experts to prune", where=where, fix="give a checkpoint with experts")
 
 
 def refuse_unlike_experts(model: Model) -> None:

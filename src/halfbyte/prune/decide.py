@@ -5,31 +5,27 @@ The rules themselves are in `choose.py`; here they meet a checkpoint, and what d
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from halfbyte.calibrate.given import given
 from halfbyte.calibrate.stats import LayerStats
+from halfbyte.calibrate.store import read_stats
+from halfbyte.decisions import Prune, Recipe
 from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER
-from halfbyte.models.model import Model
-from halfbyte.plan.manifest import Plan
-from halfbyte.plan.pruned import PRUNE_PLAN, Kept, moe_layers, refuse_wrong_choice
+from halfbyte.models.declared import refuse_other_config
+from halfbyte.models.model import Model, describe
+from halfbyte.plan.manifest import Plan, make_plan
+from halfbyte.plan.pruned import Kept, moe_layers, refuse_wrong_choice, router_shape
 from halfbyte.plan.rules import Job
-from halfbyte.prune.choose import RouterShape, choose, choose_layer
-from halfbyte.prune.plan_file import LayerChoice, PrunePlan
-from halfbyte.source.checkpoint import Checkpoint
-from halfbyte.source.identity import config_name, short_name
-from halfbyte.write import write_whole
-
-
-def router_shape(model: Model, config: Mapping[str, Any]) -> RouterShape:
-    """Return how the model's routers choose."""
-    groups = model.architecture.number(config, "groups") or 1
-    chosen = model.architecture.text(config).get("topk_group")
-    return RouterShape(model.experts, model.active_experts, groups, chosen if type(chosen) is int else 1)
+from halfbyte.prune.choose import choose, choose_layer, gather
+from halfbyte.prune.plan_file import PLAN, LayerChoice, PrunePlan
+from halfbyte.prune.router import RouterShape
+from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
+from halfbyte.source.identity import config_name, identity, short_name
 
 
 def describe_source(checkpoint: Checkpoint, weights: Mapping[str, str]) -> dict[str, str]:
@@ -37,9 +33,14 @@ def describe_source(checkpoint: Checkpoint, weights: Mapping[str, str]) -> dict[
     return {"weights": short_name(weights), "config": config_name(checkpoint.config)}
 
 
+def is_of_another(plan: PrunePlan, checkpoint: Checkpoint) -> bool:
+    """Whether a plan says that it was made on other weights: those of a checkpoint before it was quantized, perhaps."""
+    return plan.source.get("weights") not in (None, short_name(identity(checkpoint)))
+
+
 def refuse_pruned_source(checkpoint: Checkpoint) -> None:
     """Refuse what was pruned before: numbers of experts would mean others than the statistics of the whole model."""
-    path = checkpoint.root / FOLDER / PRUNE_PLAN
+    path = checkpoint.root / FOLDER / PLAN
     if path.exists():
         fix = "prune the checkpoint that it was made from, and keep fewer experts"
         raise UsageError("the source is pruned already", where=str(path), fix=fix)
@@ -57,6 +58,35 @@ def by_statistics(
     return replace(plan, source=describe_source(made.checkpoint, weights), statistics=dict(about))
 
 
+def open_model(source: Path) -> tuple[Checkpoint, Model]:
+    """Open what is to be pruned."""
+    checkpoint = open_checkpoint(source)
+    return checkpoint, describe(checkpoint)
+
+
+def decided(
+    checkpoint: Checkpoint,
+    model: Model,
+    recipe: Recipe,
+    stats: Path | None,
+    plan: PrunePlan | None,
+    layers: int | None,
+) -> tuple[Plan, PrunePlan]:
+    """Decide everything that a run would do, with the experts that stay, and write nothing."""
+    refuse_pruned_source(checkpoint)
+    refuse_other_config(checkpoint, model)
+    made = make_plan(checkpoint, model, recipe, layers=layers)
+    weights = identity(checkpoint)
+    if plan is not None:
+        refuse_other_source(plan, made)
+        chosen = plan
+    else:
+        assert stats is not None
+        given(stats, checkpoint, weights, made.layers or model.layers)  # refuses those of another model
+        chosen = by_statistics(made, weights, *read_stats(stats))
+    return make_plan(checkpoint, model, recipe, layers=layers, kept=kept_of(chosen, made.layers)), chosen
+
+
 def refuse_other_source(plan: PrunePlan, made: Plan) -> None:
     """Refuse a plan for another model, or for this one before it was pruned."""
     where = str(made.checkpoint.root)
@@ -64,7 +94,7 @@ def refuse_other_source(plan: PrunePlan, made: Plan) -> None:
         what = f"the plan is for {plan.experts} experts in a layer, the source has {made.model.experts}"
         fix = "give the checkpoint that the plan was made for: this one is another, or is pruned already"
         raise UsageError(what, where=where, fix=fix)
-    refuse_wrong_choice(made.model, made.checkpoint.config, plan.kept(), made.layers, where)
+    refuse_wrong_choice(made.model, made.checkpoint.config, kept_of(plan, made.layers), made.layers, where)
 
 
 @dataclass(slots=True)
@@ -75,37 +105,27 @@ class LayerByLayer:
     weights: Mapping[str, str]
     about: Mapping[str, Any]
     choices: dict[int, LayerChoice] = field(default_factory=dict[int, LayerChoice])
+    measured: dict[int, LayerStats] = field(default_factory=dict[int, LayerStats])
 
     def jobs(self, layer: int, stats: LayerStats, pending: Iterable[Job]) -> list[Job]:
         """Return what is to be done in a layer: pending jobs, with the experts that stay."""
         if stats.experts is None:
             return list(pending)
-        model, rule = self.made.model, self.made.recipe.prune
-        assert rule is not None
-        router = router_shape(model, self.made.checkpoint.config)
-        choice = choose_layer(layer, stats, list(self.about["domains"]), rule, router)
-        assert len(choice.kept) == self.made.experts
-        self.choices[layer] = choice
+        choice = choose_layer(layer, stats, *self._by())
+        self.choices[layer], self.measured[layer] = choice, replace(stats, moments=None)  # which are large
         chosen = self.made.chosen_jobs(layer, choice.kept)
         return [chosen[job.name] for job in pending]
 
     def plan(self) -> PrunePlan:
         """Return what was chosen."""
-        rule = self.made.recipe.prune
-        assert rule is not None
-        return PrunePlan(
-            experts=self.made.model.experts,
-            layers=dict(self.choices),
-            rule=rule,
-            source=describe_source(self.made.checkpoint, self.weights),
-            statistics=dict(self.about),
-            coverage={},
-        )
+        found = gather(self.choices, self.measured, *self._by())
+        return replace(found, source=describe_source(self.made.checkpoint, self.weights), statistics=self.about)
 
-
-def write_prune_plan(plan: PrunePlan, path: Path) -> None:
-    """Write a plan whole or not at all."""
-    write_whole(path, (json.dumps(plan.as_dict(), indent=1) + "\n").encode())
+    def _by(self) -> tuple[list[str], Prune, RouterShape]:
+        """Return what decides besides the statistics."""
+        assert self.made.recipe.prune is not None
+        router = router_shape(self.made.model, self.made.checkpoint.config)
+        return list(self.about["domains"]), self.made.recipe.prune, router
 
 
 def kept_of(plan: PrunePlan, layers: int | None) -> Kept:

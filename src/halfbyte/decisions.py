@@ -137,7 +137,8 @@ class Prune:
     def of(found: Mapping[str, Any]) -> Prune:
         """Return what `as_dict` was made from; nothing is checked but the names of the keys."""
         blend = found.get("blend")
-        return Prune(**{**found, "blend": None if blend is None else dict(blend)})
+        keys: dict[str, Any] = {**found, "blend": None if blend is None else dict(blend)}
+        return Prune(**keys)
 
     def count(self, experts: int) -> int:
         """Return how many of so many experts stay. What a share drops is rounded down, as in REAP's code."""

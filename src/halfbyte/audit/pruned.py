@@ -36,6 +36,8 @@ class _Tally:
     tensors: int = 0
     nbytes: int = 0
     largest: float = 0.0  # difference of two rows
+    wrong_rows: int = 0
+    wrong_tensors: int = 0
     wrong: list[str] = field(default_factory=list[str])
 
 
@@ -55,7 +57,9 @@ def prune(evidence: Evidence) -> list[Finding]:
         return [note(CHECK, f"{head}; rows and experts not compared: give --against SRC")]
     tally = _compare(evidence, kept)
     if tally.wrong:
-        text = f"{count(len(tally.wrong), 'row or tensor')} not the source's, max difference {tally.largest}"
+        rows, experts = count(tally.wrong_rows, "router row"), count(tally.wrong_tensors, "expert tensor")
+        text = f"{rows} and {experts} not the source's"
+        text += f", max difference {tally.largest}" if tally.wrong_rows else ""
         return [bad(CHECK, text, why=_WHY, fix=RUN_AGAIN, examples=tally.wrong)]
     rows = " and ".join(f"{number:,} rows of {name}" for name, number in tally.rows.items())
     experts = f"{count(tally.tensors, 'expert tensor')} ({tally.nbytes:,} bytes)"
@@ -113,6 +117,7 @@ def _compare(evidence: Evidence, kept: Kept) -> _Tally:
                 for name, before, after in pairs(job, evidence.checkpoint.tensors):
                     tally.tensors, tally.nbytes = tally.tensors + 1, tally.nbytes + after.nbytes
                     if not same_bytes(source, before, output, after):
+                        tally.wrong_tensors += 1
                         tally.wrong.append(f"{name} is not the source's {before.name}")
     return tally
 
@@ -150,6 +155,7 @@ def _compare_rows(
         tally.largest = max(tally.largest, difference if np.isfinite(difference) else float("inf"))
         other = next((n for n, one in enumerate(before) if one.tobytes() == found[row].tobytes()), None)
         whose = f"is that of expert {other}" if other is not None else f"differs by {difference:.3g}"
+        tally.wrong_rows += 1
         tally.wrong.append(f"{name}: row {row} should be that of the source's expert {expert}, and {whose}")
 
 

@@ -23,6 +23,7 @@ from halfbyte.prune.router import RouterShape
 from halfbyte.source.headers import TensorInfo
 
 Kept = Mapping[int, tuple[int, ...]]  # layer -> the source's numbers of the experts that stay, ascending
+_ANY_NUMBER = re.compile(r"\((?:\\d|\[0-9\])[+*]\)|(?:\\d|\[0-9\])[+*]")  # of a pattern that means all experts
 _NUMBERED = re.compile(r"\bexperts(?:\.|\\\.)(?:\d|[\[(\\])")  # a pattern that tells experts of a layer apart
 
 
@@ -133,7 +134,7 @@ def renumbered(block: Any, architecture: Architecture, kept: Kept) -> Any:
 
 
 def _renumbered_name(name: str, architecture: Architecture, kept: Kept) -> str | None:
-    if not _NUMBERED.search(name):
+    if not _NUMBERED.search(_ANY_NUMBER.sub("*", name)):
         return name
     seat = architecture.linear(name)
     if seat is None or seat.layer is None or seat.expert is None:

@@ -139,6 +139,22 @@ def test_chosen_while_it_is_measured(place, tmp_path):
     assert (tmp_path / "stats/halfbyte/stats/stats.safetensors").exists()
 
 
+def test_lists_that_name_experts_follow_a_choice_that_comes_late(place, tmp_path):
+    assert run(*command(place, tmp_path / "first")) == 0
+    kept = read_prune_plan(tmp_path / "first/halfbyte/prune-plan.json").kept()[1]
+    gone = next(expert for expert in range(8) if expert not in kept)
+    shutil.copytree(place / "source", tmp_path / "source")
+    shutil.copy(place / "texts.jsonl", tmp_path)
+    found = config(tmp_path / "source")
+    ignore = found["text_config"]["quantization_config"]["ignore"]
+    name = "language_model.model.layers.1.mlp.experts.{}.up_proj".format
+    before = list(ignore)
+    ignore += [name(kept[2]), name(gone)]
+    (tmp_path / "source/config.json").write_text(json.dumps(found))
+    assert run(*command(tmp_path, tmp_path / "out")) == 0
+    assert config(tmp_path / "out")["text_config"]["quantization_config"]["ignore"] == [*before, name(2)]
+
+
 def test_calibrated_scales_follow_their_experts(place, tmp_path):
     """Input scales are the kept experts' own: the same as when all are made, and some dropped later."""
     argv = arguments(place / "texts.jsonl", recipe=WAFER)

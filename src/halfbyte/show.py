@@ -37,10 +37,13 @@ def plan(
     if other is not None:
         value["differs_in"] = summary.difference(_read_plan(other), made)
     lines = [
-        ("total", f"{size(made.read_nbytes)} -> {size(made.write_nbytes)}"),
+        ("total", f"{size(_before(made))} -> {size(made.write_nbytes)}"),
         ("shards", f"{len(made.shards)}, {value['tensors']:,} tensors"),
         ("memory", f"at most {size(value['peak_memory_nbytes'])} for jobs in flight, whatever the layers"),
     ]
+    if made.kept is not None:
+        when = "" if made.chosen else "; which, is known when they are measured"
+        lines.append(("experts", f"{made.experts} of {made.model.experts} stay in each layer{when}"))
     if time is not None:
         value["time"] = time.as_dict()
         lines.append(("time", _time(time)))
@@ -53,6 +56,12 @@ def plan(
     if not out.as_json:
         _roles(out, value["roles"])
     out.facts(value, lines)
+
+
+def _before(made: Plan) -> int:
+    """Return the size of what becomes smaller: with the experts that go, of which nothing is read."""
+    whole = made.kept is not None and made.layers is None
+    return sum(made.checkpoint.shards.values()) if whole else made.read_nbytes
 
 
 def _roles(out: Output, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -39,7 +39,6 @@ from halfbyte.prune.plan_file import PrunePlan, write_prune_plan
 from halfbyte.rest import write_rest
 from halfbyte.run import Progress, Runner
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
-from halfbyte.source.hold import HoldingReader
 from halfbyte.source.identity import identity
 from halfbyte.source.known_hashes import known_hashes
 from halfbyte.source.read import stamps as source_stamps
@@ -116,9 +115,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
     weights, seen = identity(made.checkpoint), source_stamps(made.checkpoint)
     measured = None if prune_plan is not None else _statistics(made, out, weights, stats, device)
-    pruned = prune_plan or _chosen(made, measured, weights)
-    if pruned is not None:
-        made = _with_experts(made, pruned)
+    made, pruned = _with_experts(made, measured, weights, prune_plan)
     if device != CPU:
         _check_device(made, measured, device)
     _check_folder(out, made, measured)
@@ -142,7 +139,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
                 coverage = _run(made, out, runner, measured, chooser, threads)
         if chooser is not None:
             pruned = chooser.plan()
-            _write_prune_plan(out, pruned)
+            write_prune_plan(out / FOLDER / PRUNE_PLAN, pruned)
         write_rest(made if pruned is None else replace(made, kept=pruned.kept()), out, others)
     return Result(
         out=out,
@@ -159,29 +156,23 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
 
 
 def _check_pruning(made: Plan, stats: Path | None, prune_plan: PrunePlan | None, device: str) -> None:
-    """Refuse, before anything is read, what cannot be pruned or says in no way which experts stay."""
-    from halfbyte.prune.decide import refuse_other_source, refuse_pruned_source  # noqa: PLC0415
+    from halfbyte.prune.decide import refuse_unclear  # noqa: PLC0415 - most recipes prune nothing
 
-    refuse_pruned_source(made.checkpoint)
-    assert made.recipe.prune is not None
-    if prune_plan is not None:
-        refuse_other_source(prune_plan, made)
-    elif stats is None and made.recipe.prune.statistics == "given":
-        fix = "give --stats STATS: halfbyte calibrate SRC -r RECIPE -o STATS makes them"
-        raise UsageError(f"recipe '{made.recipe.name}' prunes by statistics that are given", where="--stats", fix=fix)
-    if device != CPU:
-        fix = "use --device cpu; or measure (halfbyte calibrate) and run halfbyte prune SRC OUT --stats STATS"
-        raise UsageError("pruning is not built into the pass on the GPU yet", where=f"--device {device}", fix=fix)
+    refuse_unclear(made, prune_plan, has_statistics=stats is not None, on_cpu=device == CPU)
 
 
-def _chosen(made: Plan, measured: Statistics | None, weights: Mapping[str, str]) -> PrunePlan | None:
-    """Return which experts stay, where statistics are there before the run."""
-    if made.recipe.prune is None or measured is None or measured.file is None:
-        return None
-    from halfbyte.prune.decide import by_statistics  # noqa: PLC0415
+def _with_experts(
+    made: Plan, measured: Statistics | None, weights: Mapping[str, str], prune_plan: PrunePlan | None
+) -> tuple[Plan, PrunePlan | None]:
+    """Return the plan, and which experts stay where that is known before the run."""
+    if made.recipe.prune is None:
+        return made, None
+    from halfbyte.prune.decide import chosen, kept_of  # noqa: PLC0415
 
-    with HoldingReader(made.checkpoint, {}) as reader:  # which statistics of a file do not read from
-        return by_statistics(made, weights, measured.about, dict(measured.layers(reader, None, lambda _: None, ())))
+    pruned = prune_plan or chosen(made, measured, weights)
+    if pruned is None:
+        return made, None
+    return plan(made.checkpoint, made.recipe, layers=made.layers, kept=kept_of(pruned, made.layers)), pruned
 
 
 def _chooser(made: Plan, measured: Statistics | None, weights: Mapping[str, str]) -> LayerByLayer | None:
@@ -191,17 +182,6 @@ def _chooser(made: Plan, measured: Statistics | None, weights: Mapping[str, str]
     from halfbyte.prune.decide import LayerByLayer  # noqa: PLC0415
 
     return LayerByLayer(made, weights, measured.about)
-
-
-def _with_experts(made: Plan, pruned: PrunePlan) -> Plan:
-    """Return the plan, now that it is known which experts stay."""
-    from halfbyte.prune.decide import kept_of  # noqa: PLC0415
-
-    return plan(made.checkpoint, made.recipe, layers=made.layers, kept=kept_of(pruned, made.layers))
-
-
-def _write_prune_plan(out: Path, pruned: PrunePlan) -> None:
-    write_prune_plan(out / FOLDER / PRUNE_PLAN, pruned)
 
 
 def _arithmetic(made: Plan) -> AbstractContextManager[None]:
@@ -396,7 +376,7 @@ def _begin(
         (out / FOLDER / STATS).mkdir(exist_ok=True)
         write_whole(out / FOLDER / STATS / STATS_FILE, measured.file)
     if pruned is not None:
-        _write_prune_plan(out, pruned)
+        write_prune_plan(out / FOLDER / PRUNE_PLAN, pruned)
     if stamps:
         write_whole(out / FOLDER / VERIFIED, json.dumps(stamps_as_json(stamps), indent=1).encode())
 

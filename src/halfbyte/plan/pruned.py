@@ -17,8 +17,6 @@ from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.models.architecture import Architecture
 from halfbyte.models.linears import StoredLinear, signature
 from halfbyte.models.model import Model
-from halfbyte.prune.plan_checks import check_kept, check_layers
-from halfbyte.prune.plan_file import LayerChoice
 from halfbyte.prune.router import RouterShape
 from halfbyte.source.headers import TensorInfo
 
@@ -87,6 +85,9 @@ def router_shape(model: Model, config: Mapping[str, Any]) -> RouterShape:
 
 def refuse_wrong_choice(model: Model, config: Mapping[str, Any], kept: Kept, layers: int | None, where: str) -> None:
     """Refuse a choice that this model cannot be pruned to, before anything is written."""
+    from halfbyte.prune.plan_checks import check_kept, check_layers  # noqa: PLC0415 - `inspect` does without NumPy
+    from halfbyte.prune.plan_file import LayerChoice  # noqa: PLC0415
+
     wanted, ordinary = moe_layers(model, layers), model.architecture.number(config, "layers") or model.layers
     refuse_no_experts(wanted, where)
     if extra := [layer for layer in wanted if layer not in kept and layer >= ordinary]:

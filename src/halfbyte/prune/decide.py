@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from halfbyte.calibrate.given import given
+from halfbyte.calibrate.given import Statistics, given
 from halfbyte.calibrate.stats import LayerStats
-from halfbyte.calibrate.store import read_stats
 from halfbyte.decisions import Prune, Recipe
 from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER
@@ -25,6 +24,7 @@ from halfbyte.prune.choose import choose, choose_layer, gather
 from halfbyte.prune.plan_file import PLAN, LayerChoice, PrunePlan
 from halfbyte.prune.router import RouterShape
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
+from halfbyte.source.hold import HoldingReader
 from halfbyte.source.identity import config_name, identity, short_name
 
 
@@ -44,6 +44,28 @@ def refuse_pruned_source(checkpoint: Checkpoint) -> None:
     if path.exists():
         fix = "prune the checkpoint that it was made from, and keep fewer experts"
         raise UsageError("the source is pruned already", where=str(path), fix=fix)
+
+
+def refuse_unclear(made: Plan, plan: PrunePlan | None, *, has_statistics: bool, on_cpu: bool) -> None:
+    """Refuse, before weights are read, what is pruned already, and what says in no way which experts stay."""
+    if not on_cpu:
+        fix = "use --device cpu; or measure (halfbyte calibrate) and run halfbyte prune SRC OUT --stats STATS"
+        raise UsageError("pruning is not built into the pass on the GPU yet", where="--device", fix=fix)
+    refuse_pruned_source(made.checkpoint)
+    assert made.recipe.prune is not None
+    if plan is not None:
+        refuse_other_source(plan, made)
+    elif not has_statistics and made.recipe.prune.statistics == "given":
+        fix = "give --stats STATS: halfbyte calibrate SRC -r RECIPE -o STATS makes them"
+        raise UsageError(f"recipe '{made.recipe.name}' prunes by statistics that are given", where="--stats", fix=fix)
+
+
+def chosen(made: Plan, measured: Statistics | None, weights: Mapping[str, str]) -> PrunePlan | None:
+    """Return which experts stay, where statistics of a file say so; None where they are measured on the way."""
+    if measured is None or measured.file is None:
+        return None
+    with HoldingReader(made.checkpoint, {}) as reader:  # which statistics of a file do not read from
+        return by_statistics(made, weights, measured.about, dict(measured.layers(reader, None, lambda _: None, ())))
 
 
 def by_statistics(
@@ -79,12 +101,12 @@ def decided(
     weights = identity(checkpoint)
     if plan is not None:
         refuse_other_source(plan, made)
-        chosen = plan
+        found = plan
     else:
         assert stats is not None
-        given(stats, checkpoint, weights, made.layers or model.layers)  # refuses those of another model
-        chosen = by_statistics(made, weights, *read_stats(stats))
-    return make_plan(checkpoint, model, recipe, layers=layers, kept=kept_of(chosen, made.layers)), chosen
+        found = chosen(made, given(stats, checkpoint, weights, made.layers or model.layers), weights)
+        assert found is not None
+    return make_plan(checkpoint, model, recipe, layers=layers, kept=kept_of(found, made.layers)), found
 
 
 def refuse_other_source(plan: PrunePlan, made: Plan) -> None:

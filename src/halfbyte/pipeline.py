@@ -5,11 +5,10 @@ Running again is resuming: finished shards are in the journal, are verified, and
 
 from __future__ import annotations
 
-import errno
 import json
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 from halfbyte.calibrate.store import STATS as STATS_FILE
 from halfbyte.calibrate.store import refuse_other
 from halfbyte.decisions import COMPENSATED, Recipe
-from halfbyte.errors import InterruptedRunError, MachineError, TensorError, UsageError
+from halfbyte.ended import explained
+from halfbyte.errors import UsageError
 from halfbyte.folders import (
     FOLDER,
     alone,
@@ -43,7 +43,7 @@ from halfbyte.source.identity import identity
 from halfbyte.source.known_hashes import known_hashes
 from halfbyte.source.read import stamps as source_stamps
 from halfbyte.source.verify import Stamp, stamps_as_json, stamps_from_json, verify
-from halfbyte.write import PART, Journal, disk_error, file_sha256, write_whole
+from halfbyte.write import PART, Journal, file_sha256, write_whole
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.given import Statistics
@@ -125,7 +125,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     _check_space(out, made, finished, measured)
     needed = sorted({info.shard for job in made.jobs for info in job.sources})
     stamps = _verify_source(source, out, needed, threads, progress) if verify_source else None
-    with _explained(out, made, journal), alone(out), without_parts(out):  # nothing was written until here
+    with explained(out, made, journal), alone(out), without_parts(out):  # nothing was written until here
         _check_folder(out, made, measured)  # again, now that nobody else can begin
         _begin(out, made, weights, measured, stamps, pruned)
         with (
@@ -329,35 +329,6 @@ def _earlier_stamps(out: Path) -> dict[str, Stamp]:
         return stamps_from_json(json.loads((out / FOLDER / VERIFIED).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}
-
-
-@contextmanager
-def _explained(out: Path, made: Plan, journal: Journal) -> Generator[None]:
-    """Say what ended a run, and how it goes on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        final = len({line.get("shard") for line in journal.lines()})
-        what = f"stopped; {final} of {len(made.shards)} shards are final on disk, and nothing is left to clean up"
-        raise InterruptedRunError(what, where=str(out), fix="run the same command again to go on") from None
-    except TensorError as error:
-        raise _in_its_shard(error, made) from None
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise disk_error(error, out) from None
-        fix = "check the disk and the folder, then run the same command again: finished shards are kept"
-        what = f"cannot go on: {error.strerror or error}"
-        raise MachineError(what, where=str(error.filename or out), fix=fix) from None
-
-
-def _in_its_shard(error: TensorError, made: Plan) -> TensorError:
-    """Say which file holds a tensor that cannot be used."""
-    linear = made.model.linears.get(error.where)
-    if linear is None:
-        return error
-    shards = ", ".join(sorted({part.shard for part in linear.parts.values()}))
-    fix = f"{error.fix}; download it again, then run the same command: finished shards are kept"
-    return TensorError(error.what, where=f"{shards}: {error.where}", fix=fix)
 
 
 def _begin(

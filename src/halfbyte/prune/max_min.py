@@ -121,10 +121,10 @@ def _better(
     now = covered(shares, kept)
     raised: tuple[float, int, int] | None = None  # gain of the worst, who goes, who comes
     filled: tuple[float, int, int] | None = None  # gain of the sum, with the worst as it is
-    inside = set(kept)
+    inside = set(kept)  # of equals, the highest number goes and the lowest comes
     for group in range(router.n_group):
         members = range(group * router.per_group, (group + 1) * router.per_group)
-        goes = [expert for expert in members if expert in inside and expert not in first]
+        goes = [expert for expert in reversed(members) if expert in inside and expert not in first]
         comes = [expert for expert in members if expert not in inside]
         if not goes or not comes:
             continue

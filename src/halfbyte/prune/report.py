@@ -88,14 +88,17 @@ def _about_layers(plan: PrunePlan) -> list[Advice]:
         most = max(dropped, key=lambda layer: dropped[layer])
         mean = sum(dropped.values()) / len(dropped)
         found.append(Advice("note", f"{mean:.1%} of the scores go ({dropped[most]:.1%} in layer {most})"))
-    reasons = {"super": "super experts stay", "restored": "experts were restored"}
-    for key, what in reasons.items():
-        total = sum(row[key] for row in rows)
+    told = {
+        "super": ("super expert", "kept whatever the score", ""),
+        "unobserved": ("expert", "kept, with too few tokens to be judged", "calibrate on more text"),
+        "restored": ("expert", "restored", ""),
+    }
+    for key, (name, what, fix) in told.items():
+        total, layers = sum(row[key] for row in rows), sum(row[key] > 0 for row in rows)
         if total:
-            layers = sum(row[key] > 0 for row in rows)
-            found.append(Advice("note", f"{total} {what}, in {layers} layers"))
-    unobserved = sum(row["unobserved"] for row in rows)
-    if unobserved:
-        text = f"{unobserved} experts had too few tokens to be judged, and stay"
-        found.append(Advice("note", text, "calibrate on more text"))
+            found.append(Advice("note", f"{_many(total, name)} in {_many(layers, 'layer')}: {what}", fix))
     return found
+
+
+def _many(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"

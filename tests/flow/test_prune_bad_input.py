@@ -47,7 +47,7 @@ PLAN = ("--plan", "{}/plan.json")
         ("source", ("--keep", "1", *STATS), "1 experts are too few: each token is given to 2", "keep 2 or more"),
         ("source", ("--keep", "9", *STATS), "9 experts cannot stay of 8", "keep 8 or fewer"),
         ("grouped", ("--keep", "6", *STATS), "6 experts do not make 4 equal groups", "keep 4 or 8"),
-        ("grouped", ("--keep", "4", *STATS), "1 experts in a group are too few", "keep 8 or more"),
+        ("grouped", ("--keep", "4", *STATS), "1 expert in a group is too few", "keep 8 or more"),
         ("source", ("--keep", "4", "--drop", "50%", *STATS), "--keep and --drop are both given", "one of"),
         ("source", STATS, "it is not said how many experts stay", "--keep 192"),
         ("source", ("--keep", "4"), "nothing says which experts stay", "--stats"),

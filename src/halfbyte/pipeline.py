@@ -114,7 +114,8 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
         _check_pruning(made, stats, prune_plan, device)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
     weights, seen = identity(made.checkpoint), source_stamps(made.checkpoint)
-    measured = None if prune_plan is not None else _statistics(made, out, weights, stats, device)
+    decided = prune_plan is not None and recipe.quantize is None  # then nothing asks for data
+    measured = None if decided else _statistics(made, out, weights, stats, device)
     made, pruned = _with_experts(made, measured, weights, prune_plan)
     if device != CPU:
         _check_device(made, measured, device)
@@ -123,7 +124,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     finished = _verified(out, made, journal)
     _check_source(out, made, weights, finished)
     _check_space(out, made, finished, measured)
-    needed = sorted({info.shard for job in made.jobs for info in job.sources})
+    needed = sorted({shard for job in made.jobs for shard in made.source_shards(job)})
     stamps = _verify_source(source, out, needed, threads, progress) if verify_source else None
     with explained(out, made, journal), alone(out), without_parts(out):  # nothing was written until here
         _check_folder(out, made, measured)  # again, now that nobody else can begin
@@ -304,7 +305,8 @@ def _check_source(out: Path, made: Plan, weights: Mapping[str, str], finished: M
     before = read_plan(out).get("source", weights)
     done = {tensor.name for shard in made.shards if shard.name in finished for tensor in shard.tensors}
     jobs = (job for job in made.jobs if any(output.name in done for output in job.outputs))
-    changed = sorted({s.shard for job in jobs for s in job.sources if before.get(s.shard) != weights[s.shard]})
+    read = {shard for job in jobs for shard in made.source_shards(job)}
+    changed = sorted(shard for shard in read if before.get(shard) != weights[shard])
     if changed:
         what = f"this folder was begun from other weights with the same names and shapes ({changed[0]})"
         fix = "give another output folder, or the source that this one was begun from"

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 from calibratable import (
     SHORT,
     Launcher,
@@ -19,8 +20,9 @@ from calibratable import (
     texts,
     wait_until,
 )
-from pico import KINDS, write_pico
+from pico import KINDS, write_pico, write_shards
 from pruning import config, obviously_pruned, plan_of, prune, some, tensors
+from safetensors.torch import load_file
 
 from halfbyte import cli
 from halfbyte.audit.run import audit
@@ -35,6 +37,7 @@ KEEP = 4
 REAP = "kimi-k2.6-nvfp4-reap192"
 WAFER = "kimi-k2.6-nvfp4-wafer"
 GIVEN = Prune(method="reap", statistics="given", keep=KEEP)
+DTYPES = {"F32": torch.float32, "F16": torch.float16}
 COUNTS = {"qwen3_moe": "num_experts"}
 DECODED = {f"roles.{role}=bf16" for role in ("dense_mlp", "shared_experts", "attention")}
 
@@ -69,6 +72,21 @@ def test_every_format_stays_byte_for_byte(tmp_path, kind):
         "good"
     ] * 6
     assert "max difference 0.0" in found["prune"].text
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16"])
+def test_routers_of_another_dtype(tmp_path, dtype):
+    source = write_pico(tmp_path / "source", experts=8)
+    shards = {path.name: load_file(path) for path in sorted(source.glob("*.safetensors"))}
+    for found in shards.values():
+        gates = {name: tensor for name, tensor in found.items() if name.endswith("gate.weight")}
+        found.update({name: tensor.to(DTYPES[dtype]) for name, tensor in gates.items()})
+    write_shards(source, shards)
+    kept = some(source, KEEP)
+    prune(source, tmp_path / "out", kept)
+    assert tensors(tmp_path / "out") == obviously_pruned(tensors(source), kept)
+    assert {dtype for name, (dtype, _, _) in tensors(tmp_path / "out").items() if "gate.weight" in name} == {dtype}
+    assert "prune" not in audit(tmp_path / "out", against=source).failed
 
 
 @pytest.mark.parametrize("kind", ["int4-k2.6", "fp8-block-k2", "fp8-channel", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct"])

@@ -72,6 +72,16 @@ class Plan:
         """Return the jobs of a layer by name, now that it is known which of its experts stay."""
         return {job.name: job for job in make_jobs(self._layer_models[layer], self.recipe, {layer: kept})}
 
+    def source_shards(self, job: Job) -> set[str]:
+        """Return the shards that a job may read: all of its layer's, while it is not known which experts stay."""
+        if self.chosen or job.layer is None or job.layer not in self._layer_models:
+            return {source.shard for source in job.sources}
+        return self._layer_shards[job.layer]
+
+    @cached_property
+    def _layer_shards(self) -> Mapping[int, set[str]]:
+        return {layer: {info.shard for _, info in model.tensors()} for layer, model in self._layer_models.items()}
+
     @cached_property
     def _layer_models(self) -> Mapping[int, Model]:
         return by_layer(self.model)

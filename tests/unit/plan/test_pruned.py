@@ -1,10 +1,17 @@
 """What a choice of experts makes of names, rows, lists and numbers, before any file."""
 
+from dataclasses import replace
+
 import pytest
+from pico import write_pico
 
 from halfbyte.errors import CheckpointError
 from halfbyte.models.architecture import architecture_of
+from halfbyte.models.model import describe
+from halfbyte.plan.manifest import make_plan
 from halfbyte.plan.pruned import kept_digest, renumbered, router_rows
+from halfbyte.recipe import load_recipe
+from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.headers import TensorInfo
 
 KIMI = architecture_of({"model_type": "kimi_k25"})
@@ -81,6 +88,25 @@ def test_lists_that_name_experts_mean_the_same_ones():
 def test_a_pattern_that_tells_experts_apart_is_refused(pattern):
     with pytest.raises(CheckpointError, match="names experts by number in a pattern"):
         renumbered({"ignore": [pattern]}, KIMI, KEPT)
+
+
+def test_until_experts_are_chosen_all_shards_of_a_layer_are_needed(tmp_path):
+    """They are verified before the run, and must be those that it was begun from."""
+    checkpoint = open_checkpoint(write_pico(tmp_path, experts=8))
+    late = {
+        name: info._replace(shard="late") if ".experts.7." in name else info
+        for name, info in checkpoint.tensors.items()
+    }
+    checkpoint = replace(checkpoint, tensors=late)
+    recipe = load_recipe("kimi-k2.6-nvfp4-reap192", ["prune.keep=4"])
+
+    def shards(kept):
+        made = make_plan(checkpoint, describe(checkpoint), recipe, kept=kept)
+        return {shard for job in made.jobs for shard in made.source_shards(job)}
+
+    assert "late" in shards(None)
+    assert "late" not in shards(dict.fromkeys((1, 2), (0, 1, 2, 3)))
+    assert "late" in shards(dict.fromkeys((1, 2), (0, 1, 2, 7)))
 
 
 def test_a_choice_has_a_hash_of_its_own():

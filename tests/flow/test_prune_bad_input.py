@@ -146,6 +146,30 @@ def test_no_pass_on_the_gpu_yet(place, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_groups_keep_as_many_experts_each(tmp_path):
+    source = write_pico(tmp_path / "source", experts=8)
+    found = json.loads((source / "config.json").read_text())
+    found["text_config"] |= {"n_group": 2, "topk_group": 1}
+    (source / "config.json").write_text(json.dumps(found))
+    prune(source, tmp_path / "out", {1: (0, 3, 5, 6), 2: (1, 2, 4, 7)})
+    found["text_config"]["n_routed_experts"] = 4
+    assert json.loads((tmp_path / "out/config.json").read_text()) == found
+    with pytest.raises(Exception, match="the groups keep 3, 1 experts"):
+        prune(source, tmp_path / "bad", {1: (0, 1, 2, 5), 2: (1, 2, 4, 7)})
+    assert not (tmp_path / "bad").exists()
+
+
+def test_a_plan_of_the_whole_is_carried_out_with_statistics(place, tmp_path):
+    """`plan -o` cannot know which experts stay; `quantize --plan` may."""
+    assert (
+        run("plan", place / "source", "-r", REAP, "--set", "prune.keep=4", "-o", tmp_path / "plan", "--no-measure") == 0
+    )
+    options = ["--plan", tmp_path / "plan", "--stats", place / "stats"]
+    assert run("quantize", place / "source", tmp_path / "out", *options) == 0
+    assert run("quantize", place / "source", tmp_path / "out", *options) == 0
+    assert run("audit", tmp_path / "out", "--against", place / "source") == 0
+
+
 def test_a_layer_for_multi_token_prediction_needs_a_choice_too(tmp_path):
     """Engines read one count of experts for it as well; without statistics it can only be left out."""
     source = write_pico(tmp_path / "source", experts=8, layers=4)

@@ -110,12 +110,10 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     made = plan(source, recipe, layers=layers)
     if planned is not None:
         planned.refuse_other(made)
-    if recipe.prune is not None:
-        _check_pruning(made, stats, prune_plan, device)
+    _check_pruning(made, stats, prune_plan, device)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
     weights, seen = identity(made.checkpoint), source_stamps(made.checkpoint)
-    decided = prune_plan is not None and recipe.quantize is None  # then nothing asks for data
-    measured = None if decided else _statistics(made, out, weights, stats, device)
+    measured = _statistics(made, out, weights, stats, device, prune_plan)
     made, pruned = _with_experts(made, measured, weights, prune_plan)
     if device != CPU:
         _check_device(made, measured, device)
@@ -134,13 +132,8 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
             Runner(made, out, journal, finished, seen=seen, threads=threads, progress=progress) as runner,
         ):
             chooser = _chooser(made, measured, weights)
-            if device != CPU:
-                coverage = _run_on_device(made, out, runner, measured, device)
-            else:
-                coverage = _run(made, out, runner, measured, chooser, threads)
-        if chooser is not None:
-            pruned = chooser.plan()
-            write_prune_plan(out / FOLDER / PRUNE_PLAN, pruned)
+            coverage = _run(made, out, runner, measured, chooser, threads, device)
+        pruned = _note_experts(out, chooser) or pruned
         write_rest(made if pruned is None else replace(made, kept=pruned.kept()), out, others)
     return Result(
         out=out,
@@ -157,6 +150,9 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
 
 
 def _check_pruning(made: Plan, stats: Path | None, prune_plan: PrunePlan | None, device: str) -> None:
+    """Refuse what cannot be pruned, or on this device, or says in no way which experts stay."""
+    if made.recipe.prune is None:
+        return
     from halfbyte.prune.decide import refuse_unclear  # noqa: PLC0415 - most recipes prune nothing
 
     refuse_unclear(made, prune_plan, has_statistics=stats is not None, on_cpu=device == CPU)
@@ -185,6 +181,15 @@ def _chooser(made: Plan, measured: Statistics | None, weights: Mapping[str, str]
     return LayerByLayer(made, weights, measured.about)
 
 
+def _note_experts(out: Path, chooser: LayerByLayer | None) -> PrunePlan | None:
+    """Write which experts stayed, where that was chosen on the way."""
+    if chooser is None:
+        return None
+    pruned = chooser.plan()
+    write_prune_plan(out / FOLDER / PRUNE_PLAN, pruned)
+    return pruned
+
+
 def _arithmetic(made: Plan) -> AbstractContextManager[None]:
     """Return what a run computes under: compensation factors matrices, and must do it alike on any number of cores."""
     compensates = made.recipe.quantize is not None and made.recipe.quantize.scales == COMPENSATED
@@ -200,9 +205,16 @@ def _check_device(made: Plan, measured: Statistics | None, device: str) -> None:
 
 
 def _statistics(
-    made: Plan, out: Path, weights: Mapping[str, str], stats: Path | None, device: str
+    made: Plan,
+    out: Path,
+    weights: Mapping[str, str],
+    stats: Path | None,
+    device: str,
+    prune_plan: PrunePlan | None,
 ) -> Statistics | None:
     """Return where the statistics of a recipe that needs data come from: a file, or this run."""
+    if prune_plan is not None and made.recipe.quantize is None:
+        return None  # what data would decide is decided
     if made.recipe.calibrate is None and (made.recipe.prune is None or stats is None):
         if stats is not None:
             what = f"recipe '{made.recipe.name}' reads no statistics"
@@ -223,15 +235,18 @@ def _statistics(
     return measured_here(made.checkpoint, made.model, made.recipe, weights, folder, layers, device=device)
 
 
-def _run(
+def _run(  # noqa: PLR0913, PLR0917 - what a run is made of
     made: Plan,
     out: Path,
     runner: Runner,
     measured: Statistics | None,
     chooser: LayerByLayer | None,
     threads: int | None,
+    device: str,
 ) -> Report | None:
     """Do every job that is pending: in the order of the files, or layer by layer as they are measured."""
+    if device != CPU:
+        return _run_on_device(made, out, runner, measured, device)
     pending = runner.pending()
     if measured is None:
         runner.do(pending)

@@ -108,9 +108,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     begin = time.monotonic()
     refuse_nested(source, out)
     made = plan(source, recipe, layers=layers)
-    if planned is not None:
-        planned.refuse_other(made)
-    _check_pruning(made, stats, prune_plan, device)
+    _check_asked(made, planned, stats, prune_plan, device)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
     weights, seen = identity(made.checkpoint), source_stamps(made.checkpoint)
     measured = _statistics(made, out, weights, stats, device, prune_plan)
@@ -149,8 +147,12 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     )
 
 
-def _check_pruning(made: Plan, stats: Path | None, prune_plan: PrunePlan | None, device: str) -> None:
-    """Refuse what cannot be pruned, or on this device, or says in no way which experts stay."""
+def _check_asked(
+    made: Plan, planned: PlanFile | None, stats: Path | None, prune_plan: PrunePlan | None, device: str
+) -> None:
+    """Refuse another plan than was made before, and a pruning of which nothing says who stays."""
+    if planned is not None:
+        planned.refuse_other(made)
     if made.recipe.prune is None:
         return
     from halfbyte.prune.decide import refuse_unclear  # noqa: PLC0415 - most recipes prune nothing

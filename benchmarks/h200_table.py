@@ -45,9 +45,7 @@ def _copies(found: dict[str, Any]) -> str:
 
 
 def _work(runs: dict[str, Any], moe: int) -> str:
-    words = (
-        "Work for each MoE layer, in seconds of the device or of a thread (the sum over threads by their number; "
-    )
+    words = "Work for each MoE layer, in seconds of the device or of a thread (the sum over threads by their number; "
     words += "the dense layer's share is in it). Overlap is the largest of them over a layer's time between two ends."
     lines = [words, "", "| run | " + " | ".join(STAGES) + " | overlap |", "|---|" + "---|" * (len(STAGES) + 1)]
     for name, run in runs.items():

@@ -18,6 +18,7 @@ from halfbyte.compare.command import compare_command
 from halfbyte.console import Column, Output
 from halfbyte.device_options import CUDA, chosen_device_memory, device_options, refuse_threads_beside_device
 from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
+from halfbyte.prune.command import prune_command
 from halfbyte.recipe_options import (
     chosen_plan,
     chosen_recipe,
@@ -251,6 +252,9 @@ def calibrate_command(out: Output, source: Path, folder: Path, threads: int | No
         )
     show.calibration(out, result)
     out.hint(f"halfbyte quantize {source} OUT -r {choice['recipe']} --stats {folder}")
+
+
+cli.add_command(prune_command)
 
 
 @cli.command("status")

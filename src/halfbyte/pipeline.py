@@ -5,11 +5,10 @@ Running again is resuming: finished shards are in the journal, are verified, and
 
 from __future__ import annotations
 
-import errno
 import json
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 from halfbyte.calibrate.store import STATS as STATS_FILE
 from halfbyte.calibrate.store import refuse_other
 from halfbyte.decisions import COMPENSATED, Recipe
-from halfbyte.errors import InterruptedRunError, MachineError, TensorError, UsageError
+from halfbyte.ended import explained
+from halfbyte.errors import UsageError
 from halfbyte.folders import (
     FOLDER,
     alone,
@@ -32,21 +32,25 @@ from halfbyte.models.model import describe
 from halfbyte.numerics.blas import one_blas_thread
 from halfbyte.plan.ignore_list import refuse_misread
 from halfbyte.plan.manifest import Plan, make_plan, refuse_other_plan
-from halfbyte.plan.rules import ENCODE, ROUTED, Job, refuse_pruning
+from halfbyte.plan.pruned import Kept
+from halfbyte.plan.rules import ENCODE, ROUTED, Job
+from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
+from halfbyte.prune.plan_file import PrunePlan, write_prune_plan
 from halfbyte.rest import write_rest
-from halfbyte.run import Progress, Runner
+from halfbyte.run import Progress, Runner, memory_to_wait_in
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
 from halfbyte.source.identity import identity
 from halfbyte.source.known_hashes import known_hashes
 from halfbyte.source.read import stamps as source_stamps
 from halfbyte.source.verify import Stamp, stamps_as_json, stamps_from_json, verify
-from halfbyte.write import PART, WAITING_NBYTES, Journal, disk_error, file_sha256, write_whole
+from halfbyte.write import PART, Journal, file_sha256, write_whole
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.given import Statistics
     from halfbyte.calibrate.report import Report
     from halfbyte.calibrate.stats import LayerStats
     from halfbyte.plan.file import PlanFile
+    from halfbyte.prune.decide import LayerByLayer
 
 PLAN = "plan.json"
 JOURNAL = "journal.jsonl"
@@ -54,7 +58,6 @@ STATS = "stats"  # a folder: statistics while they are made, and then one file
 COVERAGE = "coverage.json"  # how many tokens each expert saw
 CPU = "cpu"
 VERIFIED = "verified.json"  # source shards that had the known hash, so that they are not read again
-_OPEN_SHARDS = 3  # of a pass on a GPU: one that is hashed, one that is written, one that both layers reach into
 _SPARE_NBYTES = 1 << 28  # config, index, tokenizer and the file system's own needs
 
 
@@ -71,14 +74,15 @@ class Result:
     source_shards: int
     verified_shards: int | None  # None: verification was not asked for
     coverage: Report | None  # how the calibration data covered the experts; None: no data was needed
+    pruned: PrunePlan | None = None  # which experts stayed; None: all of them
 
 
-def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None) -> Plan:
+def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None, kept: Kept | None = None) -> Plan:
     """Decide everything that `quantize` would do. Reads headers only."""
     checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
     model = describe(checkpoint)
     refuse_other_config(checkpoint, model)
-    made = make_plan(checkpoint, model, recipe, layers=layers)
+    made = make_plan(checkpoint, model, recipe, layers=layers, kept=kept)
     refuse_misread(made)
     return made
 
@@ -90,6 +94,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     *,
     layers: int | None = None,
     stats: Path | None = None,
+    prune_plan: PrunePlan | None = None,
     threads: int | None = None,
     device: str = CPU,
     device_memory: int | None = None,
@@ -103,13 +108,12 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     """
     begin = time.monotonic()
     refuse_nested(source, out)
-    refuse_pruning(recipe)
     made = plan(source, recipe, layers=layers)
-    if planned is not None:
-        planned.refuse_other(made)
+    _check_asked(made, planned, stats, prune_plan, device)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
     weights, seen = identity(made.checkpoint), source_stamps(made.checkpoint)
-    measured = _statistics(made, out, weights, stats, device)
+    measured = _statistics(made, out, weights, stats, device, prune_plan)
+    made, pruned = _with_experts(made, measured, weights, prune_plan)
     if device != CPU:
         _check_device(made, measured, device, device_memory)
     _check_folder(out, made, measured)
@@ -117,29 +121,25 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     finished = _verified(out, made, journal)
     _check_source(out, made, weights, finished)
     _check_space(out, made, finished, measured)
-    needed = sorted({info.shard for job in made.jobs for info in job.sources})
+    needed = sorted({shard for job in made.jobs for shard in made.source_shards(job)})
     stamps = _verify_source(source, out, needed, threads, progress) if verify_source else None
-    with _explained(out, made, journal), alone(out), without_parts(out):  # nothing was written until here
+    waiting = None if device == CPU else memory_to_wait_in()
+    with explained(out, made, journal), alone(out), without_parts(out):  # nothing was written until here
         _check_folder(out, made, measured)  # again, now that nobody else can begin
-        _begin(out, made, weights, measured, stamps)
+        _begin(out, made, weights, measured, stamps, pruned)
         with (
             _arithmetic(made),
             Runner(
-                made,
-                out,
-                journal,
-                finished,
-                seen=seen,
-                threads=threads,
-                progress=progress,
-                waiting_nbytes=None if device == CPU else _waiting_nbytes(),
+                made, out, journal, finished, seen=seen, threads=threads, progress=progress, waiting_nbytes=waiting
             ) as runner,
         ):
+            chooser = _chooser(made, measured, weights)
             if device == CPU:
-                coverage = _run(made, out, runner, measured, threads)
+                coverage = _run(made, out, runner, measured, chooser, threads)
             else:
                 coverage = _run_on_device(made, out, runner, measured, device, device_memory)
-        write_rest(made, out, others)
+        pruned = _note_experts(out, chooser) or pruned
+        write_rest(made if pruned is None else replace(made, kept=pruned.kept()), out, others)
     return Result(
         out=out,
         fingerprint=made.fingerprint(),
@@ -150,26 +150,59 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
         source_shards=len(needed),
         verified_shards=None if stamps is None else len(stamps),
         coverage=coverage,
+        pruned=pruned,
     )
+
+
+def _check_asked(
+    made: Plan, planned: PlanFile | None, stats: Path | None, prune_plan: PrunePlan | None, device: str
+) -> None:
+    """Refuse another plan than was made before, and a pruning of which nothing says who stays."""
+    if planned is not None:
+        planned.refuse_other(made)
+    if made.recipe.prune is None:
+        return
+    from halfbyte.prune.decide import refuse_unclear  # noqa: PLC0415 - most recipes prune nothing
+
+    refuse_unclear(made, prune_plan, has_statistics=stats is not None, on_cpu=device == CPU)
+
+
+def _with_experts(
+    made: Plan, measured: Statistics | None, weights: Mapping[str, str], prune_plan: PrunePlan | None
+) -> tuple[Plan, PrunePlan | None]:
+    """Return the plan, and which experts stay where that is known before the run."""
+    if made.recipe.prune is None:
+        return made, None
+    from halfbyte.prune.decide import chosen, kept_of  # noqa: PLC0415
+
+    pruned = prune_plan or chosen(made, measured, weights)
+    if pruned is None:
+        return made, None
+    return plan(made.checkpoint, made.recipe, layers=made.layers, kept=kept_of(pruned, made.layers)), pruned
+
+
+def _chooser(made: Plan, measured: Statistics | None, weights: Mapping[str, str]) -> LayerByLayer | None:
+    """Return what chooses experts while layers are measured, where that is still to be done."""
+    if made.chosen or measured is None:
+        return None
+    from halfbyte.prune.decide import LayerByLayer  # noqa: PLC0415
+
+    return LayerByLayer(made, weights, measured.about)
+
+
+def _note_experts(out: Path, chooser: LayerByLayer | None) -> PrunePlan | None:
+    """Write which experts stayed, where that was chosen on the way."""
+    if chooser is None:
+        return None
+    pruned = chooser.plan()
+    write_prune_plan(out / FOLDER / PRUNE_PLAN, pruned)
+    return pruned
 
 
 def _arithmetic(made: Plan) -> AbstractContextManager[None]:
     """Return what a run computes under: compensation factors matrices, and must do it alike on any number of cores."""
     compensates = made.recipe.quantize is not None and made.recipe.quantize.scales == COMPENSATED
     return one_blas_thread() if compensates else nullcontext()
-
-
-def _waiting_nbytes() -> int | None:
-    """Return how much of each open shard may wait in memory until it is hashed; what cannot is read again.
-
-    The first tensors of an NVFP4 shard are scales of all its experts, so the last expert decides when hashing begins. A
-    machine with a GPU has the memory to wait, and its disk is what a pass waits for.
-    """
-    from halfbyte.doctor import memory_facts  # noqa: PLC0415 - which only these runs ask
-
-    memory = memory_facts()
-    known = [nbytes for nbytes in (memory.available_nbytes, memory.limit_nbytes) if nbytes is not None]
-    return max(min(known) // _OPEN_SHARDS // 4, WAITING_NBYTES) if known else None
 
 
 def _check_device(made: Plan, measured: Statistics | None, device: str, memory: int | None) -> None:
@@ -181,10 +214,17 @@ def _check_device(made: Plan, measured: Statistics | None, device: str, memory: 
 
 
 def _statistics(
-    made: Plan, out: Path, weights: Mapping[str, str], stats: Path | None, device: str
+    made: Plan,
+    out: Path,
+    weights: Mapping[str, str],
+    stats: Path | None,
+    device: str,
+    prune_plan: PrunePlan | None,
 ) -> Statistics | None:
     """Return where the statistics of a recipe that needs data come from: a file, or this run."""
-    if made.recipe.calibrate is None:
+    if prune_plan is not None and made.recipe.quantize is None:
+        return None  # what data would decide is decided
+    if made.recipe.calibrate is None and (made.recipe.prune is None or stats is None):
         if stats is not None:
             what = f"recipe '{made.recipe.name}' reads no statistics"
             raise UsageError(what, where="--stats", fix="leave it out, or use a recipe that calibrates")
@@ -204,12 +244,22 @@ def _statistics(
     return measured_here(made.checkpoint, made.model, made.recipe, weights, folder, layers, device=device)
 
 
-def _run(made: Plan, out: Path, runner: Runner, measured: Statistics | None, threads: int | None) -> Report | None:
+def _run(
+    made: Plan,
+    out: Path,
+    runner: Runner,
+    measured: Statistics | None,
+    chooser: LayerByLayer | None,
+    threads: int | None,
+) -> Report | None:
     """Do every job that is pending: in the order of the files, or layer by layer as they are measured."""
     pending = runner.pending()
     if measured is None:
         runner.do(pending)
         return None
+    if measured.file is not None and made.recipe.quantize is None:  # nothing waits for a layer's statistics
+        runner.do(pending)
+        return _coverage(made, out, dict(measured.layers(runner.reader, threads, runner.say, ())))
     from halfbyte.transform.from_data import from_data  # noqa: PLC0415
 
     quantize = made.recipe.quantize
@@ -219,7 +269,8 @@ def _run(made: Plan, out: Path, runner: Runner, measured: Statistics | None, thr
     layers: dict[int, LayerStats] = {}
     unwritten = {job.layer for job in pending if job.layer is not None and job.role == ROUTED and job.action == ENCODE}
     for layer, found in measured.layers(runner.reader, threads, runner.say, unwritten):
-        runner.do(by_layer.get(layer, []), from_data(found, quantize))
+        jobs = by_layer.get(layer, [])
+        runner.do(chooser.jobs(layer, found, jobs) if chooser else jobs, from_data(found, quantize))
         layers[layer] = replace(found, moments=None)  # which are large
     runner.do(by_layer.get(None, []))
     return _coverage(made, out, layers)
@@ -277,7 +328,8 @@ def _check_source(out: Path, made: Plan, weights: Mapping[str, str], finished: M
     before = read_plan(out).get("source", weights)
     done = {tensor.name for shard in made.shards if shard.name in finished for tensor in shard.tensors}
     jobs = (job for job in made.jobs if any(output.name in done for output in job.outputs))
-    changed = sorted({s.shard for job in jobs for s in job.sources if before.get(s.shard) != weights[s.shard]})
+    read = {shard for job in jobs for shard in made.source_shards(job)}
+    changed = sorted(shard for shard in read if before.get(shard) != weights[shard])
     if changed:
         what = f"this folder was begun from other weights with the same names and shapes ({changed[0]})"
         fix = "give another output folder, or the source that this one was begun from"
@@ -304,41 +356,13 @@ def _earlier_stamps(out: Path) -> dict[str, Stamp]:
         return {}
 
 
-@contextmanager
-def _explained(out: Path, made: Plan, journal: Journal) -> Generator[None]:
-    """Say what ended a run, and how it goes on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        final = len({line.get("shard") for line in journal.lines()})
-        what = f"stopped; {final} of {len(made.shards)} shards are final on disk, and nothing is left to clean up"
-        raise InterruptedRunError(what, where=str(out), fix="run the same command again to go on") from None
-    except TensorError as error:
-        raise _in_its_shard(error, made) from None
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise disk_error(error, out) from None
-        fix = "check the disk and the folder, then run the same command again: finished shards are kept"
-        what = f"cannot go on: {error.strerror or error}"
-        raise MachineError(what, where=str(error.filename or out), fix=fix) from None
-
-
-def _in_its_shard(error: TensorError, made: Plan) -> TensorError:
-    """Say which file holds a tensor that cannot be used."""
-    linear = made.model.linears.get(error.where)
-    if linear is None:
-        return error
-    shards = ", ".join(sorted({part.shard for part in linear.parts.values()}))
-    fix = f"{error.fix}; download it again, then run the same command: finished shards are kept"
-    return TensorError(error.what, where=f"{shards}: {error.where}", fix=fix)
-
-
 def _begin(
     out: Path,
     made: Plan,
     weights: Mapping[str, str],
     measured: Statistics | None,
     stamps: dict[str, Stamp] | None,
+    pruned: PrunePlan | None,
 ) -> None:
     for stale in out.glob(f"*{PART}"):
         stale.unlink()  # of a run that was killed
@@ -347,6 +371,8 @@ def _begin(
     if measured is not None and measured.file is not None:
         (out / FOLDER / STATS).mkdir(exist_ok=True)
         write_whole(out / FOLDER / STATS / STATS_FILE, measured.file)
+    if pruned is not None:
+        write_prune_plan(out / FOLDER / PRUNE_PLAN, pruned)
     if stamps:
         write_whole(out / FOLDER / VERIFIED, json.dumps(stamps_as_json(stamps), indent=1).encode())
 

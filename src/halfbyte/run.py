@@ -11,11 +11,14 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
 
 from halfbyte.numerics.chunks import run_threads
 from halfbyte.numerics.encoded import Quality
@@ -25,11 +28,12 @@ from halfbyte.source.headers import TensorInfo
 from halfbyte.source.hold import HoldingReader
 from halfbyte.source.read import Reader, Stamps
 from halfbyte.transform.apply import Done, Given, apply, as_bytes
-from halfbyte.write import Journal, ShardFile
+from halfbyte.write import WAITING_NBYTES, Journal, ShardFile
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 
 
+_OPEN_SHARDS = 3  # of a pass on a GPU: one that is hashed, one that is written, one that both layers reach into
 _PIECE_NBYTES = 1 << 25  # of what was made elsewhere, a thread writes at a time
 
 
@@ -75,6 +79,14 @@ class Progress:
     shard: str = ""
     sqnr_db: float | None = None
     worst: tuple[str, float] | None = None
+
+
+def _pieces(stretches: Sequence[TensorInfo], reader: Reader) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    """Yield the bytes of a tensor in pieces with their offsets. Rows of a router are few and short: one piece."""
+    if len(stretches) == 1:
+        yield from reader.pieces(stretches[0])
+    else:
+        yield 0, np.concatenate([reader.raw(stretch) for stretch in stretches])
 
 
 class _Run:
@@ -124,11 +136,11 @@ class _Run:
     def copy(self, job: Job, reader: Reader) -> list[str]:
         """Copy a job's tensors; return the shards that are complete now."""
         complete: list[str] = []
-        for info in job.sources:
-            if (place := self.places.get(info.name)) is not None:
+        for name, stretches in job.copies():
+            if (place := self.places.get(name)) is not None:
                 file = self.file(place.shard)  # also for a tensor without elements, which has no pieces
-                for start, piece in reader.pieces(info):
-                    file.write(piece.data, place.begin + start)
+                for at, piece in _pieces(stretches, reader):
+                    file.write(piece.data, place.begin + at)
                 complete += self._count(place, None)
         return complete
 
@@ -173,6 +185,19 @@ def _keep_freed_memory() -> None:
     if hasattr(libc, "mallopt"):
         for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
             libc.mallopt(option, 1 << 30)
+
+
+def memory_to_wait_in() -> int | None:
+    """Return how much of each open shard may wait in memory until it is hashed; what cannot is read again.
+
+    The first tensors of an NVFP4 shard are scales of all its experts, so the last expert decides when hashing begins. A
+    machine with a GPU has the memory to wait, and its disk is what a pass waits for.
+    """
+    from halfbyte.doctor import memory_facts  # noqa: PLC0415 - which only these runs ask
+
+    memory = memory_facts()
+    known = [nbytes for nbytes in (memory.available_nbytes, memory.limit_nbytes) if nbytes is not None]
+    return max(min(known) // _OPEN_SHARDS // 4, WAITING_NBYTES) if known else None
 
 
 class Runner:

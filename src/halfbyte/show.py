@@ -13,6 +13,8 @@ from halfbyte.measuring import Measured
 from halfbyte.pipeline import Result
 from halfbyte.plan import summary
 from halfbyte.plan.manifest import Plan
+from halfbyte.prune.plan_file import PrunePlan
+from halfbyte.prune.report import domain_rows, sentences
 from halfbyte.run import Progress
 from halfbyte.serve.fit import RESERVE_NBYTES, UTILIZATION, Fit
 from halfbyte.status import Status
@@ -43,10 +45,13 @@ def plan(  # noqa: PLR0913 - what is not known is not shown
     if other is not None:
         value["differs_in"] = summary.difference(_read_plan(other), made)
     lines = [
-        ("total", f"{size(made.read_nbytes)} -> {size(made.write_nbytes)}"),
+        ("total", f"{size(_before(made))} -> {size(made.write_nbytes)}"),
         ("shards", f"{len(made.shards)}, {value['tensors']:,} tensors"),
         ("memory", f"at most {size(value['peak_memory_nbytes'])} for jobs in flight, whatever the layers"),
     ]
+    if made.kept is not None:
+        when = "" if made.chosen else "; which, is known when they are measured"
+        lines.append(("experts", f"{made.experts} of {made.model.experts} stay in each layer{when}"))
     if device is not None:
         value["device"] = device.as_dict()
         lines += device.lines()
@@ -62,6 +67,12 @@ def plan(  # noqa: PLR0913 - what is not known is not shown
     if not out.as_json:
         _roles(out, value["roles"])
     out.facts(value, lines)
+
+
+def _before(made: Plan) -> int:
+    """Return the size of what becomes smaller: with the experts that go, of which nothing is read."""
+    whole = made.kept is not None and made.layers is None
+    return sum(made.checkpoint.shards.values()) if whole else made.read_nbytes
 
 
 def _roles(out: Output, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -120,16 +131,18 @@ def steps(bar: Bar) -> Callable[[Progress], None]:
     return show
 
 
-def result(out: Output, made: Result) -> None:
-    """Show what a run did."""
+def result(out: Output, made: Result, before: int | None = None) -> None:
+    """Show what a run did; `before` is the size of the source, where it matters."""
     lines = [
         ("plan", made.fingerprint),
         ("shards", f"{made.shards}" + (f", {made.resumed} of them from an earlier run, verified" * bool(made.resumed))),
-        ("written", f"{size(made.write_nbytes)} in {duration(made.seconds)}"),
+        ("written", f"{size(made.write_nbytes)}{_of(before)} in {duration(made.seconds)}"),
         ("source", _verified(made)),
     ]
     if made.coverage is not None:
         lines.append(("coverage", made.coverage.line()))
+    if made.pruned is not None:
+        lines.append(("experts", _experts(made.pruned)))
     value = {
         "out": str(made.out),
         "fingerprint": made.fingerprint,
@@ -141,7 +154,47 @@ def result(out: Output, made: Result) -> None:
         "verified_shards": made.verified_shards,
         "coverage": made.coverage.summary() if made.coverage else None,
     }
+    if made.pruned is not None:
+        value |= {"source_nbytes": before, **_pruned(made.pruned)}
     out.facts(value, lines)
+    _advise(out, made.pruned)
+
+
+def prune_plan(out: Output, plan: PrunePlan, made: Plan, file: Path) -> None:
+    """Show which experts would stay, and what that means."""
+    before = sum(made.checkpoint.shards.values())
+    lines = [
+        ("experts", _experts(plan)),
+        ("total", f"{size(before)} -> {size(made.write_nbytes)}"),
+        ("plan", str(file)),
+    ]
+    value = {"plan": str(file), "source_nbytes": before, "write_nbytes": made.write_nbytes}
+    out.facts({**value, **_pruned(plan)}, lines)
+    _advise(out, plan)
+
+
+def _experts(plan: PrunePlan) -> str:
+    counts = sorted(set(plan.counts().values()))
+    kept = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"{kept} of {plan.experts} stay in each of {len(plan.layers)} layers"
+
+
+def _pruned(plan: PrunePlan) -> dict[str, Any]:
+    return {
+        "experts": plan.experts,
+        "kept": {str(layer): count for layer, count in plan.counts().items()},
+        "domains": domain_rows(plan),
+        "advice": [advice.as_dict() for advice in sentences(plan)],
+    }
+
+
+def _advise(out: Output, plan: PrunePlan | None) -> None:
+    if plan is not None:
+        out.verdicts([(one.level, f"{one.text}; {one.fix}" if one.fix else one.text) for one in sentences(plan)])
+
+
+def _of(before: int | None) -> str:
+    return "" if before is None else f" of {size(before)}"
 
 
 def calibration(out: Output, made: Measured) -> None:

@@ -17,7 +17,8 @@ from halfbyte.models.linears import StoredLinear
 from halfbyte.numerics.formats import FORMATS
 from halfbyte.numerics.reference.floats import bf16_to_f32
 from halfbyte.plan.engine_config import MODELOPT_FILE
-from halfbyte.plan.rules import BIAS, DECODE, KEEP, Job
+from halfbyte.plan.manifest import Plan
+from halfbyte.plan.rules import DECODE, ROUTED, ROUTER, Job
 from halfbyte.source.checkpoint import CONFIG
 from halfbyte.source.headers import TensorInfo
 from halfbyte.source.read import Reader
@@ -170,13 +171,13 @@ def kept(evidence: Evidence) -> list[Finding]:
     wrong: list[str] = []
     number = nbytes = 0
     with Reader(evidence.plan.checkpoint) as source, Reader(evidence.checkpoint) as output:
-        for before in (info for job in evidence.plan.jobs for info in kept_tensors(job)):
-            after = evidence.checkpoint.tensors.get(before.name)
+        for name, before in (pair for job in evidence.plan.jobs for pair in _kept_tensors(job, evidence.plan)):
+            after = evidence.checkpoint.tensors.get(name)
             if after is None or (after.dtype, after.shape) != (before.dtype, before.shape):
                 continue  # the structure check says so
             number, nbytes = number + 1, nbytes + before.nbytes
             if not same_bytes(source, before, output, after):
-                wrong.append(f"{before.name} differs from the source")
+                wrong.append(f"{name} differs from the source")
     files, stale = _other_files(evidence)
     wrong += stale
     if wrong:
@@ -188,10 +189,18 @@ def kept(evidence: Evidence) -> list[Finding]:
     return [good("kept", text)]
 
 
-def kept_tensors(job: Job) -> list[TensorInfo]:
-    """Return the source tensors that a job passes on byte for byte; decoding BF16 to BF16 is passing it on."""
-    plain = {f"{x.module}.weight" for x in job.linears if job.action == DECODE and x.format == "bf16"}
-    return [x for x in job.sources if job.action == KEEP or x.name.endswith(f".{BIAS}") or x.name in plain]
+def _kept_tensors(job: Job, plan: Plan) -> Iterator[tuple[str, TensorInfo]]:
+    """Yield what a job passes on byte for byte, under its new name; decoding BF16 to BF16 is passing it on.
+
+    Experts that pruning renumbers, and their routers, have a check of their own.
+    """
+    if plan.kept is not None and job.layer in plan.kept and job.role in (ROUTED, ROUTER):
+        return
+    for name, (info,) in job.copies():
+        yield name, info
+    for linear in job.linears:
+        if job.action == DECODE and linear.format == "bf16":
+            yield f"{linear.module}.weight", linear.parts["weight"]
 
 
 def same_bytes(left: Reader, left_info: TensorInfo, right: Reader, right_info: TensorInfo) -> bool:

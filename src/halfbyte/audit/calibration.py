@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from halfbyte.audit.evidence import Evidence
@@ -12,8 +14,9 @@ from halfbyte.calibrate.store import STATS, read_stats
 from halfbyte.decisions import Quantize
 from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER
-from halfbyte.models.linears import PLAIN
+from halfbyte.models.linears import PLAIN, StoredLinear
 from halfbyte.pipeline import STATS as STATS_FOLDER
+from halfbyte.plan.pruned import kept_in
 from halfbyte.plan.rules import ENCODE
 from halfbyte.source.read import Reader
 from halfbyte.transform.scales import INPUT_SCALES, Scales, input_scales, scales_of
@@ -50,12 +53,20 @@ def _expected(evidence: Evidence, layers: dict[int, LayerStats], quantize: Quant
     suffix = INPUT_SCALES.get(quantize.format)
     for linear in evidence.model.linears.values():
         if linear.format not in PLAIN and linear.layer in layers and suffix in linear.parts:
-            found |= input_scales([linear], layers[linear.layer], quantize)
+            found |= input_scales([_as_measured(linear, evidence)], layers[linear.layer], quantize)
     # Which KV scales are ours only the plan knows: a source that has some keeps them.
     for job in evidence.plan.jobs if evidence.plan else ():
         if job.action == ENCODE and not job.linears and job.layer in layers:
             found |= scales_of(job, layers[job.layer], quantize)
     return found
+
+
+def _as_measured(linear: StoredLinear, evidence: Evidence) -> StoredLinear:
+    """Return a linear with the number that its expert had when it was measured: pruning gives new ones."""
+    experts = kept_in(evidence.made.kept if evidence.made else None, linear.layer)
+    if experts is None or linear.expert is None or linear.expert >= len(experts):
+        return linear
+    return replace(linear, expert=experts[linear.expert])
 
 
 def _compared(evidence: Evidence, expected: Scales) -> dict[str, bool]:

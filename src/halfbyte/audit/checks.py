@@ -121,7 +121,7 @@ def coverage(evidence: Evidence) -> list[Finding]:
     recipe = evidence.made.recipe
     target = recipe.quantize.format if recipe.quantize else ""
     roles = cast("Mapping[str, str]", recipe.roles)
-    sources: Mapping[str, StoredLinear] = evidence.plan.model.linears if evidence.plan else {}
+    sources = {linear.module: linear for job in (evidence.plan.jobs if evidence.plan else ()) for linear in job.linears}
     wrong: list[str] = []
     done: dict[str, int] = {}
     for linear in evidence.model.linears.values():

@@ -17,9 +17,12 @@ from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.folders import FOLDER
 from halfbyte.models.architecture import SUFFIXES, Architecture, Place, architecture_of
 from halfbyte.models.linears import Signature, Stored, StoredLinear, identify, signature
-from halfbyte.models.model import describe
+from halfbyte.models.model import Model, describe
 from halfbyte.pipeline import JOURNAL, PLAN
 from halfbyte.plan.manifest import Plan, make_plan
+from halfbyte.plan.pruned import Kept, kept_digest
+from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
+from halfbyte.prune.plan_file import read_prune_plan
 from halfbyte.source.checkpoint import CONFIG, INDEX, Checkpoint, open_checkpoint, shard_path
 from halfbyte.source.headers import TensorInfo, read_header
 from halfbyte.write import Journal
@@ -36,6 +39,7 @@ class Made:
     layers: int | None
     parts: Mapping[str, str]
     shards: Mapping[str, int]
+    kept: Kept | None = None  # the experts that stayed, where the recipe prunes
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +132,27 @@ def _read_plan(path: Path, problems: dict[str, str]) -> Made | None:
         parts = {str(name): str(part) for name, part in raw["parts"].items()}
         shards = {str(name): int(nbytes) for name, nbytes in raw["shards"].items()}
         layers = None if parts["layers"] == "all" else int(parts["layers"])
-        made = Made(str(raw["fingerprint"]), recipe, layers, parts, shards)
+        kept = _read_prune_plan(path.with_name(PRUNE_PLAN), parts, problems) if recipe.prune is not None else None
+        made = Made(str(raw["fingerprint"]), recipe, layers, parts, shards, kept)
     except (KeyError, ValueError, TypeError, AttributeError):  # pydantic's own is a ValueError
         problems[PLAN] = "plan.json is not a plan of this version of halfbyte"
         return None
     if recipe.fingerprint() != parts.get("recipe"):
         problems[PLAN] = "the recipe in plan.json was changed after the plan was made"
     return made
+
+
+def _read_prune_plan(path: Path, parts: Mapping[str, str], problems: dict[str, str]) -> Kept | None:
+    """Return which experts stayed; plan.json knows them, or at least their number."""
+    try:
+        kept = read_prune_plan(path).kept()
+    except UsageError as error:
+        problems[PRUNE_PLAN] = f"{FOLDER}/{PRUNE_PLAN}: {error.what}"
+        return None
+    if parts.get("kept") not in (kept_digest(kept), *(f"{len(experts)} each" for experts in kept.values())):
+        problems[PRUNE_PLAN] = f"{FOLDER}/{PRUNE_PLAN} was changed after the run"
+        return None
+    return kept
 
 
 def _sort(checkpoint: Checkpoint, problems: dict[str, str]) -> Contents | None:
@@ -173,13 +191,21 @@ def _sort(checkpoint: Checkpoint, problems: dict[str, str]) -> Contents | None:
     return Contents(architecture, linears, plain, tuple(broken))
 
 
+def _planned(checkpoint: Checkpoint, model: Model, made: Made) -> Plan:
+    try:
+        return make_plan(checkpoint, model, made.recipe, layers=made.layers, kept=made.kept)
+    except UsageError as error:
+        what = f"this is not the source that the output was made from: {error.what}"
+        raise UsageError(what, where=error.where, fix="give the folder that `halfbyte quantize` was given") from None
+
+
 def _plan_again(source: Path, made: Made | None) -> Plan | None:
     """Make the plan of the run again; a source that is not the one it was made from is an error of the caller."""
     checkpoint = open_checkpoint(source)
     model = describe(checkpoint)
-    if made is None:
+    if made is None or (made.recipe.prune is not None and made.kept is None):
         return None
-    plan = make_plan(checkpoint, model, made.recipe, layers=made.layers)
+    plan = _planned(checkpoint, model, made)
     parts = plan.parts()
     other = [name for name in ("source config", "source tensors") if parts.get(name) != made.parts.get(name)]
     if other:

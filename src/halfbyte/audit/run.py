@@ -12,6 +12,7 @@ from halfbyte.audit import byte_checks, checks
 from halfbyte.audit.calibration import calibration
 from halfbyte.audit.evidence import Evidence, gather
 from halfbyte.audit.findings import Audit, Finding, bad, good, note
+from halfbyte.audit.pruned import prune
 from halfbyte.audit.repeat import repeat
 from halfbyte.errors import CheckpointError, MachineError
 from halfbyte.folders import FOLDER
@@ -47,6 +48,7 @@ CHECKS: Mapping[str, tuple[Callable[[Evidence], list[Finding]], str]] = {
     "scales": (byte_checks.scales, "model"),
     "fused": (byte_checks.fused, "model"),
     "calibration": (calibration, "plan"),
+    "prune": (prune, "model"),
     "kept": (byte_checks.kept, "source"),
 }
 

@@ -67,8 +67,8 @@ def mode_of(made: Plan, calibration: Calibration | None, device: torch.device, l
             free, where = there, str(device)
         # A limit is the allocator's too, or it would keep what it has freed, as long as the device has more.
         share = 1.0 if limit is None else max(0, limit - _CONTEXT_NBYTES) / whole
-        index = torch.cuda.current_device() if device.index is None else device.index  # this call wants a number
-        torch.cuda.set_per_process_memory_fraction(min(1.0, share), index)
+        with torch.cuda.device(device):  # the call itself wants a number
+            torch.cuda.set_per_process_memory_fraction(min(1.0, share))
     return need, choose_mode(need, free, where)
 
 

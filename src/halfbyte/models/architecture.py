@@ -98,6 +98,14 @@ class Architecture:
             raise CheckpointError(f"{name} is {value!r}, not a number", where="config.json", fix="download it again")
         return value
 
+    def with_expert(self, module: str, number: int) -> str:
+        """Return the name that an expert's linear has under another number."""
+        for _, pattern in self.linears:
+            if (match := pattern.fullmatch(module)) and len(match.groups()) > 1:
+                start, end = match.span(2)
+                return f"{module[:start]}{number}{module[end:]}"
+        raise ValueError(module)
+
     def fused_group(self, module: str) -> str:
         """Return the name that a linear shares with those it is fused with; its own where it stands alone."""
         parent, _, leaf = module.rpartition(".")

@@ -50,6 +50,11 @@ class StoredLinear:
     parts: Mapping[str, TensorInfo]
 
     @property
+    def stored_as(self) -> str:
+        """Return its name in the checkpoint: another than `module` where pruning gives it a new number."""
+        return next(iter(self.parts.values())).name.rpartition(".")[0]
+
+    @property
     def nbytes(self) -> int:
         """Return the bytes of all its tensors."""
         return sum(part.end - part.begin for part in self.parts.values())

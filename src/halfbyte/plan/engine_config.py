@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from halfbyte.decisions import Quantize
+from halfbyte.errors import CheckpointError
 from halfbyte.plan.manifest import Plan
+from halfbyte.plan.pruned import renumbered
 from halfbyte.plan.rules import ENCODE
 
 _BLOCK = "quantization_config"
@@ -18,14 +21,39 @@ def output_config(plan: Plan) -> dict[str, Any]:
     checkpoint, architecture = plan.checkpoint, plan.model.architecture
     quantize = plan.recipe.quantize
     if quantize is None and not plan.decodes:
-        return _truncated(plan, dict(checkpoint.config))
+        return _truncated(plan, _renumbered(plan, _pruned(plan, dict(checkpoint.config))))
     config = {key: value for key, value in checkpoint.config.items() if key != _BLOCK}
     text = architecture.text_config
     if text is not None and text in config:
         config[text] = {key: value for key, value in config[text].items() if key != _BLOCK}
     if quantize is not None:
         config[_BLOCK] = quantization_block(quantize, plan)
-    return _truncated(plan, config)
+    return _truncated(plan, _pruned(plan, config))
+
+
+def _pruned(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint with fewer experts says so, where its family does."""
+    key = plan.model.architecture.keys["experts"]
+    return config if plan.kept is None or key is None else _with_number(plan, config, key, plan.experts)
+
+
+def _renumbered(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
+    """A block that is kept goes on to mean the same experts, wherever it lies."""
+    text, kept = plan.model.architecture.text_config, plan.kept
+    if kept is None:
+        return config
+    if text is not None and _BLOCK in config[text]:
+        config = {
+            **config,
+            text: {**config[text], _BLOCK: renumbered(config[text][_BLOCK], plan.model.architecture, kept)},
+        }
+    return {**config, _BLOCK: renumbered(config[_BLOCK], plan.model.architecture, kept)} if _BLOCK in config else config
+
+
+def _with_number(plan: Plan, config: dict[str, Any], key: str, number: int) -> dict[str, Any]:
+    """Return a config with another number in the part that describes the text model."""
+    text = plan.model.architecture.text_config
+    return {**config, text: {**config[text], key: number}} if text else {**config, key: number}
 
 
 def _truncated(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
@@ -33,10 +61,7 @@ def _truncated(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
     key = plan.model.architecture.keys["layers"]
     if plan.layers is None or key is None:
         return config
-    text = plan.model.architecture.text_config
-    holder = {**config[text]} if text else config
-    holder[key] = min(plan.layers, holder[key])
-    return {**config, text: holder} if text else holder
+    return _with_number(plan, config, key, min(plan.layers, plan.model.architecture.text(config)[key]))
 
 
 def quantization_block(quantize: Quantize, plan: Plan) -> dict[str, Any]:
@@ -75,6 +100,8 @@ def _ends(module: str) -> list[int]:
 def modelopt_file(plan: Plan) -> dict[str, Any] | None:
     """Return hf_quant_config.json, which ModelOpt writes besides the block and older engines read."""
     quantize = plan.recipe.quantize
+    if quantize is None and not plan.decodes:
+        return _kept_modelopt_file(plan)
     if quantize is None or quantize.format != "nvfp4":
         return None
     return {
@@ -86,6 +113,19 @@ def modelopt_file(plan: Plan) -> dict[str, Any] | None:
             "exclude_modules": ignored(quantize, plan),
         },
     }
+
+
+def _kept_modelopt_file(plan: Plan) -> dict[str, Any] | None:
+    """Return the source's own file, where the weights stay as it describes them."""
+    path = plan.checkpoint.root / MODELOPT_FILE
+    if not path.is_file():
+        return None
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        what, fix = f"{MODELOPT_FILE} cannot be read", "download it again, or remove it: config.json says the same"
+        raise CheckpointError(what, where=str(path), fix=fix) from None
+    return found if plan.kept is None else renumbered(found, plan.model.architecture, plan.kept)
 
 
 def _quark(quantize: Quantize, exclude: list[str]) -> dict[str, Any]:

@@ -13,11 +13,23 @@ from functools import cached_property
 from typing import Any, cast
 
 from halfbyte.collector import paused
-from halfbyte.decisions import Recipe
+from halfbyte.decisions import Prune, Recipe
 from halfbyte.errors import UsageError
 from halfbyte.models.model import Model
 from halfbyte.plan.layout import Shard, lay_out_shards
-from halfbyte.plan.rules import DECODE, Job, make_jobs, refuse_pruning
+from halfbyte.plan.pruned import (
+    Kept,
+    by_layer,
+    first_experts,
+    kept_digest,
+    moe_layers,
+    refuse_no_experts,
+    refuse_unlike_experts,
+    refuse_wrong_choice,
+    router_shape,
+)
+from halfbyte.plan.rules import DECODE, Job, make_jobs
+from halfbyte.prune.router import keep_count
 from halfbyte.source.checkpoint import Checkpoint
 
 BYTES_VERSION = 1  # raised whenever the same recipe and source would give other bytes; see CHANGELOG, Output bytes
@@ -33,6 +45,8 @@ class Plan:
     jobs: tuple[Job, ...]
     shards: tuple[Shard, ...]
     layers: int | None  # only so many decoder layers, for a truncated checkpoint
+    kept: Kept | None = None  # the experts that stay, where some go
+    chosen: bool = True  # whether `kept` is known; if not, it stands for any choice of as many experts of each layer
 
     @property
     def read_nbytes(self) -> int:
@@ -49,6 +63,29 @@ class Plan:
         """Whether anything that was quantized is not any more."""
         return any(job.action == DECODE for job in self.jobs)
 
+    @property
+    def experts(self) -> int:
+        """Return how many routed experts a layer of the output has."""
+        return self.model.experts if self.kept is None else len(next(iter(self.kept.values())))
+
+    def chosen_jobs(self, layer: int, kept: tuple[int, ...]) -> dict[str, Job]:
+        """Return the jobs of a layer by name, now that it is known which of its experts stay."""
+        return {job.name: job for job in make_jobs(self._layer_models[layer], self.recipe, {layer: kept})}
+
+    def source_shards(self, job: Job) -> set[str]:
+        """Return the shards that a job may read: all of its layer's, while it is not known which experts stay."""
+        if self.chosen or job.layer is None or job.layer not in self._layer_models:
+            return {source.shard for source in job.sources}
+        return self._layer_shards[job.layer]
+
+    @cached_property
+    def _layer_shards(self) -> Mapping[int, set[str]]:
+        return {layer: {info.shard for _, info in model.tensors()} for layer, model in self._layer_models.items()}
+
+    @cached_property
+    def _layer_models(self) -> Mapping[int, Model]:
+        return by_layer(self.model)
+
     def parts(self) -> dict[str, str]:
         """Return a hash of each thing that decides bytes."""
         return dict(self._parts)
@@ -58,6 +95,9 @@ class Plan:
         tensors = self.checkpoint.tensors.values()
         headers = [tensor[:5] for tensor in tensors]  # name, dtype, shape, shard, begin
         shards = [(shard.name, hashlib.sha256(shard.head).hexdigest()) for shard in self.shards]
+        pruned = (
+            {} if self.kept is None else {"kept": kept_digest(self.kept) if self.chosen else f"{self.experts} each"}
+        )
         return {
             "bytes_version": str(BYTES_VERSION),
             "recipe": self.recipe.fingerprint(),
@@ -65,6 +105,7 @@ class Plan:
             "source tensors": _digest(headers),
             "layers": str(self.layers or "all"),
             "shards": _digest(shards),
+            **pruned,
         }
 
     def fingerprint(self) -> str:
@@ -83,17 +124,33 @@ class Plan:
         }
 
 
-def make_plan(checkpoint: Checkpoint, model: Model, recipe: Recipe, *, layers: int | None = None) -> Plan:
-    """Decide everything. Reads nothing but what the headers said."""
-    refuse_pruning(recipe)
+def make_plan(
+    checkpoint: Checkpoint, model: Model, recipe: Recipe, *, layers: int | None = None, kept: Kept | None = None
+) -> Plan:
+    """Decide everything. Reads nothing but what the headers said.
+
+    Where the recipe prunes and `kept` does not say which experts stay, everything else is decided all the same.
+    """
     layers = layers if layers is not None and layers < model.layers else None  # all of them is not a truncation
+    chosen = kept is not None or recipe.prune is None
     with paused():
-        jobs = make_jobs(model, recipe)
+        if kept is not None:
+            refuse_wrong_choice(model, checkpoint.config, kept, layers, str(checkpoint.root))
+        elif recipe.prune is not None:
+            kept = _any_choice(checkpoint, model, recipe.prune, layers)
+        jobs = make_jobs(model, recipe, kept)
         if layers is not None:
             _refuse_no_experts(jobs, layers)
             jobs = [job for job in jobs if job.layer is None or job.layer < layers]
         shards = lay_out_shards(jobs, recipe.shard_nbytes)
-    return Plan(checkpoint, model, recipe, tuple(jobs), tuple(shards), layers)
+    return Plan(checkpoint, model, recipe, tuple(jobs), tuple(shards), layers, kept, chosen)
+
+
+def _any_choice(checkpoint: Checkpoint, model: Model, rule: Prune, layers: int | None) -> Kept:
+    """Return a choice that is as large as every other that the rule can make."""
+    refuse_no_experts(moe_layers(model, layers), str(checkpoint.root))
+    refuse_unlike_experts(model)
+    return first_experts(model, keep_count(rule, router_shape(model, checkpoint.config)), layers)
 
 
 def _refuse_no_experts(jobs: Sequence[Job], layers: int) -> None:

@@ -5,7 +5,7 @@ A `Job` is what must be done at once: linears that engines fuse share a tensor s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,11 +14,12 @@ from halfbyte.errors import RecipeError
 from halfbyte.models.linears import PLAIN, StoredLinear
 from halfbyte.models.model import Model
 from halfbyte.numerics.formats import FORMATS
+from halfbyte.plan.pruned import Kept, kept_in, pruned_linears, router_rows
 from halfbyte.source.headers import TensorInfo, TensorSpec, tensor_nbytes
 
 KEEP, DECODE, ENCODE = "keep", "bf16", "quantize"
 BIAS = "bias"
-ROUTED = "routed_experts"
+ROUTED, ROUTER = "routed_experts", "router"
 # The name and shape of a calibrated input scale in each spelling.
 CALIBRATED_INPUTS = {"nvfp4": ("input_scale", ()), "nvfp4_ct": ("input_global_scale", (1,))}
 
@@ -27,7 +28,8 @@ CALIBRATED_INPUTS = {"nvfp4": ("input_scale", ()), "nvfp4_ct": ("input_global_sc
 class Job:
     """Some linears, or one other tensor, with what is read and what is written.
 
-    `layer` is None outside the decoder layers; `linears` is empty for tensors that are copied.
+    `layer` is None outside the decoder layers; `linears` is empty for tensors that are copied. Names of linears and
+    outputs are those that are written; `sources` have the names and places of the checkpoint that is read.
     """
 
     name: str
@@ -37,6 +39,18 @@ class Job:
     linears: tuple[StoredLinear, ...]
     sources: tuple[TensorInfo, ...]
     outputs: tuple[TensorSpec, ...]
+
+    def copies(self) -> Iterator[tuple[str, tuple[TensorInfo, ...]]]:
+        """Yield what is passed on byte for byte: each output's name, and the stretches of the source that it is of."""
+        if self.action == KEEP and len(self.outputs) == 1:
+            yield self.outputs[0].name, self.sources  # one, or the rows of a router that stay
+        elif self.action == KEEP:
+            for output, source in zip(self.outputs, self.sources, strict=True):
+                yield output.name, (source,)
+        else:
+            for linear in self.linears:
+                if BIAS in linear.parts:
+                    yield f"{linear.module}.{BIAS}", (linear.parts[BIAS],)
 
     @property
     def read_nbytes(self) -> int:
@@ -52,22 +66,19 @@ class Job:
 _nbytes = cache(tensor_nbytes)  # a model has few shapes, and hundreds of thousands of tensors
 
 
-def make_jobs(model: Model, recipe: Recipe) -> list[Job]:
-    """Return the fate of every tensor, in the model's order: what stands before the layers, layers, what follows."""
-    jobs = [*_plain_jobs(model, recipe), *_linear_jobs(model, recipe), *_kv_scale_jobs(model, recipe)]
+def make_jobs(model: Model, recipe: Recipe, kept: Kept | None = None) -> list[Job]:
+    """Return the fate of every tensor, in the model's order: what stands before the layers, layers, what follows.
+
+    Where `kept` says which experts of a layer stay, the others and their rows in the router have none.
+    """
+    linears = model.linears.values() if kept is None else pruned_linears(model, kept)
+    jobs = [*_plain_jobs(model, recipe, kept), *_linear_jobs(model, recipe, linears), *_kv_scale_jobs(model, recipe)]
     return sorted(jobs, key=lambda job: (job.layer is None, job.layer or 0, job.name))
 
 
 def method_of(role: str, quantize: Quantize) -> str:
     """Return how scales are chosen. What is no routed expert is a few percent of the weights, and never compensated."""
     return "mse" if quantize.scales == COMPENSATED and role != ROUTED else quantize.scales
-
-
-def refuse_pruning(recipe: Recipe) -> None:
-    """Which experts stay is not known before they are measured, so not even a plan can be made."""
-    if recipe.prune is not None:
-        fix = "use a recipe without 'prune', such as kimi-k2.6-nvfp4-nvidia"
-        raise RecipeError(f"recipe '{recipe.name}' prunes, which this version does not do", fix=fix)
 
 
 def _action(recipe: Recipe, role: str, name: str) -> str:
@@ -78,18 +89,21 @@ def _action(recipe: Recipe, role: str, name: str) -> str:
     return action
 
 
-def _plain_jobs(model: Model, recipe: Recipe) -> Iterator[Job]:
+def _plain_jobs(model: Model, recipe: Recipe, kept: Kept | None) -> Iterator[Job]:
     for name, (place, info) in model.plain.items():
         action = _action(recipe, place.role, name)
         assert action == KEEP  # the recipe's schema allows nothing else for these roles
-        yield Job(name, place.role, place.layer, KEEP, (), (info,), (TensorSpec(name, info.dtype, info.shape),))
+        sources, shape = (info,), info.shape
+        if place.role == ROUTER and (experts := kept_in(kept, place.layer)) is not None:
+            sources, shape = router_rows(info, experts), (len(experts), *info.shape[1:])
+        yield Job(name, place.role, place.layer, KEEP, (), sources, (TensorSpec(name, info.dtype, shape),))
 
 
-def _linear_jobs(model: Model, recipe: Recipe) -> Iterator[Job]:
+def _linear_jobs(model: Model, recipe: Recipe, every: Iterable[StoredLinear]) -> Iterator[Job]:
     groups: dict[str, list[StoredLinear]] = {}
     actions: dict[str, str] = {}
     fuses = recipe.quantize is not None and _shares_scale(recipe.quantize.format)
-    for linear in model.linears.values():
+    for linear in every:
         if linear.role not in actions:
             actions[linear.role] = _action(recipe, linear.role, linear.module)
         fused = fuses and actions[linear.role] == ENCODE
@@ -144,7 +158,11 @@ def _shares_scale(format: str) -> bool:
 def outputs(linear: StoredLinear, action: str, recipe: Recipe) -> list[TensorSpec]:
     """Return the tensors of a linear after its fate. Input scales belong to the format that goes; a bias stays."""
     parts = linear.parts.items()
-    kept = [TensorSpec(info.name, info.dtype, info.shape) for suffix, info in parts if action == KEEP or suffix == BIAS]
+    kept = [
+        TensorSpec(f"{linear.module}.{suffix}", info.dtype, info.shape)
+        for suffix, info in parts
+        if action == KEEP or suffix == BIAS
+    ]
     if action == KEEP:
         return kept
     format, calibrated = "bf16", False

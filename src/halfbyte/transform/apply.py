@@ -15,7 +15,7 @@ from halfbyte.numerics.codec import amax, decode, encode
 from halfbyte.numerics.encoded import Encoded, Quality
 from halfbyte.numerics.formats import FORMATS
 from halfbyte.numerics.reference.compensate import Moves
-from halfbyte.plan.rules import BIAS, DECODE, ENCODE, KEEP, Job, method_of
+from halfbyte.plan.rules import DECODE, ENCODE, KEEP, Job, method_of
 from halfbyte.source.read import Reader
 
 Array = NDArray[Any]
@@ -40,12 +40,11 @@ class Given:
 def apply(job: Job, reader: Reader, quantize: Quantize | None, given: Given) -> Done:
     """Return the output tensors of a job that changes some, with those that are given. Kernels run on this thread."""
     assert job.action != KEEP  # such a job is copied, piece by piece
-    biases = [info for info in job.sources if info.name.endswith(f".{BIAS}")]
-    tensors: dict[str, Array] = {info.name: reader.raw(info) for info in biases}
+    tensors: dict[str, Array] = {name: reader.raw(bias) for name, (bias,) in job.copies()}
     quality: dict[str, Quality] = {}
     if job.action == DECODE:
         for linear in job.linears:
-            weight: Array = decode(stored(linear, reader), name=linear.module, threads=1)
+            weight: Array = decode(stored(linear, reader), name=linear.stored_as, threads=1)
             tensors[f"{linear.module}.weight"] = weight
     elif job.action == ENCODE:
         assert quantize is not None
@@ -66,14 +65,14 @@ def stored(linear: StoredLinear, reader: Reader) -> Encoded:
 
 
 def _encode(job: Job, reader: Reader, quantize: Quantize, moves: Moves | None) -> dict[str, Encoded]:
-    sources = {linear.module: stored(linear, reader) for linear in job.linears}
+    sources = [(linear, stored(linear, reader)) for linear in job.linears]
     shared = None
     if len(sources) > 1:  # engines fuse these and keep one tensor scale for all of them
-        shared = max(amax(source, name=module, threads=1) for module, source in sources.items())
-    method = method_of(job.role, quantize)
+        shared = max(amax(source, name=linear.stored_as, threads=1) for linear, source in sources)
+    method, format = method_of(job.role, quantize), quantize.format
     return {
-        module: encode(source, quantize.format, method=method, amax=shared, moves=moves, name=module, threads=1)
-        for module, source in sources.items()
+        linear.module: encode(source, format, method=method, amax=shared, moves=moves, name=linear.stored_as, threads=1)
+        for linear, source in sources
     }
 
 

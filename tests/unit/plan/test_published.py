@@ -1,11 +1,15 @@
 """Plans for Kimi-K2.6's published geometry give the published numbers: bytes, tensors, shards, ignore lists."""
 
+import math
+from pathlib import Path
+
 import pytest
 
 from halfbyte.models.model import describe
 from halfbyte.plan.engine_config import modelopt_file, output_config, quantization_block
 from halfbyte.plan.manifest import make_plan
 from halfbyte.recipe import load_recipe
+from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.example import example
 
 
@@ -30,6 +34,33 @@ def test_sizes(kimi, recipe, payload_nbytes, tensors, shards):
     assert sum(place.nbytes for place in places) == payload_nbytes
     assert len(places) == tensors
     assert len(made.shards) == shards
+
+
+@pytest.fixture(scope="module")
+def nvidia(kimi):
+    """The headers of nvidia/Kimi-K2.6-NVFP4, which are those of the recipe for it."""
+    made = make_plan(*kimi, load_recipe("kimi-k2.6-nvfp4-nvidia"))
+    tensors = {tensor.name: tensor for shard in made.shards for tensor in shard.tensors}
+    shards = {shard.name: shard.nbytes for shard in made.shards}
+    return Checkpoint(Path("nvidia"), output_config(made), tensors, shards)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_half_of_the_experts(nvidia, known):
+    """0xSero/Kimi-K2.6-519B-NVFP4, to the byte, before it is known which experts stay and after."""
+    model = describe(nvidia)
+    kept = {layer: tuple(range(layer % 2, 384, 2)) for layer in range(1, 61)} if known else None
+    made = make_plan(nvidia, model, load_recipe("kimi-k2.6-nvfp4-reap192"), kept=kept)
+    places = [tensor for shard in made.shards for tensor in shard.tensors]
+    assert len(places) == 139_430
+    kv_scales = 2 * 61  # F32: the release has them, where this source has none
+    assert sum(place.nbytes for place in places) + 4 * kv_scales == 309_602_275_784
+    weights = sum(linear.weights for job in made.jobs for linear in job.linears)
+    plain = sum(math.prod(spec.shape) for job in made.jobs if not job.linears for spec in job.outputs)
+    assert weights + plain == 519_453_777_648
+    config = output_config(made)
+    assert config["text_config"]["n_routed_experts"] == 192
+    assert config["quantization_config"] == nvidia.config["quantization_config"]
 
 
 def test_the_ignore_list_that_nvidia_publishes(kimi):

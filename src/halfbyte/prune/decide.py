@@ -1,0 +1,155 @@
+"""Which experts of a checkpoint stay: by a plan, by statistics of an earlier run, or layer by layer as it is measured.
+
+The rules themselves are in `choose.py`; here they meet a checkpoint, and what does not belong together is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from halfbyte.calibrate.given import Statistics, given
+from halfbyte.calibrate.stats import LayerStats
+from halfbyte.decisions import Prune, Recipe
+from halfbyte.errors import UsageError
+from halfbyte.folders import FOLDER
+from halfbyte.models.declared import refuse_other_config
+from halfbyte.models.model import Model, describe
+from halfbyte.plan.manifest import Plan, make_plan
+from halfbyte.plan.pruned import Kept, moe_layers, refuse_wrong_choice, router_shape
+from halfbyte.plan.rules import Job
+from halfbyte.prune.choose import choose, choose_layer, gather
+from halfbyte.prune.plan_file import PLAN, LayerChoice, PrunePlan
+from halfbyte.prune.router import RouterShape
+from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
+from halfbyte.source.hold import HoldingReader
+from halfbyte.source.identity import config_name, identity, short_name
+
+
+def describe_source(checkpoint: Checkpoint, weights: Mapping[str, str]) -> dict[str, str]:
+    """Return what tells this checkpoint from others."""
+    return {"weights": short_name(weights), "config": config_name(checkpoint.config)}
+
+
+def is_of_another(plan: PrunePlan, checkpoint: Checkpoint) -> bool:
+    """Whether a plan says that it was made on other weights: those of a checkpoint before it was quantized, perhaps."""
+    return plan.source.get("weights") not in (None, short_name(identity(checkpoint)))
+
+
+def refuse_pruned_source(checkpoint: Checkpoint) -> None:
+    """Refuse what was pruned before: numbers of experts would mean others than the statistics of the whole model."""
+    path = checkpoint.root / FOLDER / PLAN
+    if path.exists():
+        fix = "prune the checkpoint that it was made from, and keep fewer experts"
+        raise UsageError("the source is pruned already", where=str(path), fix=fix)
+
+
+def refuse_unclear(made: Plan, plan: PrunePlan | None, *, has_statistics: bool, on_cpu: bool) -> None:
+    """Refuse, before weights are read, what is pruned already, and what says in no way which experts stay."""
+    if not on_cpu:
+        fix = "use --device cpu; or measure (halfbyte calibrate) and run halfbyte prune SRC OUT --stats STATS"
+        raise UsageError("pruning is not built into the pass on the GPU yet", where="--device", fix=fix)
+    refuse_pruned_source(made.checkpoint)
+    assert made.recipe.prune is not None
+    if plan is not None:
+        refuse_other_source(plan, made)
+    elif not has_statistics and made.recipe.prune.statistics == "given":
+        fix = "give --stats STATS: halfbyte calibrate SRC -r RECIPE -o STATS makes them"
+        raise UsageError(f"recipe '{made.recipe.name}' prunes by statistics that are given", where="--stats", fix=fix)
+
+
+def chosen(made: Plan, measured: Statistics | None, weights: Mapping[str, str]) -> PrunePlan | None:
+    """Return which experts stay, where statistics of a file say so; None where they are measured on the way."""
+    if measured is None or measured.file is None:
+        return None
+    with HoldingReader(made.checkpoint, {}) as reader:  # which statistics of a file do not read from
+        return by_statistics(made, weights, measured.about, dict(measured.layers(reader, None, lambda _: None, ())))
+
+
+def by_statistics(
+    made: Plan, weights: Mapping[str, str], about: Mapping[str, Any], layers: Mapping[int, LayerStats]
+) -> PrunePlan:
+    """Choose the experts of every layer by statistics that were measured on this checkpoint."""
+    assert made.recipe.prune is not None
+    wanted = moe_layers(made.model, made.layers)
+    found = {layer: stats for layer, stats in layers.items() if layer in wanted}
+    router = router_shape(made.model, made.checkpoint.config)
+    plan = choose(found, list(about["domains"]), made.recipe.prune, router, layers_expected=wanted)
+    return replace(plan, source=describe_source(made.checkpoint, weights), statistics=dict(about))
+
+
+def open_model(source: Path) -> tuple[Checkpoint, Model]:
+    """Open what is to be pruned."""
+    checkpoint = open_checkpoint(source)
+    return checkpoint, describe(checkpoint)
+
+
+def decided(
+    checkpoint: Checkpoint,
+    model: Model,
+    recipe: Recipe,
+    stats: Path | None,
+    plan: PrunePlan | None,
+    layers: int | None,
+) -> tuple[Plan, PrunePlan]:
+    """Decide everything that a run would do, with the experts that stay, and write nothing."""
+    refuse_pruned_source(checkpoint)
+    refuse_other_config(checkpoint, model)
+    made = make_plan(checkpoint, model, recipe, layers=layers)
+    weights = identity(checkpoint)
+    if plan is not None:
+        refuse_other_source(plan, made)
+        found = plan
+    else:
+        assert stats is not None
+        found = chosen(made, given(stats, checkpoint, weights, made.layers or model.layers), weights)
+        assert found is not None
+    return make_plan(checkpoint, model, recipe, layers=layers, kept=kept_of(found, made.layers)), found
+
+
+def refuse_other_source(plan: PrunePlan, made: Plan) -> None:
+    """Refuse a plan for another model, or for this one before it was pruned."""
+    where = str(made.checkpoint.root)
+    if plan.experts != made.model.experts:
+        what = f"the plan is for {plan.experts} experts in a layer, the source has {made.model.experts}"
+        fix = "give the checkpoint that the plan was made for: this one is another, or is pruned already"
+        raise UsageError(what, where=where, fix=fix)
+    refuse_wrong_choice(made.model, made.checkpoint.config, kept_of(plan, made.layers), made.layers, where)
+
+
+@dataclass(slots=True)
+class LayerByLayer:
+    """Chooses the experts of a layer when it has been measured; the same again wherever a killed run goes on."""
+
+    made: Plan  # which stands for any choice until now
+    weights: Mapping[str, str]
+    about: Mapping[str, Any]
+    choices: dict[int, LayerChoice] = field(default_factory=dict[int, LayerChoice])
+    measured: dict[int, LayerStats] = field(default_factory=dict[int, LayerStats])
+
+    def jobs(self, layer: int, stats: LayerStats, pending: Iterable[Job]) -> list[Job]:
+        """Return what is to be done in a layer: pending jobs, with the experts that stay."""
+        if stats.experts is None:
+            return list(pending)
+        choice = choose_layer(layer, stats, *self._by())
+        self.choices[layer], self.measured[layer] = choice, replace(stats, moments=None)  # which are large
+        chosen = self.made.chosen_jobs(layer, choice.kept)
+        return [chosen[job.name] for job in pending]
+
+    def plan(self) -> PrunePlan:
+        """Return what was chosen."""
+        found = gather(self.choices, self.measured, *self._by())
+        return replace(found, source=describe_source(self.made.checkpoint, self.weights), statistics=self.about)
+
+    def _by(self) -> tuple[list[str], Prune, RouterShape]:
+        """Return what decides besides the statistics."""
+        assert self.made.recipe.prune is not None
+        router = router_shape(self.made.model, self.made.checkpoint.config)
+        return list(self.about["domains"]), self.made.recipe.prune, router
+
+
+def kept_of(plan: PrunePlan, layers: int | None) -> Kept:
+    """Return the experts that stay in the layers that are written."""
+    return {layer: experts for layer, experts in plan.kept().items() if layers is None or layer < layers}

@@ -1,0 +1,185 @@
+"""prune with what cannot be: each a clear error, and nothing is written."""
+
+import json
+
+import pytest
+from calibratable import SHORT, small, texts
+from pico import write_pico
+from pruning import plan_of, prune, some
+
+from halfbyte import cli
+from halfbyte.prune.plan_file import write_prune_plan
+
+REAP = "kimi-k2.6-nvfp4-reap192"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A source, its statistics, and a plan for it."""
+    root = tmp_path_factory.mktemp("bad")
+    source = small(root / "source", experts=8)
+    data = texts(root / "texts.jsonl")
+    words = ["-r", REAP, "--data", f"news={data}", "--samples", 6, "--set", SHORT]
+    assert run("calibrate", source, *words, "-o", root / "stats") == 0
+    assert run("calibrate", source, *words, "--layers", 2, "-o", root / "two-layers") == 0
+    write_prune_plan(root / "plan.json", plan_of(source, some(source, 4)))
+    small(root / "other", experts=8, seed=1)
+    small(root / "grouped", experts=8)
+    path = root / "grouped/config.json"
+    found = json.loads(path.read_text())
+    found["text_config"] |= {"n_group": 4, "topk_group": 2}
+    path.write_text(json.dumps(found))
+    prune(source, root / "pruned", some(source, 6))
+    return root
+
+
+def run(*argv):
+    return cli.run([str(argument) for argument in argv])
+
+
+STATS = ("--stats", "{}/stats")
+PLAN = ("--plan", "{}/plan.json")
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "what", "fix"),
+    [
+        ("source", ("--keep", "1", *STATS), "1 experts are too few: each token is given to 2", "keep 2 or more"),
+        ("source", ("--keep", "9", *STATS), "9 experts cannot stay of 8", "keep 8 or fewer"),
+        ("grouped", ("--keep", "6", *STATS), "6 experts do not make 4 equal groups", "keep 4 or 8"),
+        ("grouped", ("--keep", "4", *STATS), "1 expert in a group is too few", "keep 8 or more"),
+        ("source", ("--keep", "4", "--drop", "50%", *STATS), "--keep and --drop are both given", "one of"),
+        ("source", STATS, "it is not said how many experts stay", "--keep 192"),
+        ("source", ("--keep", "4"), "nothing says which experts stay", "--stats"),
+        ("source", ("--drop", "half", *STATS), "'half' is no share of the experts", "25%"),
+        ("source", ("--drop", "100%", *STATS), "'100%' is no share of the experts", "25%"),
+        ("source", ("--blend", "news", "--keep", "4", *STATS), "'news' is not a domain and its weight", "code=2"),
+        ("source", ("--keep", "4", *STATS, *PLAN), "--keep cannot go with --plan", "leave one"),
+        ("source", (*STATS, *PLAN), "--stats cannot go with --plan", "leave one"),
+        ("source", ("--keep", "4", *STATS, "--restore", "1"), "--restore adds to a plan", "--plan"),
+        ("source", ("--keep", "4", *STATS, "-o", "{}/x"), "--plan-only writes no checkpoint", "leave one"),
+        ("source", ("--keep", "4", *STATS, "--samples", "3"), "--samples is about --data", "leave it out"),
+        ("source", ("--keep", "4", *STATS, "--data", "a=b.txt"), "--stats and --data are both given", "own data"),
+        ("other", ("--keep", "4", *STATS), "these statistics were measured on other weights", "halfbyte calibrate"),
+        ("source", ("--keep", "4", "--stats", "{}/two-layers"), "these statistics have no layer 2", "all layers"),
+        ("pruned", ("--keep", "4", *STATS), "the source is pruned already", "keep fewer"),
+        ("pruned", PLAN, "the source is pruned already", "keep fewer"),
+        ("source", ("--plan", "{}/texts.jsonl"), "this is not JSON", "another file"),
+    ],
+)
+def test_options_and_statistics(place, tmp_path, capsys, source, options, what, fix):
+    out = tmp_path / "out"
+    assert run("prune", place / source, out, *(option.format(place) for option in options)) == 2
+    said = capsys.readouterr().err
+    assert what in said and fix in said
+    assert not out.exists()
+
+
+def edited(place, tmp_path, change):
+    found = json.loads((place / "plan.json").read_text())
+    change(found)
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(found))
+    return path
+
+
+def kept(layer, experts):
+    def change(plan):
+        plan["layers"][layer] |= {"kept": experts, "count": len(experts)}
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (kept("1", [0, 1, 2, 8]), "there is no expert 8"),
+        (kept("1", [0, 1, 1, 2]), "expert 1 is there twice"),
+        (kept("1", [3, 2, 1, 0]), "not in ascending order"),
+        (kept("1", [0, 1, 2]), "layer 1 keeps 3 experts and layer 2 keeps 4"),
+        (lambda plan: (kept("1", [0, 1, 2])(plan), plan.update(non_uniform=True)), "layers keep 3 to 4 experts"),
+        (lambda plan: plan["layers"].pop("2"), "the plan says nothing of layer 2"),
+        (lambda plan: plan["layers"].update({"0": plan["layers"]["1"]}), "no routed experts in layer 0"),
+        (lambda plan: plan["router"].update(experts=16), "the plan is for 16 experts in a layer, the source has 8"),
+    ],
+)
+def test_plans(place, tmp_path, capsys, change, what):
+    out = tmp_path / "out"
+    assert run("prune", place / "source", out, "--plan", edited(place, tmp_path, change)) == 2
+    assert what in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_an_edited_plan_is_applied_and_says_so(place, tmp_path, capsys):
+    plan = edited(place, tmp_path, lambda plan: (kept("1", [0, 1, 2, 3])(plan), kept("2", [4, 5, 6, 7])(plan)))
+    assert run("prune", place / "source", tmp_path / "out", "--plan", plan) == 0
+    assert "edited by hand" in capsys.readouterr().out
+    assert run("audit", tmp_path / "out", "--against", place / "source") == 0
+
+
+def test_a_plan_of_other_weights_is_applied_with_a_word(place, tmp_path, capsys):
+    """Statistics of a release choose the experts of what was made of it."""
+    options = ["--keep", 4, "--stats", place / "stats", "-o", tmp_path / "plan"]
+    assert run("prune", place / "source", *options) == 0
+    assert run("prune", place / "other", tmp_path / "out", "--plan", tmp_path / "plan") == 0
+    assert "the plan was made on other weights" in capsys.readouterr().err
+
+
+def test_a_recipe_that_prunes_by_given_statistics_needs_them(place, tmp_path, capsys):
+    options = ["-r", REAP, "--set", "prune.keep=4", "--set", "prune.statistics=given"]
+    recipe = tmp_path / "recipe.yaml"
+    from halfbyte.recipe import recipe_text
+
+    text = recipe_text(REAP)
+    start, end = text.index("calibrate:\n"), text.index("shards: layers")
+    recipe.write_text(text[:start] + text[end:])
+    options[1] = recipe
+    assert run("quantize", place / "source", tmp_path / "out", *options) == 2
+    assert "prunes by statistics that are given" in capsys.readouterr().err
+    assert run("quantize", place / "source", tmp_path / "out", *options, "--stats", place / "stats") == 0
+
+
+def test_no_pass_on_the_gpu_yet(place, tmp_path, capsys):
+    options = ["-r", REAP, "--set", "prune.keep=4", "--stats", place / "stats", "--device", "cuda"]
+    assert run("quantize", place / "source", tmp_path / "out", *options) == 2
+    assert "pruning is not built into the pass on the GPU yet" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_groups_keep_as_many_experts_each(tmp_path):
+    source = write_pico(tmp_path / "source", experts=8)
+    found = json.loads((source / "config.json").read_text())
+    found["text_config"] |= {"n_group": 2, "topk_group": 1}
+    (source / "config.json").write_text(json.dumps(found))
+    prune(source, tmp_path / "out", {1: (0, 3, 5, 6), 2: (1, 2, 4, 7)})
+    found["text_config"]["n_routed_experts"] = 4
+    assert json.loads((tmp_path / "out/config.json").read_text()) == found
+    with pytest.raises(Exception, match="the groups keep 3, 1 experts"):
+        prune(source, tmp_path / "bad", {1: (0, 1, 2, 5), 2: (1, 2, 4, 7)})
+    assert not (tmp_path / "bad").exists()
+
+
+def test_a_plan_of_the_whole_is_carried_out_with_statistics(place, tmp_path):
+    """`plan -o` cannot know which experts stay; `quantize --plan` may."""
+    assert (
+        run("plan", place / "source", "-r", REAP, "--set", "prune.keep=4", "-o", tmp_path / "plan", "--no-measure") == 0
+    )
+    options = ["--plan", tmp_path / "plan", "--stats", place / "stats"]
+    assert run("quantize", place / "source", tmp_path / "out", *options) == 0
+    assert run("quantize", place / "source", tmp_path / "out", *options) == 0
+    assert run("audit", tmp_path / "out", "--against", place / "source") == 0
+
+
+def test_a_layer_for_multi_token_prediction_needs_a_choice_too(tmp_path):
+    """Engines read one count of experts for it as well; without statistics it can only be left out."""
+    source = write_pico(tmp_path / "source", experts=8, layers=4)
+    path = source / "config.json"
+    found = json.loads(path.read_text())
+    found["text_config"] |= {"num_hidden_layers": 3, "num_nextn_predict_layers": 1}
+    path.write_text(json.dumps(found))
+    chosen = some(source, 4)
+    prune(source, tmp_path / "all", chosen)
+    del chosen[3]
+    with pytest.raises(Exception, match=r"layer 3 is for multi-token prediction.*--layers 3"):
+        prune(source, tmp_path / "out", chosen)
+    prune(source, tmp_path / "out", chosen, layers=3)

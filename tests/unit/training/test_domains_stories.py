@@ -4,7 +4,7 @@ import random
 
 import pytest
 from training.domains import stories
-from training.loops import ends_in_cycle, has_loop, says_the_same
+from halfbyte.validate.loops import ends_in_cycle, has_loop, says_the_same
 from training.output import END
 
 ITEMS = stories.test_items(40, seed=5)

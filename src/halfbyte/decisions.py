@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from fractions import Fraction
 from typing import Any, Literal, cast
 
 Role = Literal[
@@ -33,8 +35,20 @@ Activations = Literal["none", "calibrated", "dynamic"]
 KvCache = Literal["none", "fp8", "fp8_cast"]
 RowKind = Literal["padded", "packed"]
 Propagate = Literal["unquantized", "quantized"]
-PruneMethod = Literal["reap"]
+PruneMethod = Literal[
+    "reap",
+    "reap_softmax",
+    "reap_public",
+    "reap_g2",
+    "reap_l2",
+    "frequency",
+    "ean",
+    "weighted_ean",
+    "man",
+    "msan",
+]
 PruneStatistics = Literal["calibrate", "given"]
+PruneSelect = Literal["mean", "max_min"]
 
 COMPENSATED = "compensated"  # scales and codes by what each linear is given, see numerics/reference/compensate.py
 
@@ -108,12 +122,35 @@ class Calibrate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prune:
-    """Which routed experts go."""
+    """Which routed experts go. Every method is defined in prune/saliency.py, every choice in prune/choose.py."""
 
     method: PruneMethod
     statistics: PruneStatistics
     keep: int | None = None
     drop: float | None = None
+    select: PruneSelect = "mean"
+    blend: Mapping[str, float] | None = None
+    protect: bool = True
+    min_tokens: int = 1
+
+    @staticmethod
+    def of(found: Mapping[str, Any]) -> Prune:
+        """Return what `as_dict` was made from; nothing is checked but the names of the keys."""
+        blend = found.get("blend")
+        keys: dict[str, Any] = {**found, "blend": None if blend is None else dict(blend)}
+        return Prune(**keys)
+
+    def count(self, experts: int) -> int:
+        """Return how many of so many experts stay. What a share drops is rounded down, as in REAP's code."""
+        if self.keep is not None:
+            return self.keep
+        assert self.drop is not None
+        # As the number was written: 0.29 of 100 experts are 29, though the nearest binary fraction is a bit less.
+        return experts - math.floor(Fraction(repr(self.drop)) * experts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it, nulls included."""
+        return _as_json(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +173,7 @@ class Recipe:
             "roles": dict(found["roles"]),
             "quantize": None if quantize is None else _quantize(quantize),
             "calibrate": None if calibrate is None else Calibrate.of(calibrate),
-            "prune": None if prune is None else Prune(**prune),
+            "prune": None if prune is None else Prune.of(prune),
         }
         return Recipe(**{**found, **blocks})
 

@@ -105,10 +105,7 @@ def _kept_experts(recipe: Recipe, model: Model) -> Fraction:
     """Return the share of experts that stay."""
     if recipe.prune is None or not model.experts:
         return Fraction(1)
-    if recipe.prune.keep is not None:
-        return Fraction(min(recipe.prune.keep, model.experts), model.experts)
-    assert recipe.prune.drop is not None
-    return Fraction(model.experts - round(model.experts * recipe.prune.drop), model.experts)
+    return Fraction(min(recipe.prune.count(model.experts), model.experts), model.experts)
 
 
 def _new_kv_scales(recipe: Recipe, model: Model) -> Stock:

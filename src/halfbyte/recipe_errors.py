@@ -167,7 +167,7 @@ def block_keys(annotation: object) -> Mapping[str, object] | None:
         return {name: field.annotation for name, field in annotation.model_fields.items()}
     if get_origin(annotation) is Mapping:
         key, value = get_args(annotation)
-        return dict.fromkeys(get_args(key), value)
+        return dict.fromkeys(get_args(key), value) or None  # any text can be a key of some blocks
     return None
 
 

@@ -2,13 +2,15 @@
 
 Nothing that follows from something else is a key: group sizes, tensor names and the blocks of config.json follow from
 the format; fused groups, expert counts and name prefixes from the checkpoint. A key that is left out does not apply;
-every choice that does apply is spelled out, so that no default hides in the code.
+every choice that does apply is spelled out, so that no default hides in the code. The exceptions are the last keys of
+`prune`: their defaults are the careful choices, and what is decided and published spells them out.
 
 The classes here check, and are checked with pydantic. What a recipe has decided is plain values, in `decisions.py`.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from halfbyte.decisions import (
     PerInput,
     Propagate,
     PruneMethod,
+    PruneSelect,
     PruneStatistics,
     Role,
     RowKind,
@@ -274,20 +277,42 @@ class Calibrate(Part):
 
 
 class Prune(Part):
-    """Which routed experts go."""
+    """Which routed experts go. The last four keys have defaults, which are the careful choices."""
 
-    method: PruneMethod = Field(description="reap (the mean of gate weight times output norm over routed tokens)")
+    method: PruneMethod = Field(
+        description="reap (the mean of gate weight times output norm over routed tokens), or another that "
+        "prune/saliency.py defines"
+    )
     statistics: PruneStatistics = Field(
         description="calibrate (measured on this recipe's data, in the same pass) or given (a file from an earlier run)"
     )
     keep: int | None = Field(None, ge=1, description="the number of experts kept in each layer, at least 1")
     drop: float | None = Field(None, gt=0, lt=1, description="the fraction removed in each layer, between 0 and 1")
+    select: PruneSelect = Field(
+        "mean", description="mean (one score from all domains) or max_min (the domain that loses most loses least)"
+    )
+    blend: Mapping[str, float] | None = Field(
+        None, description="the block with a weight for each domain, at least 0, that each of its tokens counts with"
+    )
+    protect: bool = Field(True, description="true (experts with huge outputs always stay) or false")
+    min_tokens: int = Field(
+        1, ge=0, description="the number of tokens, at least 0, below which an expert was not observed and stays"
+    )
 
     def _contradictions(self) -> Iterator[Problem]:
         if self.keep is not None and self.drop is not None:
             yield Problem("'keep' and 'drop' are both given", ("drop",), "remove one of them")
         if self.keep is None and self.drop is None:
             yield Problem("missing key 'keep' or 'drop'", (), "add 'keep': 192, or 'drop': 0.25")
+        if self.blend is None:
+            return
+        if self.select == "max_min":
+            yield Problem("'blend' means nothing for max_min", ("blend",), "remove it, or set select to mean")
+        for domain, weight in self.blend.items():
+            if not 0 <= weight < math.inf:
+                yield Problem(f"{weight:g} cannot weigh '{domain}'", ("blend", domain), "write a number, at least 0")
+        if not any(self.blend.values()):
+            yield Problem("no domain of 'blend' weighs anything", ("blend",), "give one a weight above 0, or remove it")
 
 
 class Recipe(Part):
@@ -314,6 +339,17 @@ class Recipe(Part):
     def _contradictions(self) -> Iterator[Problem]:
         yield from self._role_problems()
         yield from self._calibration_problems()
+        yield from self._blend_problems()
+
+    def _blend_problems(self) -> Iterator[Problem]:
+        if self.prune is None or self.prune.blend is None or self.calibrate is None:
+            return
+        domains = {dataset.domain for dataset in self.calibrate.datasets}
+        fix = f"weigh each domain of 'calibrate': {', '.join(sorted(domains))}"
+        for domain in sorted(self.prune.blend.keys() - domains):
+            yield Problem(f"no data set has the domain '{domain}'", ("prune", "blend", domain), fix)
+        for domain in sorted(domains - self.prune.blend.keys()):
+            yield Problem(f"'blend' does not weigh '{domain}'", ("prune", "blend"), fix)
 
     def _role_problems(self) -> Iterator[Problem]:
         for role, action in self.roles.items():

@@ -39,7 +39,7 @@ SHIPPED = {
     "kimi-k2.6-mxfp4-wafer": "cf2e5bbba8edfb42b125a63f09a142a8bafe38dedb672c5d5111071b620de665",
     "kimi-k2.6-nvfp4-compensated": "acf516dadcc2c6be1ebf339c5832af2bbec75f161691ca5488d3704c3c5caae2",
     "kimi-k2.6-nvfp4-nvidia": "6c1bb9244cb7893960d7cfdd1616426e7bcac480c373d888ced28c336595a17a",
-    "kimi-k2.6-nvfp4-reap192": "3b2c7143d4c09feee741990bc8490e03f1775883827cabfa7dcd3b23aba0ece7",
+    "kimi-k2.6-nvfp4-reap192": "80fbc9dc45ad115a357ae2177d5301b74317b8da8222959235e4e7d624c61867",
     "kimi-k2.6-nvfp4-wafer": "e342c9bc02b92df40fc0d5d550e8968baa2520eb6fbc0ac4c7ccde0c72b02f36",
     "kimi-k2.6-nvfp4a16": "f956b031d858aa91143c673f0fc416f6bbafd5ac6b3d91aedbf814dbefa5f4b9",
     "kimi-k2.7-code-nvfp4-decart": "36dd7f26991d1e2201cd3167420c1286b0eeee58e810a9b0cbdd1cfcbb22e36d",
@@ -183,7 +183,10 @@ def test_what_is_decided_has_the_keys_that_are_checked(name: str) -> None:
     assert [field.name for field in decided] == list(checked)
     required = [field.name for field in decided if field.default is dataclasses.MISSING]
     assert required == [key for key, field in checked.items() if field.is_required()]
-    assert all(field.default is None for field in decided if field.name not in required)
+    defaults = {field.name: field.default for field in decided if field.name not in required}
+    assert defaults == {key: field.default for key, field in checked.items() if not field.is_required()}
+    careful = {"select": "mean", "protect": True, "min_tokens": 1} if name == "Prune" else {}
+    assert {key: default for key, default in defaults.items() if default is not None} == careful
 
 
 def test_published_lists_are_spelled_as_published() -> None:
@@ -276,10 +279,14 @@ CHANGES = {  # a valid change of every key that decides something
     "calibrate.datasets.0.columns": "[highlights]",
     "calibrate.datasets.0.chat_template": "true",
     "calibrate.datasets.0.share": "5 calibrate.datasets.1.share=3",
-    "prune.method": None,  # one value so far
+    "prune.method": "msan",
     "prune.statistics": "given",
     "prune.keep": "256",
     "prune.drop": "0.5 prune.keep=null",
+    "prune.select": "max_min",
+    "prune.blend": "{news: 1, own: 2}",
+    "prune.protect": "false",
+    "prune.min_tokens": "2",
     "shards": "layers",
 }
 
@@ -290,12 +297,11 @@ def test_the_fingerprint_follows_every_decision_and_no_word(tmp_path: Path) -> N
     assert leaves == {*CHANGES, "name", "description"}
     prints = [load_recipe(path).fingerprint()]
     for key, value in CHANGES.items():
-        if value is not None:
-            overrides = re.split(r" (?=[a-z])", f"{key}={value}")
-            prints.append(load_recipe(path, overrides).fingerprint())
-    assert len(set(prints)) == len(CHANGES)  # with the recipe itself, without method
+        overrides = re.split(r" (?=[a-z]+\.)", f"{key}={value}")
+        prints.append(load_recipe(path, overrides).fingerprint())
+    assert len(set(prints)) == len(CHANGES) + 1  # with the recipe itself
     together = hashlib.sha256(" ".join(prints).encode()).hexdigest()  # in the order of CHANGES
-    assert together == "44e42a3db11e2a856fe7f379efc9d2e3351c145b48c776279cc670a92a07150d"
+    assert together == "95972bf14632071378e114514945ac331ace349d333680db4b275437616f7b03"
     assert load_recipe(path, ["name=other", "description=Other."]).fingerprint() == prints[0]
 
 
@@ -304,7 +310,7 @@ def test_the_fingerprint_is_stable(tmp_path: Path) -> None:
     fingerprints = {
         load_recipe(write(tmp_path, text)).fingerprint() for text in (WHOLE, reordered, f"# a word\n{WHOLE}")
     }
-    assert fingerprints == {"6bbb2ec247b70798ce3bf1ab5150eb8499875c1b6cd5dd08c96e2f1d4cc29e5d"}
+    assert fingerprints == {"bb8068156a221c605a521d124346be93e3f178ebf5b7db167d323c13c052162d"}
 
 
 def schema_leaves(part: Any, prefix: str = "") -> Iterator[str]:
@@ -353,6 +359,7 @@ SMALL = "{domain: d, source: s, subset: u, split: t, columns: [c], chat_template
         ("calibrate.seed=0", "calibrate.seed=-1"),
         ("quantize.input_scale.min_tokens=1", "quantize.input_scale.min_tokens=0"),
         ("prune.keep=1", "prune.keep=0"),
+        ("prune.min_tokens=0", "prune.min_tokens=-1"),
         ("prune.keep=null ; prune.drop=0.999", "prune.keep=null ; prune.drop=1"),
         ("prune.keep=null ; prune.drop=0.001", "prune.keep=null ; prune.drop=0"),
         (f"calibrate.samples=1 ; calibrate.datasets=[{SMALL}]", "calibrate.samples=0 ; calibrate.datasets=[]"),

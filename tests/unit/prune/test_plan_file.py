@@ -1,0 +1,247 @@
+"""The plan as a file: it comes back as it went, and each thing that can be wrong with it has its sentence."""
+
+import copy
+import json
+
+import pytest
+from expert_stats import random_stats, router, rule
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halfbyte.errors import UsageError
+from halfbyte.prune.choose import choose, restore
+from halfbyte.prune.plan_file import KIND, LayerChoice, PrunePlan, plan_text, read_prune_plan, write_prune_plan
+
+
+def made(keep=8, shape=None, **said):
+    layers = {layer: random_stats(layer) for layer in (1, 2, 12)}
+    layers[2].experts.count[5] = 0
+    return choose(layers, "abc", rule(keep, **said), shape or router(16, 2), layers_expected=layers)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        made(),
+        made(select="max_min", protect=True),
+        made(blend={"a": 1.0, "b": 0.5, "c": 0.0}),
+        made(method="msan", shape=router(16, 2, 4, 2)),
+        restore(made(), 2),
+        restore(made(), 1, where="most"),
+        PrunePlan(router=router(4), layers={7: LayerChoice((0, 3))}, rule=None, source={"name": "m"}, edited=True),
+    ],
+    ids=["mean", "max_min", "blend", "groups", "restored", "non_uniform", "bare"],
+)
+def test_a_plan_comes_back_as_it_went(plan, tmp_path):
+    path = tmp_path / "prune-plan.json"
+    write_prune_plan(path, plan)
+    assert read_prune_plan(path, layers_expected=plan.layers) == plan
+    assert path.read_text() == plan_text(plan)
+    assert json.loads(plan_text(plan)) == plan.as_dict()
+    assert [file.name for file in tmp_path.iterdir()] == ["prune-plan.json"]
+
+
+def test_the_text_can_be_reviewed():
+    lines = plan_text(made()).splitlines()
+    at = lines.index('    "2": {')
+    assert lines[at + 1] == '      "count": 8,'
+    assert lines[at + 2].startswith('      "kept": [')
+    assert lines[at + 4] == '      "reasons": {"5": "unobserved"}'
+    assert [json.loads(line.strip().split(": ")[0].removesuffix(": {")) for line in lines if line.endswith(": {")] == [
+        "layers",
+        "1",
+        "2",
+        "12",
+    ]
+
+
+def test_a_plan_says_what_it_does():
+    plan = made()
+    assert plan.experts == 16
+    assert plan.counts() == {1: 8, 2: 8, 12: 8}
+    assert list(plan.kept()) == [1, 2, 12]
+    assert plan.kept_sha256() == PrunePlan.of(plan.as_dict()).kept_sha256()
+    assert plan.kept_sha256() != restore(plan, 1).kept_sha256()
+
+
+def test_an_edit_by_hand_is_applied_and_remembered():
+    found = made().as_dict()
+    layer = found["layers"]["1"]
+    kept = [expert for expert in range(16) if expert not in layer["kept"]][:8]
+    layer["kept"] = kept
+    layer["reasons"] = {str(kept[0]): "needed for Polish"}
+    plan = PrunePlan.of(found)
+    assert plan.edited
+    assert plan.kept()[1] == tuple(kept)
+    assert plan.layers[1].reasons == {kept[0]: "needed for Polish"}
+    again = PrunePlan.of(plan.as_dict())
+    assert again == plan
+    assert again.edited
+    assert not PrunePlan.of(made().as_dict()).edited
+
+
+MADE = made().as_dict()
+
+
+def with_change(path, value):
+    found = copy.deepcopy(MADE)
+    at = found
+    *inner, last = path
+    for key in inner:
+        at = at[key]
+    if value is KeyError:
+        del at[last]
+    else:
+        at[last] = value
+    return found
+
+
+ONE = ("layers", "1")
+FINE = [0, 1, 2, 3, 4, 5, 6, 7]
+REFUSED = [
+    (("kind",), "halfbyte plan", "this is no prune plan of halfbyte's"),
+    (("version",), 2, "this plan is of version 2, and version 1 is read"),
+    (("layers",), KeyError, "'layers' is missing"),
+    (("statistics",), KeyError, "'statistics' is missing"),
+    (("layerz",), {}, "nobody reads 'layerz'"),
+    (("coverage",), [], "there is no block of keys here"),
+    (("non_uniform",), "no", "'non_uniform' is neither true nor false"),
+    (("edited",), 1, "'edited' is neither true nor false"),
+    (("router", "top_k"), 0, "'top_k' is 0"),
+    (("router", "experts"), True, "'experts' is True"),
+    (("router", "groups"), 1, "nobody reads 'groups'"),
+    (("router",), 16, "there is no block of keys here"),
+    (("layers",), {}, "the plan has no layers"),
+    (("layers",), [], "there is no block of keys here"),
+    (("layers", "01"), {}, "'01' is not the number of a layer"),
+    (("layers", "first"), {}, "'first' is not the number of a layer"),
+    (("layers", "1"), [0, 1], "there is no block of keys here"),
+    ((*ONE, "kept"), KeyError, "'kept' is missing"),
+    ((*ONE, "keep"), [], "nobody reads 'keep'"),
+    ((*ONE, "kept"), "all", "'kept' is not a list"),
+    ((*ONE, "kept"), [*FINE[:7], "7"], "'7' is not the number of an expert"),
+    ((*ONE, "kept"), [*FINE[:7], 7.0], "7.0 is not the number of an expert"),
+    ((*ONE, "kept"), [*FINE[:7], True], "True is not the number of an expert"),
+    ((*ONE, "kept"), [*FINE[:7], 16], "there is no expert 16"),
+    ((*ONE, "kept"), [-1, *FINE[:7]], "there is no expert -1"),
+    ((*ONE, "kept"), [0, *FINE[:7]], "expert 0 is there twice"),
+    ((*ONE, "kept"), FINE[::-1], "the experts are not in ascending order"),
+    ((*ONE, "kept"), [0], "1 experts are too few: each token is given to 2"),
+    ((*ONE, "kept"), [], "0 experts are too few: each token is given to 2"),
+    ((*ONE, "kept"), FINE[:7], "'count' is 8, but 7 experts are kept"),
+    ((*ONE, "count"), 9, "'count' is 9, but 8 experts are kept"),
+    ((*ONE, "scores"), [1.0], "there are 1 scores of 16 experts"),
+    ((*ONE, "scores"), {}, "'scores' is not a list"),
+    ((*ONE, "scores"), [1.0] * 15 + ["1"], "'1' is not the score of expert 15"),
+    ((*ONE, "scores"), [-1.0] + [1.0] * 15, "-1.0 is not the score of expert 0"),
+    ((*ONE, "scores"), [float("nan")] + [1.0] * 15, "nan is not the score of expert 0"),
+    ((*ONE, "reasons"), {"16": "x"}, "there is no expert '16'"),
+    ((*ONE, "reasons"), {"x": "x"}, "there is no expert 'x'"),
+    ((*ONE, "reasons"), {"3": ""}, "the reason of expert 3 is no text"),
+    ((*ONE, "reasons"), [], "there is no block of keys here"),
+    (("rule", "method"), "reaper", "'reaper' is not a value of 'method'"),
+    (("rule", "select"), None, "None is not a value of 'select'"),
+    (("rule", "keep"), None, "None cannot be 'keep' of a rule"),
+    (("rule", "keep"), 0, "0 cannot be 'keep' of a rule"),
+    (("rule", "drop"), 0.5, "8 cannot be 'keep' of a rule"),
+    (("rule", "drop"), 2.0, "2.0 cannot be 'drop' of a rule"),
+    (("rule", "blend"), {"a": -1}, "{'a': -1} cannot be 'blend' of a rule"),
+    (("rule", "protect"), 1, "1 cannot be 'protect' of a rule"),
+    (("rule", "min_tokens"), -1, "-1 cannot be 'min_tokens' of a rule"),
+    (("rule", "min_tokens"), KeyError, "'min_tokens' is missing"),
+    (("rule",), "reap", "there is no block of keys here"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "what"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_is_wrong_is_said(path, value, what):
+    with pytest.raises(UsageError) as caught:
+        PrunePlan.of(with_change(path, value), where="P")
+    assert caught.value.what == what
+    assert caught.value.where.startswith("P")
+    assert caught.value.fix
+
+
+def test_layers_are_compared_with_the_checkpoints():
+    found = made().as_dict()
+    for expected, what in [
+        ((1, 2, 3, 4, 12), "the plan says nothing of layer 3 and 1 more"),
+        ((1, 2), "the checkpoint has no routed experts in layer 12"),
+    ]:
+        with pytest.raises(UsageError) as caught:
+            PrunePlan.of(found, layers_expected=expected)
+        assert caught.value.what == what
+
+
+def test_different_counts_must_be_asked_for():
+    found = made().as_dict()
+    found["layers"]["2"] |= {"kept": FINE[:6], "count": 6}
+    with pytest.raises(UsageError) as caught:
+        PrunePlan.of(found)
+    assert caught.value.what == "layer 1 keeps 8 experts and layer 2 keeps 6"
+    assert "stock vLLM cannot load it" in caught.value.fix
+    found["non_uniform"] = True
+    assert PrunePlan.of(found).counts() == {1: 8, 2: 6, 12: 8}
+
+
+def test_groups_must_keep_as_many():
+    found = made(shape=router(16, 2, 4, 2)).as_dict()
+    found["layers"]["1"]["kept"] = FINE
+    with pytest.raises(UsageError, match="the groups keep 4, 4, 0, 0 experts"):
+        PrunePlan.of(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("{", "this is not JSON"),
+        ("[1, 2]", "this is no prune plan of halfbyte's"),
+        ("null", "this is no prune plan of halfbyte's"),
+        ('{"1": [0, 1]}', "this is no prune plan of halfbyte's"),
+        ('{"kind": "a", "kind": "b"}', "this is not JSON: 'kind' is there twice"),
+        ("[" * 100_000, "this is not JSON"),
+        ("\xff", "this is not JSON"),
+    ],
+)
+def test_other_files(text, what, tmp_path):
+    path = tmp_path / "prune-plan.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError) as caught:
+        read_prune_plan(path)
+    assert caught.value.what.startswith(what)
+    assert caught.value.where == str(path)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    for path in (tmp_path, tmp_path / "none.json"):
+        with pytest.raises(UsageError, match="the file cannot be read"):
+            read_prune_plan(path)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), value=_JSON)
+def test_no_value_anywhere_is_more_than_refused(data, value):
+    """Whatever stands in a place of a plan: it is read, or refused with a sentence."""
+    found = copy.deepcopy(MADE)
+    at = found
+    while True:
+        keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+        key = data.draw(st.sampled_from(keys))
+        if isinstance(at[key], (dict, list)) and at[key] and data.draw(st.booleans()):
+            at = at[key]
+            continue
+        at[key] = value
+        break
+    try:
+        plan = PrunePlan.of(found)
+    except UsageError as error:
+        assert error.fix
+    else:
+        assert plan.as_dict()["kind"] == KIND

@@ -1,0 +1,105 @@
+"""What a plan costs, in numbers and sentences."""
+
+import pytest
+from expert_stats import random_stats, router, rule, stats
+
+from halfbyte.prune.choose import choose, restore
+from halfbyte.prune.plan_file import LayerChoice, PrunePlan
+from halfbyte.prune.report import domain_rows, layer_rows, sentences
+
+DOMAINS = ("code", "prose", "verse")
+# Four experts; by their sums 0 and 1 stay. Code: 8 and 4 of 8 + 4. Prose: 1 + 1 of 5 + 4. Nobody had verse.
+LAYER = stats([[1, 1, 0]] * 4, gn=[[8, 1, 0], [4, 1, 0], [0, 4, 0], [0, 5, 0]])
+EVEN = stats([[1, 1, 0]] * 4, gn=[[2, 2, 0], [2, 2, 0], [1, 1, 0], [1, 1, 0]])
+
+
+def plan(**said):
+    return choose({1: LAYER, 2: EVEN}, DOMAINS, rule(2, **said), router(4), layers_expected=[1, 2])
+
+
+def test_what_domains_keep_by_hand():
+    found = plan().coverage
+    assert found["layers"]["1"]["covered"] == {"code": 1.0, "prose": pytest.approx(2 / 9, abs=1e-15), "verse": None}
+    assert found["layers"]["1"]["mass"] == {"code": 1.0, "prose": 2 / 11, "verse": None}
+    assert found["layers"]["1"]["worst_domain"] == "prose"
+    assert found["layers"]["1"]["dropped"] == pytest.approx(9 / 23, abs=1e-15)
+    assert found["layers"]["2"]["covered"] == {"code": 1.0, "prose": 1.0, "verse": None}
+    assert found["layers"]["2"]["dropped"] == pytest.approx(1 / 3, abs=1e-15)
+    assert found["domains"] == {
+        "code": {"mean": 1.0, "worst": 1.0, "worst_layer": 1, "mass": pytest.approx((1 + 2 / 3) / 2)},
+        "prose": {
+            "mean": pytest.approx((2 / 9 + 1) / 2),
+            "worst": pytest.approx(2 / 9),
+            "worst_layer": 1,
+            "mass": pytest.approx((2 / 11 + 2 / 3) / 2),
+        },
+        "verse": None,
+    }
+
+
+def test_rows():
+    rows = domain_rows(plan())
+    assert [row["domain"] for row in rows] == ["prose", "code", "verse"]
+    assert rows[2] == {"domain": "verse", "mean": None, "worst": None, "worst_layer": None, "mass": None}
+    first, second = layer_rows(plan())
+    assert first == {
+        "layer": 1,
+        "kept": 2,
+        "dropped": pytest.approx(9 / 23),
+        "worst_domain": "prose",
+        "worst": pytest.approx(2 / 9),
+        "bound": None,
+        "super": 0,
+        "unobserved": 0,
+        "restored": 0,
+    }
+    assert second["worst"] == 1.0
+    assert layer_rows(plan(select="max_min"))[0]["bound"] >= layer_rows(plan(select="max_min"))[0]["worst"]
+
+
+def test_sentences():
+    said = [(advice.level, advice.text) for advice in sentences(plan())]
+    assert said == [
+        ("good", "prose keeps 61% of what experts chosen for it alone would (22% in layer 1), "
+         "and 42% of what its tokens were given"),
+        ("good", "code keeps 100% of what experts chosen for it alone would (100% in layer 1), "
+         "and 83% of what its tokens were given"),
+        ("note", "verse had no tokens: what it keeps is not known"),
+        ("note", "36.2% of the scores go (39.1% in layer 1)"),
+        ("note", "2 is no multiple of 32, as engines like it"),
+        ("note", "FlashInfer's FP8 experts need a multiple of 4 up to 512, and 2 is none"),
+    ]  # fmt: skip
+
+
+def test_a_domain_that_loses_too_much_comes_first_with_what_to_do():
+    alone = choose({1: LAYER}, DOMAINS, rule(2), router(4), layers_expected=[1])
+    first = sentences(alone)[0]
+    assert first.level == "bad"
+    assert first.text.startswith("prose keeps 22% of what experts chosen for it alone would")
+    assert "max_min" in first.fix
+
+
+def test_sentences_about_who_stays_and_about_edits():
+    layers = {1: random_stats(1), 2: random_stats(2)}
+    layers[2].experts.count[5] = 0
+    layers[1].experts.out_amax[3] = 5000
+    found = choose(layers, "abc", rule(8, protect=True), router(16), layers_expected=layers)
+    texts = [advice.text for advice in sentences(found)]
+    assert "1 super expert in 1 layer: kept whatever the score" in texts
+    assert "1 expert in 1 layer: kept, with too few tokens to be judged" in texts
+    grown = restore(found, 1, where="most")
+    texts = [advice.text for advice in sentences(grown)]
+    layers = sum(count > 8 for count in grown.counts().values())
+    assert f"2 experts in {layers} layer{'s' * (layers > 1)}: restored" in texts
+    assert not any("keeps" in text and "chosen for it" in text for text in texts)  # not known without statistics
+    edited = PrunePlan(router=router(4), layers={1: LayerChoice((0, 1))}, rule=None, edited=True)
+    assert sentences(edited)[-1].text == "the kept experts were edited by hand after the plan was made"
+
+
+def test_layers_that_differ_are_warned_of_first():
+    bare = PrunePlan(
+        router=router(4), layers={1: LayerChoice((0, 1)), 2: LayerChoice((0,))}, rule=None, non_uniform=True
+    )
+    first = sentences(bare)[0]
+    assert first.level == "bad"
+    assert "stock vLLM and SGLang read one number for all layers" in first.text

@@ -1,0 +1,98 @@
+"""How many experts may stay, and what engines say to the number."""
+
+import pytest
+from expert_stats import router, rule
+
+from halfbyte.advice import Advice
+from halfbyte.errors import UsageError
+from halfbyte.prune.choose import keep_count
+from halfbyte.prune.counts import count_advice, count_facts
+
+KIMI = router(384, 8)
+GROUPED = router(256, 8, 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("drop", "experts", "stay"),
+    [(0.25, 384, 288), (0.5, 384, 192), (0.1, 16, 15), (0.29, 100, 71), (0.999, 1000, 1), (0.3, 10, 7), (0.001, 8, 8)],
+)
+def test_a_share_is_rounded_down_as_it_was_written(drop, experts, stay):
+    assert keep_count(rule(drop=drop), router(experts)) == stay
+
+
+def test_counts_that_a_router_can_work_with():
+    assert [keep_count(rule(keep), KIMI) for keep in (8, 192, 384)] == [8, 192, 384]
+    assert keep_count(rule(128), GROUPED) == 128
+    assert keep_count(rule(16), GROUPED) == 16
+    assert keep_count(rule(drop=0.5), GROUPED) == 128
+
+
+@pytest.mark.parametrize(
+    ("said", "shape", "what", "where", "fix"),
+    [
+        (rule(7), KIMI, "7 experts are too few: each token is given to 8", "prune.keep", "keep 8 or more"),
+        (rule(385), KIMI, "385 experts cannot stay of 384", "prune.keep", "keep 384 or fewer"),
+        (rule(drop=0.99), KIMI, "4 experts are too few: each token is given to 8", "prune.drop", "keep 8 or more"),
+        (rule(130), GROUPED, "130 experts do not make 8 equal groups", "prune.keep", "keep 128 or 136"),
+        (rule(drop=0.3), GROUPED, "180 experts do not make 8 equal groups", "prune.drop", "keep 176 or 184"),
+        (
+            rule(8),
+            GROUPED,
+            "1 experts in a group are too few: 8 are taken from 4 groups",
+            "prune.keep",
+            "keep 16 or more",
+        ),
+        (
+            rule(16),
+            router(256, 8, 8, 2),
+            "2 experts in a group are too few: 8 are taken from 2 groups",
+            "prune.keep",
+            "keep 32 or more",
+        ),
+        (
+            rule(8),
+            router(250, 8, 8, 4),
+            "250 experts do not make 8 equal groups",
+            "the router in config.json",
+            "check n_group: this checkpoint contradicts itself",
+        ),
+        (rule(), KIMI, "it is not said how many experts stay", "prune", None),
+        (rule(8, drop=0.5), KIMI, "it is not said how many experts stay", "prune", None),
+    ],
+)
+def test_counts_that_it_cannot_work_with(said, shape, what, where, fix):
+    with pytest.raises(UsageError) as caught:
+        keep_count(said, shape)
+    error = caught.value
+    assert (error.what, error.where) == (what, where)
+    assert error.fix == (fix or "give exactly one of keep (a count) and drop (a share)")
+
+
+def test_facts_of_counts():
+    assert count_facts(256).as_dict() == {
+        "count": 256,
+        "fast_router": True,
+        "loads_well": True,
+        "flashinfer_fp8": True,
+        "parallel": [2, 4, 8, 16, 32, 64],
+    }
+    assert count_facts(192).parallel == (2, 4, 8, 16, 32, 64)
+    assert not count_facts(192).fast_router
+    assert count_facts(100).parallel == (2, 4)
+    assert [count_facts(count).flashinfer_fp8 for count in (190, 192, 512, 516)] == [False, True, True, False]
+
+
+def test_sentences_about_counts():
+    assert count_advice(256, 384) == [
+        Advice("good", "256 experts keep the fast router kernels of vLLM and SGLang"),
+    ]
+    lost = "192 experts lose the fast router kernels of vLLM and SGLang, which exist for 256 and 384"
+    assert count_advice(192, 384, parallel=[8]) == [Advice("note", lost, "keep 256 to have them")]
+    assert count_advice(128, 256)[0].fix == ""  # nothing between 128 and 256 has them
+    assert count_advice(96, 128) == []  # the source had none to lose
+    texts = [(advice.level, advice.text, advice.fix) for advice in count_advice(190, 200, parallel=[4, 5])]
+    assert texts == [
+        ("note", "190 is no multiple of 32, as engines like it", "keep 160 or 192"),
+        ("note", "FlashInfer's FP8 experts need a multiple of 4 up to 512, and 190 is none", ""),
+        ("bad", "190 experts cannot be split over 4 devices by expert parallelism", "keep 188 or 192"),
+    ]

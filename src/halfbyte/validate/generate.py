@@ -1,7 +1,6 @@
 """Texts from a checkpoint of any stored format, without an engine: for models that fit into memory decoded.
 
-The model is transformers' own; its weights are decoded to FP32 and its routed experts run in groups. A pruned
-checkpoint is a model with fewer experts, and loads as it is. Greedy and sampled texts come from one rule: the largest
+The model is transformers' own; its weights are decoded to FP32. A pruned checkpoint is a model with fewer experts, and loads as it is. Greedy and sampled texts come from one rule: the largest
 logit, plus the temperature times Gumbel noise, which is a draw from the softmax at that temperature. The noise comes
 from the seed alone, so that two models that differ little write texts that differ little.
 """
@@ -12,6 +11,7 @@ import json
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -83,7 +83,7 @@ def open_writer(folder: Path) -> Generator[Writer]:
 def _empty(side: Side) -> Any:
     """Return the model as shapes."""
     config: Any = side.model.config
-    config._experts_implementation = "grouped_mm"
+    config._experts_implementation = "eager"  # on a CPU the others are slower
     with torch.device("meta"):
         return DeepseekV3ForCausalLM(config)
 
@@ -143,7 +143,7 @@ def _continued(  # noqa: PLR0913, PLR0917 - one caller
     seen = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     heat = torch.tensor(temperatures, dtype=torch.float32)[:, None]
     ending = torch.tensor(stops, dtype=torch.int64)
-    noise, cache = _Noise(seed, len(prompts), model.config.vocab_size), DynamicCache(config=model.config)
+    noise, cache = _Noise(seed, len(prompts), model.config.vocab_size), _Cache(model)
     rows = torch.arange(len(prompts))
     written: list[list[int]] = [[] for _ in prompts]
     for _ in range(tokens):
@@ -160,6 +160,23 @@ def _continued(  # noqa: PLR0913, PLR0917 - one caller
         rows, ids = rows[going], chosen[going, None]
         seen = torch.cat([seen[going], torch.ones_like(ids)], -1)
     return written
+
+
+class _Cache(DynamicCache):
+    """Keeps keys and values of all heads, where transformers keeps latents and expands all of them at every step."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(config=model.config)
+        for layer in model.model.layers:
+            layer.self_attn.expand_kv = partial(self._expanded, layer.self_attn)
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
+        """Let the latents of new tokens pass; they are kept once they are expanded."""
+        return key_states, value_states
+
+    def _expanded(self, attention: Any, latent: torch.Tensor, k_rope: torch.Tensor) -> Any:
+        keys, values = type(attention).expand_kv(attention, latent, k_rope)
+        return super().update(keys, values, attention.layer_idx)
 
 
 class _Noise:

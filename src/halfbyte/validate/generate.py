@@ -106,7 +106,7 @@ def _fill(model: Any, side: Side) -> None:
             tied = name == "lm_head.weight" and side.model.config.tie_word_embeddings
             return fetch(side.tensors, side.model.prefix + ("model.embed_tokens.weight" if tied else name))
         expert = side.experts(int(module.split(".")[2]))
-        numbers = range(cast("int", side.model.config.n_routed_experts))
+        numbers = range(side.model.config.n_routed_experts)
         if part == "down_proj":
             return torch.stack([expert(number)[2] for number in numbers])
         return torch.stack([torch.cat(expert(number)[:2]) for number in numbers])
@@ -129,7 +129,7 @@ def _stops(folder: Path, vocabulary: Vocabulary) -> tuple[int, ...]:
 
 
 @torch.no_grad()
-def _continued(  # noqa: PLR0913, PLR0917 - one caller
+def _continued(
     model: Any,
     prompts: Sequence[Sequence[int]],
     tokens: int,
@@ -150,7 +150,8 @@ def _continued(  # noqa: PLR0913, PLR0917 - one caller
         at = (seen.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         found = model(input_ids=ids, attention_mask=seen, position_ids=at, past_key_values=cache, logits_to_keep=1)
         chosen = (found.logits[:, -1].float() + heat[rows] * noise.next()[rows]).argmax(-1)
-        for row, token in zip(rows.tolist(), chosen.tolist(), strict=True):
+        pairs = zip(cast("list[int]", rows.tolist()), cast("list[int]", chosen.tolist()), strict=True)
+        for row, token in pairs:
             written[row].append(token)
         going = torch.isin(chosen, ending, invert=True)
         if not bool(going.any()):
@@ -175,7 +176,8 @@ class _Cache(DynamicCache):
         return key_states, value_states
 
     def _expanded(self, attention: Any, latent: torch.Tensor, k_rope: torch.Tensor) -> Any:
-        keys, values = type(attention).expand_kv(attention, latent, k_rope)
+        expand = cast("Any", type(attention)).expand_kv
+        keys, values = cast("tuple[torch.Tensor, torch.Tensor]", expand(attention, latent, k_rope))
         return super().update(keys, values, attention.layer_idx)
 
 

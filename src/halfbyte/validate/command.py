@@ -25,7 +25,8 @@ def loops_command(out: Output, folder: Path, source: Path | None, count: int | N
 
     For models that fit into memory decoded. Each prompt is answered greedily and at temperature 0.7.
     """
-    from halfbyte.validate.loop_rate import judge, loop_rate, open_prompts  # noqa: PLC0415 - `--help` stays instant
+    from halfbyte.validate.loop_rate import judge, loop_rate  # noqa: PLC0415 - `halfbyte --help` stays instant
+    from halfbyte.validate.prompts import open_prompts  # noqa: PLC0415
 
     prompts = open_prompts(count)
     found = loop_rate(folder, prompts=prompts, tokens=tokens, seed=seed)

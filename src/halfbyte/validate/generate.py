@@ -1,8 +1,9 @@
 """Texts from a checkpoint of any stored format, without an engine: for models that fit into memory decoded.
 
-The model is transformers' own; its weights are decoded to FP32. A pruned checkpoint is a model with fewer experts, and loads as it is. Greedy and sampled texts come from one rule: the largest
-logit, plus the temperature times Gumbel noise, which is a draw from the softmax at that temperature. The noise comes
-from the seed alone, so that two models that differ little write texts that differ little.
+The model is transformers' own; its weights are decoded to FP32. A pruned checkpoint is a model with fewer experts, and
+loads as it is. Greedy and sampled texts come from one rule: the largest logit, plus the temperature times Gumbel noise,
+which is a draw from the softmax at that temperature. The noise comes from the seed alone, so that two models that
+differ little write texts that differ little.
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from halfbyte.errors import UsageError
 from halfbyte.validate.generate import Written, open_writer
 from halfbyte.validate.loops import has_loop
+from halfbyte.validate.prompts import open_prompts
 from halfbyte.validate.proportions import sign_test, wilson
 
 TEMPERATURES = (0.0, 0.7)
@@ -26,7 +26,6 @@ SHOWN_CHARACTERS = 240  # of their ends: that is where they loop
 SIGNIFICANT = 0.05
 # Without a source to compare with: a share that no good model comes near. The detector itself is wrong in 0.2 %.
 TOLERATED = 0.02
-_PROMPTS = "open_ended.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +66,6 @@ class Verdict:
     sentence: str
     flagged: bool
     p: float | None  # of the sign test, where there is a source
-
-
-def open_prompts(count: int | None = None) -> list[str]:
-    """Return the prompts that come with the package: stories and explanations, as many as are wanted."""
-    text = (files("halfbyte.validate") / "data" / _PROMPTS).read_text(encoding="utf-8")
-    prompts = text.splitlines()
-    if count is not None and not 1 <= count <= len(prompts):
-        raise UsageError(f"there are {len(prompts)} prompts, not {count}", fix=f"ask for 1 to {len(prompts)}")
-    if count is None or count == len(prompts):
-        return prompts
-    return [prompts[at * len(prompts) // count] for at in range(count)]  # evenly: forms follow each other
 
 
 def loop_rate(folder: Path, *, prompts: Sequence[str] | None = None, seed: int = 0, tokens: int = TOKENS) -> LoopRate:

@@ -2,14 +2,13 @@
 
     PYTHONPATH=src python -m halfbyte calibrate models/kimi-mini -r kimi-k2.6-nvfp4-reap192 \\
         --data '{source}=data/calibration/instructions.jsonl' --samples 144 --set calibrate.sequence_length=1024 \\
-        --set prune.keep=16 -o STATS                                               the statistics, once, on a CPU
+        --set prune.keep=16 --set calibrate.public_reap=true -o STATS              the statistics, once, on a CPU
     PYTHONPATH=src python -m benchmarks.study_pruning STATS -o benchmarks/results/pruning_kimi-mini_202611.json
     PYTHONPATH=src python -m benchmarks.study_pruning_report benchmarks/results/pruning_kimi-mini_202611.json
 
 Every build answers the same held-out items of every domain greedily (scores are paired with the whole model's), writes
 open-ended texts at temperatures 0 and 0.7 (how many loop), and predicts the same unseen documents (KL, by domain, with
-intervals over documents). The experts are chosen by halfbyte's own `prune.choose`. "task" is calibrated on programs
-alone, "mixed", "even" and "max_min" on all domains. Results are written after each build; the most telling builds come first.
+intervals over documents). Results are written after each build; the most telling builds come first.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,131 +30,27 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.study_pruning_builds import Build, Statistics, builds
 from training import chat, compare, corpus, make_sets, mixture, score, step, tokenizer, tune_router, variants
 from training.compare import Answers
+from training.domains import stories
 from training.generate import generate
 from training.model import Mini
 from training.sample import Item
 from training.shape import CONTEXT, MINI
 
-from halfbyte.calibrate.stats import ExpertStats, LayerStats
-from halfbyte.calibrate.store import read_stats, stats_file
+from halfbyte.calibrate.store import stats_file
 from halfbyte.compare.intervals import ratio
-from halfbyte.decisions import Prune
-from halfbyte.prune.choose import RouterShape, choose, restore
-from halfbyte.prune.plan_file import PrunePlan
-from halfbyte.prune.saliency import CRITERIA
 from halfbyte.validate.loops import has_loop
 from halfbyte.validate.prompts import open_prompts
 from halfbyte.validate.proportions import wilson
 
-Kept = Mapping[int, tuple[int, ...]]
-
-KEEP = {100: 32, 75: 24, 62: 20, 50: 16, 37: 12}
-ORDER = (50, 62, 75, 37)  # a run that is cut off has the most telling ones
-METHODS = ("reap", "reap_softmax", "ean", "frequency")
-PUBLIC = "reap_public"  # on mixed text only
-EVEN = ("reap", "reap_softmax")  # also on mixed text in which every domain weighs the same, however long its texts are
-TASK = "programs"
-RANDOM_SEEDS = (0, 1, 2)
-RESTORED = 4  # experts a layer: from 50 % to 62 %
 TEMPERATURES = (0.0, 0.7)
 LONG = "needle"  # prompts of thousands of tokens, answers of a few: a batch of its own
 LONG_TOKENS = 32
 KL_DOCUMENTS = {"needle": 12}
 BASE = "all experts"
 TUNING_SHARD, FIRST_TUNING_SHARD = 1 << 19, 2_000_000_000  # tokens of a shard, and its number: nobody saw these
-
-
-@dataclass(frozen=True, slots=True)
-class Build:
-    """A set of kept experts and where it comes from; `tune` asks for router tuning after pruning."""
-
-    keep: int  # percent
-    method: str
-    calibration: str
-    kept: Kept
-    coverage: float | None = None  # of the worst domain, mean over layers, on mixed text
-    tune: bool = False
-
-    @property
-    def name(self) -> str:
-        """Return what the tables call it."""
-        return f"{self.method} {self.calibration} {self.keep} %".replace("  ", " ") + (" tuned" if self.tune else "")
-
-
-class Statistics:
-    """The calibration, and the choices that follow from it."""
-
-    def __init__(self, path: Path) -> None:
-        self.about, self.layers = read_stats(path)
-        self.domains: list[str] = list(self.about["domains"])
-        self.moe = [layer for layer, found in self.layers.items() if found.experts is not None]
-        self.router = RouterShape(MINI.experts, MINI.active_experts)
-
-    def plan(self, keep: int, method: str, calibration: str) -> PrunePlan:
-        """Choose by halfbyte's own rules."""
-        layers, domains = self.layers, self.domains
-        if calibration == "task":
-            layers, domains = {number: _only(found, domains.index(TASK)) for number, found in layers.items()}, [TASK]
-        select: Any = "max_min" if calibration == "max_min" else "mean"
-        tokens = self.about["domains"]
-        blend = {name: 1 / tokens[name] for name in domains} if calibration == "even" else None
-        rule = Prune(method=method, statistics="given", keep=keep, select=select, blend=blend)  # type: ignore[arg-type]
-        return choose(layers, domains, rule, self.router, layers_expected=self.moe)
-
-    def knows_public(self) -> bool:
-        """Whether the sums of the public REAP code were measured; those of earlier versions were not."""
-        experts = self.layers[self.moe[0]].experts
-        return experts is not None and CRITERIA[PUBLIC].sum in experts.sums
-
-    def build(self, percent: int, method: str, calibration: str) -> Build:
-        """Return one cell of the study."""
-        plan = self.plan(KEEP[percent], method, calibration)
-        whole = [found["mean"] for found in plan.coverage["domains"].values() if found]
-        return Build(percent, method, calibration, plan.kept(), min(whole) if calibration != "task" else None)
-
-    def random(self, percent: int, seed: int) -> Build:
-        """Return experts drawn without looking."""
-        rng = random.Random(seed)
-        kept = {layer: tuple(sorted(rng.sample(range(MINI.experts), KEEP[percent]))) for layer in self.moe}
-        return Build(percent, "random", f"seed {seed}", kept)
-
-    def restored(self, method: str) -> Build:
-        """Return the task's half of the experts, and the best dropped ones of the mixed text beside it."""
-        half, mixed = self.plan(KEEP[50], method, "task"), self.plan(KEEP[50], method, "mixed")
-        judged = {number: replace(half.layers[number], scores=mixed.layers[number].scores) for number in half.layers}
-        plan = restore(replace(half, layers=judged), RESTORED)
-        return Build(62, method, f"task, {RESTORED} restored by mixed", plan.kept())
-
-
-def _only(found: LayerStats, domain: int) -> LayerStats:
-    """Return what a calibration on one domain alone would have measured."""
-    if found.experts is None:
-        return found
-    tensors = {name: array[:, [domain]] if array.ndim > 1 else array for name, array in found.experts.tensors().items()}
-    return replace(found, experts=ExpertStats.of(tensors))
-
-
-def builds(statistics: Statistics) -> Iterator[Build]:
-    """Yield all builds, the most telling ones first."""
-    for percent in ORDER:
-        for calibration in ("mixed", "task", "max_min"):
-            yield from (statistics.build(percent, method, calibration) for method in METHODS)
-        yield from (statistics.build(percent, method, "even") for method in EVEN)
-        if statistics.knows_public():
-            yield statistics.build(percent, PUBLIC, "mixed")
-        yield from (statistics.random(percent, seed) for seed in RANDOM_SEEDS)
-        if percent == ORDER[0]:
-            yield from repairs(statistics)
-
-
-def repairs(statistics: Statistics) -> Iterator[Build]:
-    """Yield what is tried to make half of the experts good again."""
-    yield statistics.restored("reap")
-    half = [statistics.build(50, "reap", "mixed"), statistics.build(50, "reap", "task")]
-    for build in (*half, statistics.restored("reap"), statistics.random(50, RANDOM_SEEDS[0])):
-        yield replace(build, tune=True)
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------
@@ -251,6 +146,7 @@ class Study:
             "loops": sum(loops),
             "low": low,
             "high": high,
+            "short": sum(_is_short(text) for text in texts),
             "unfinished": sum(
                 not text.endswith(chat.END) and not loop for text, loop in zip(texts, loops, strict=True)
             ),
@@ -273,6 +169,11 @@ class Study:
         same = (found.argmax(-1) == self.wanted.argmax(-1)).double().mean()
         whole = ratio(sums, tokens, (0.0, float("inf"))).as_dict()
         return {"all": whole, "worst": worst, "top1": float(same), "domains": by_domain}
+
+
+def _is_short(text: str) -> bool:
+    """Whether a text ended by itself after a few words: how a small model breaks that does not loop."""
+    return text.endswith(chat.END) and len(text.removesuffix(chat.END).split()) < stories.MIN_WORDS
 
 
 def _texts(model: Mini, prompts: list[str], tokens: int, heat: list[float]) -> list[str]:
@@ -332,7 +233,7 @@ class Results:
         kl, loops = found["kl"]["all"]["value"], found["loops"]
         print(
             f"{build.name}: {100 * right:.1f} % right, KL {kl:.4f}, worst {found['kl']['worst']},"
-            f" loops {loops['loops']} of {loops['texts']}, {found['seconds']} s",
+            f" loops {loops['loops']}, short {loops['short']} of {loops['texts']}, {found['seconds']} s",
             flush=True,
         )
 

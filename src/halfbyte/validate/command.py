@@ -40,6 +40,7 @@ def loops_command(out: Output, folder: Path, source: Path | None, count: int | N
     }
     lines = [
         ("texts", f"{found.texts}: {len(prompts)} prompts, greedily and at temperature 0.7, {tokens} tokens or fewer"),
+        ("short", f"{found.short} end after a few words"),
         ("unfinished", f"{found.unfinished} without looping"),
         *(("looping", example) for example in found.examples),
     ]

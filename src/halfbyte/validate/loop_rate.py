@@ -1,9 +1,10 @@
 """How often a checkpoint falls into a loop when it is asked for open-ended text.
 
 A pruned model can score well on tasks and still never end a story. Each prompt is answered greedily and at 0.7, and
-the loop detector reads what was written. With the source's rate beside it, a prompt counts as worse where more of its
-texts loop than the source's; a sign test over prompts says whether that can be chance, because the texts of one prompt
-are not independent.
+the loop detector reads what was written. A small model that lost too many experts breaks in another way: it stops after
+a few words. Such texts are counted too. With the source's rate beside it, a prompt counts as worse where more of its
+texts are broken than the source's; a sign test over prompts says whether that can be chance, because the texts of one
+prompt are not independent.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from halfbyte.validate.proportions import sign_test, wilson
 
 TEMPERATURES = (0.0, 0.7)
 TOKENS = 512
+FEWEST_WORDS = 25  # of an answer to these prompts; a text that ends before is broken off
 SHOWN = 3  # looping texts in a report
 SHOWN_CHARACTERS = 240  # of their ends: that is where they loop
 SIGNIFICANT = 0.05
@@ -30,10 +32,11 @@ TOLERATED = 0.02
 
 @dataclass(frozen=True, slots=True)
 class LoopRate:
-    """What the texts were; `by_prompt` is how many of each prompt's texts loop."""
+    """What the texts were; `by_prompt` is how many of each prompt's texts are broken: they loop, or are short."""
 
     texts: int
     loops: int
+    short: int  # ended after a few words
     unfinished: int  # neither looping nor ended: cut off where there was no more room
     by_temperature: tuple[tuple[float, int], ...]  # loops
     by_prompt: tuple[int, ...]
@@ -50,6 +53,7 @@ class LoopRate:
         return {
             "texts": self.texts,
             "loops": self.loops,
+            "short": self.short,
             "unfinished": self.unfinished,
             "share": self.loops / self.texts,
             "low": low,
@@ -83,16 +87,24 @@ def loop_rate(folder: Path, *, prompts: Sequence[str] | None = None, seed: int =
 def rate_of(texts: Sequence[Written], prompts: int) -> LoopRate:
     """Count loops in texts: all prompts at the first temperature, then at the next."""
     loops = [has_loop(text.text) for text in texts]
+    short = [is_short(text.text, ended=text.ended) and not loop for text, loop in zip(texts, loops, strict=True)]
     parts = [loops[start : start + prompts] for start in range(0, len(loops), prompts)]
+    by_prompt = [sum(loops[at::prompts]) + sum(short[at::prompts]) for at in range(prompts)]
     bad = [text.text for text, loop in zip(texts, loops, strict=True) if loop]
     return LoopRate(
         texts=len(texts),
         loops=sum(loops),
+        short=sum(short),
         unfinished=sum(not text.ended and not loop for text, loop in zip(texts, loops, strict=True)),
         by_temperature=tuple((heat, sum(part)) for heat, part in zip(TEMPERATURES, parts, strict=True)),
-        by_prompt=tuple(sum(found) for found in zip(*parts, strict=True)),
+        by_prompt=tuple(by_prompt),
         examples=tuple(_one_line(text) for text in bad[:SHOWN]),
     )
+
+
+def is_short(text: str, *, ended: bool) -> bool:
+    """Whether a text ended by itself before it said anything."""
+    return ended and len(text.split()) < FEWEST_WORDS
 
 
 def judge(found: LoopRate, source: LoopRate | None = None) -> Verdict:
@@ -105,7 +117,10 @@ def judge(found: LoopRate, source: LoopRate | None = None) -> Verdict:
         raise UsageError("the two were not asked the same", fix="give both the same prompts")
     pairs = list(zip(found.by_prompt, source.by_prompt, strict=True))
     p = sign_test(sum(mine > its for mine, its in pairs), sum(mine < its for mine, its in pairs))
-    return Verdict(f"{sentence}, the source in {source.loops}", p < SIGNIFICANT, p)
+    sentence += f", the source in {source.loops}"
+    if found.short or source.short:
+        sentence += f"; {found.short} end after a few words, the source's {source.short}"
+    return Verdict(sentence, p < SIGNIFICANT, p)
 
 
 def _one_line(text: str) -> str:

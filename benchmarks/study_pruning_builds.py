@@ -17,10 +17,11 @@ from training.shape import MINI
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.calibrate.store import read_stats
 from halfbyte.decisions import Prune
+from halfbyte.errors import UsageError
 from halfbyte.prune.choose import RouterShape, choose, restore
 from halfbyte.prune.coverage import coverage_of
 from halfbyte.prune.plan_file import PrunePlan
-from halfbyte.prune.saliency import CRITERIA, layer_scores
+from halfbyte.prune.saliency import layer_scores
 
 Kept = Mapping[int, tuple[int, ...]]
 
@@ -72,9 +73,13 @@ class Statistics:
         return choose(layers, domains, rule, self.router, layers_expected=self.moe)
 
     def knows_public(self) -> bool:
-        """Whether the sums of the public REAP code were measured; those of earlier versions were not."""
-        experts = self.layers[self.moe[0]].experts
-        return experts is not None and CRITERIA[PUBLIC].sum in experts.sums
+        """Whether the public REAP code's own choice can be made: only some calibrations measure its sums."""
+        try:
+            self.plan(KEEP[50], PUBLIC, "mixed")
+        except UsageError as error:
+            print(f"{PUBLIC} is left out: {error}", flush=True)
+            return False
+        return True
 
     def build(self, percent: int, method: str, calibration: str) -> Build:
         """Return one cell of the study."""
@@ -112,11 +117,12 @@ def _only(found: LayerStats, domain: int) -> LayerStats:
 
 def builds(statistics: Statistics) -> Iterator[Build]:
     """Yield all builds, the most telling ones first."""
+    public = statistics.knows_public()
     for percent in ORDER:
         for calibration in ("mixed", "task", "max_min"):
             yield from (statistics.build(percent, method, calibration) for method in METHODS)
         yield from (statistics.build(percent, method, "even") for method in EVEN)
-        if statistics.knows_public():
+        if public:
             yield statistics.build(percent, PUBLIC, "mixed")
         yield from (statistics.random(percent, seed) for seed in RANDOM_SEEDS)
         if percent == ORDER[0]:

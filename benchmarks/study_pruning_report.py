@@ -116,7 +116,7 @@ def plot(rows: Sequence[Row], title: str, value: Callable[[Row], float], *, log:
             calibration = "" if row["method"] == "random" else row["calibration"]
             lines.setdefault((row["method"], calibration), {}).setdefault(row["keep"], []).append(value(row))
     values = [one for line in lines.values() for found in line.values() for one in found]
-    least, most = min(values), max(values) or 1.0
+    least, most = min(values, default=1.0), max(values, default=1.0) or 1.0
     floor = max(least, 1e-4) if log else 0.0
 
     def up(number: float) -> float:

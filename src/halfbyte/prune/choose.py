@@ -9,6 +9,7 @@ that `max_min` finds.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from halfbyte.calibrate.stats import LayerStats
@@ -24,7 +25,7 @@ from halfbyte.prune.restore import restore
 from halfbyte.prune.router import RouterShape, check_count, keep_count
 from halfbyte.prune.saliency import Scores, layer_scores
 
-__all__ = ["RouterShape", "choose", "choose_layer", "gather", "keep_count", "restore", "spread"]
+__all__ = ["RouterShape", "choose", "choose_layer", "gather", "keep_count", "restore", "spread", "with_coverage"]
 
 ACROSS, ALONE = "across layers", "in each layer"
 
@@ -69,6 +70,12 @@ def gather(
     """Make a plan of layers that were chosen one by one."""
     scores = {layer: layer_scores(layer, layers[layer], domains, rule, router) for layer in sorted(choices)}
     return _plan(choices, scores, domains, rule, router, judged=ALONE)
+
+
+def with_coverage(plan: PrunePlan, layers: Mapping[int, LayerStats], domains: Sequence[str], rule: Prune) -> PrunePlan:
+    """Return a restored, edited or foreign plan with what it covers, by a rule's criterion."""
+    scores = {layer: layer_scores(layer, layers[layer], domains, rule, plan.router) for layer in sorted(plan.layers)}
+    return replace(plan, coverage=coverage_of(plan.kept(), scores, domains, plan.router))
 
 
 def spread(

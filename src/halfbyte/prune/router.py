@@ -57,8 +57,10 @@ def _check_groups(count: int, router: RouterShape, where: str) -> None:
     if rest:
         near = " or ".join(str(near) for near in (each * groups, (each + 1) * groups) if near)
         raise UsageError(f"{count} experts do not make {groups} equal groups", where=where, fix=f"keep {near}")
-    # A group is rated by its two best experts, and engines stop grouping where groups have one each.
     least = max(2, -(-router.top_k // router.topk_group))
     if each < least:
-        what = f"{each} experts in a group are too few: {router.top_k} are taken from {router.topk_group} groups"
-        raise UsageError(what, where=where, fix=f"keep {least * groups} or more")
+        why = f"{router.top_k} are taken from {router.topk_group} groups"
+        if each == 1:  # and engines stop grouping where groups have one expert each
+            why = "groups are rated by their two best"
+        number = "1 expert in a group is" if each == 1 else f"{each} experts in a group are"
+        raise UsageError(f"{number} too few: {why}", where=where, fix=f"keep {least * groups} or more")

@@ -64,7 +64,8 @@ def test_the_search_against_all_sets():
         of_mean += min(covered(shares, start)) == most
         gaps.append(most - found.worst)
     # Measured: 197 of 200 are the best there is, the others miss it by 0.012 at most; the start is it in 77.
-    assert optimal >= 190
+    # Without the exchanges from the start, 195 were.
+    assert optimal >= 196
     assert of_mean < 100
     assert max(gaps) < 0.02
 

@@ -4,7 +4,7 @@ import pytest
 from expert_stats import random_stats, router, rule, stats
 
 from halfbyte.errors import UsageError
-from halfbyte.prune.choose import choose
+from halfbyte.prune.choose import choose, with_coverage
 from halfbyte.prune.plan_file import LayerChoice, PrunePlan
 from halfbyte.prune.restore import restore
 
@@ -22,6 +22,13 @@ def test_the_best_of_the_dropped_come_back_in_each_layer():
     assert back.layers[1].scores == one.layers[1].scores
     assert (back.coverage, back.non_uniform, back.rule) == ({}, False, one.rule)
     assert one.kept() == {1: (0, 2), 4: (4, 5)}
+
+
+def test_what_a_restored_plan_covers_is_measured_again():
+    layers = {1: random_stats(1), 2: random_stats(2)}
+    grown = with_coverage(restore(plan(layers, 8, router(16), "abc"), 4), layers, "abc", rule(8))
+    larger = plan(layers, 12, router(16), "abc").coverage
+    assert grown.coverage == {key: larger[key] for key in ("domains", "layers")}
 
 
 def test_where_they_help_most_is_relative_to_the_layer():

@@ -38,7 +38,7 @@ def test_counts_that_a_router_can_work_with():
         (
             rule(8),
             GROUPED,
-            "1 experts in a group are too few: 8 are taken from 4 groups",
+            "1 expert in a group is too few: groups are rated by their two best",
             "prune.keep",
             "keep 16 or more",
         ),
@@ -48,6 +48,13 @@ def test_counts_that_a_router_can_work_with():
             "2 experts in a group are too few: 8 are taken from 2 groups",
             "prune.keep",
             "keep 32 or more",
+        ),
+        (
+            rule(4),
+            router(16, 2, 4, 4),
+            "1 expert in a group is too few: groups are rated by their two best",
+            "prune.keep",
+            "keep 8 or more",
         ),
         (
             rule(8),

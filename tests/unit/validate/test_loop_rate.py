@@ -41,8 +41,10 @@ def test_greedy_texts_are_those_of_transformers_own_generate(writer):
 
 
 def test_a_batch_is_what_each_prompt_gives_alone(writer):
-    together = writer.write(asked(writer), tokens=10, temperatures=[0.0, 0.0])
-    assert together == [writer.write([ids], tokens=10, temperatures=[0.0])[0] for ids in asked(writer)]
+    long = writer.asked("The fox found a lamp beside the old bridge. " * 25 + PROMPTS[0])
+    prompts = [*asked(writer), long]  # the first two see hundreds of tokens less
+    together = writer.write(prompts, tokens=16, temperatures=[0.0] * 3)
+    assert together == [writer.write([ids], tokens=16, temperatures=[0.0])[0] for ids in prompts]
 
 
 def test_the_seed_decides_what_is_sampled(writer):
@@ -57,6 +59,18 @@ def test_the_seed_decides_what_is_sampled(writer):
     assert first[:2] == other[:2]  # greedy ones do not care
     assert first[2:] != other[2:]
     assert first[:2] != first[2:]
+
+
+def test_who_leaves_does_not_change_what_the_others_draw(writer):
+    first = [
+        writer.write([who, *asked(writer)], tokens=24, temperatures=[0.0, 1.0, 1.0]) for who in leaving_and_not(writer)
+    ]
+    assert first[0][0].tokens < 12 < first[1][0].tokens
+    assert first[0][1:] == first[1][1:]
+
+
+def leaving_and_not(writer):
+    return [writer.asked("What is 2 + 3?"), asked(writer)[0]]
 
 
 def test_noise_draws_from_the_softmax():

@@ -295,7 +295,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=48, help="of every domain")
     parser.add_argument("--prompts", type=int, default=64, help="for open-ended texts, each at two temperatures")
     parser.add_argument("--documents", type=int, default=32, help="of every domain, for KL")
-    parser.add_argument("--tokens", type=int, default=384, help="the longest answer")
+    parser.add_argument("--tokens", type=int, default=320, help="the longest answer")
     parser.add_argument("--steps", type=int, default=tune_router.STEPS, help="of router tuning")
     parser.add_argument("--batch-tokens", type=int, default=tune_router.BATCH_TOKENS)
     parser.add_argument("--tuning-shards", type=int, default=6, help="made in as many processes; 0: one, at once")

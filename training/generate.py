@@ -1,4 +1,4 @@
-"""Greedy answers from the training model, many prompts at once, with a cache of latents: for scores, not for serving.
+"""Answers from the training model, greedy or sampled, many at once, with a cache of latents: not for serving.
 
 Attention works on the latents directly (the "absorbed" form that engines use), so a token costs 576 values a layer.
 """
@@ -34,14 +34,24 @@ class Cache:
 
 
 @torch.no_grad()
-def generate(model: Mini, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
-    """Return the new tokens of each prompt, the stop token included where the model came to one."""
+def generate(
+    model: Mini,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    temperatures: Sequence[float] | None = None,
+    seed: int = 0,
+) -> list[list[int]]:
+    """Return the new tokens of each prompt, the stop token included where the model came to one.
+
+    Each prompt has its temperature; none: all are answered greedily.
+    """
     device = model.embed_tokens.device
     longest = max(map(len, prompts))
     room = min(longest + new_tokens, CONTEXT)
     experts = model.experts()
     cache, hidden = _read(model, prompts, room, experts)
-    tokens = model.logits(hidden).argmax(-1)
+    choose = _Choice(temperatures, seed, device)
+    tokens = choose(model.logits(hidden))
     done = torch.zeros_like(tokens, dtype=torch.bool)
     stops = torch.tensor(STOPS, device=device)
     written = [tokens]
@@ -50,10 +60,25 @@ def generate(model: Mini, prompts: Sequence[Sequence[int]], new_tokens: int) -> 
         if step % CHECK_EVERY == 0 and bool(done.all()):
             break
         hidden = _next(model, tokens, cache.until(min(longest + step + 1, room)), experts)
-        tokens = torch.where(done, stops[0], model.logits(hidden).argmax(-1))
+        tokens = torch.where(done, stops[0], choose(model.logits(hidden)))
         written.append(tokens)
     rows = torch.stack(written, 1).tolist()
     return [_until_stop(row) for row in rows]
+
+
+class _Choice:
+    """The next tokens: the largest logits, plus temperature times Gumbel noise, which draws from the softmax."""
+
+    def __init__(self, temperatures: Sequence[float] | None, seed: int, device: torch.device) -> None:
+        heat = torch.tensor(temperatures or [0.0], dtype=torch.float32, device=device)
+        self.heat = heat[:, None] if bool(heat.any()) else None
+        self.random = torch.Generator(device).manual_seed(seed)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        if self.heat is None:
+            return logits.argmax(-1)
+        uniform = torch.rand(logits.shape, generator=self.random, device=logits.device).clamp_(1e-20, 1 - 1e-7)
+        return (logits.float() - self.heat * (-uniform.log()).log()).argmax(-1)
 
 
 def _until_stop(row: list[int]) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -69,14 +69,27 @@ def _bits(weight: Tensor) -> BF16Bits:
 
 def pruned(state: State, share: float, seed: int = PRUNE_SEED) -> State:
     """Return the weights without a random share of every layer's experts: their weights, router rows and biases."""
-    found = dict(state)
     rng = random.Random(seed)
+    kept: dict[int, list[int]] = {}
     for layer in moe_layers(state):
         count = len(state[f"{layer}.gate.weight"])
-        kept = torch.tensor(sorted(rng.sample(range(count), count - round(share * count))))
+        kept[number_of(layer)] = sorted(rng.sample(range(count), count - round(share * count)))
+    return with_kept(state, kept)
+
+
+def number_of(layer: str) -> int:
+    """Return the number of a layer in the model, by the name of its MoE block."""
+    return int(layer.split(".")[1])
+
+
+def with_kept(state: State, kept: Mapping[int, Sequence[int]]) -> State:
+    """Return the weights with only these experts of each layer: their weights, router rows and biases."""
+    found = dict(state)
+    for layer in moe_layers(state):
+        stay = torch.tensor(kept[number_of(layer)])
         names = [f"{layer}.experts.{which}" for which in LINEARS]
         for name in (*names, f"{layer}.gate.weight", f"{layer}.gate.e_score_correction_bias"):
-            found[name] = state[name][kept]
+            found[name] = state[name][stay]
     return found
 
 

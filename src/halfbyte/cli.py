@@ -27,6 +27,7 @@ from halfbyte.recipe_options import (
     refuse_data_beside_statistics,
 )
 from halfbyte.usage import Group, usage_errors
+from halfbyte.validate.command import loops_command
 
 if TYPE_CHECKING:
     from halfbyte.numerics.formats import Format
@@ -314,6 +315,7 @@ def diff_command(out: Output, a: Path, b: Path) -> None:
 
 
 cli.add_command(compare_command)
+cli.add_command(loops_command)
 
 
 @cli.command()

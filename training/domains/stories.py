@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import random
 
+from halfbyte.validate.loops import has_loop
 from training.articles import article
 from training.dice import between, chance, weighted
-from training.loops import has_loop
 from training.output import END, END_OF_THINKING, answer_of, ended
 from training.sample import Item, Sample, held_out
 from training.words import stories_lists as lists

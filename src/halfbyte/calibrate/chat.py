@@ -40,11 +40,16 @@ class ChatTemplate:
 
     def text(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> str:
         """Return a conversation as the model would see it, without an opening for another answer."""
+        return self._rendered(messages, tools, add_generation_prompt=False)
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, thinking: bool = False) -> str:
+        """Return a conversation that waits for an answer; templates that know no `thinking` do as they always do."""
+        return self._rendered(messages, tools, add_generation_prompt=True, thinking=thinking)
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Any] | None, **asked: bool) -> str:
         seen = [_with_parsed_calls(message) for message in messages]
         try:
-            return self._compiled.render(
-                messages=seen, tools=tools, documents=None, add_generation_prompt=False, **self.named
-            )
+            return self._compiled.render(messages=seen, tools=tools, documents=None, **asked, **self.named)
         except Exception as error:  # a template is a foreign program: whatever it raises, it could not do this
             what = f"the chat template refuses a conversation: {error}"
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""A checkpoint's vocabulary: text to token ids, read from its data files alone; none of its code is run.
+"""A checkpoint's vocabulary: text to token ids and back, read from its data files alone; none of its code is run.
 
 Two files are read. `tiktoken.model` is Kimi's: the merges are in the file, while the pattern that splits text into
 words and the names of the special tokens are in the code and the config beside it; both are known here.
@@ -64,11 +64,12 @@ _PROBE = "a"
 
 # Texts to ids; True where special tokens that a text spells are meant.
 _Encode = Callable[[Sequence[str], bool], list[list[int]]]
+_Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
-    """Text to token ids, and the ids that stand for no text."""
+    """Text to token ids and back, and the ids that stand for no text."""
 
     size: int  # all ids, special and reserved ones too
     special: Mapping[str, int]  # every added token by its text, whether its config calls it special or not
@@ -76,6 +77,7 @@ class Vocabulary:
     before: tuple[int, ...]  # what is put before a plain text, where the vocabulary says so (often a BOS)
     after: tuple[int, ...]
     _encode: _Encode
+    _decode: _Decode
 
     @property
     def eos(self) -> int | None:
@@ -98,6 +100,10 @@ class Vocabulary:
     def encode_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
         """Return the ids of each text; `special` where special tokens that a text spells are meant."""
         return self._encode([_whole(text) for text in texts], special)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens spelled out; bytes that are no text become U+FFFD."""
+        return self._decode(ids)
 
     def encode_first(self, texts: Sequence[str], count: int, *, special: bool = False) -> list[list[int]]:
         """Return the first ids of each text, as many as are wanted, without encoding all that lies behind them.
@@ -151,7 +157,10 @@ def _kimi(folder: Path, config: Mapping[str, Any]) -> Vocabulary:
             for text in texts
         ]
 
-    return Vocabulary(len(ranks) + _KIMI_RESERVED, special, _named(config), (), (), encode)
+    def decode(ids: Sequence[int]) -> str:
+        return encoding.decode(list(ids), errors="replace")
+
+    return Vocabulary(len(ranks) + _KIMI_RESERVED, special, _named(config), (), (), encode, decode)
 
 
 def _kimi_special(path: Path, config: Mapping[str, Any], first: int) -> dict[str, int]:
@@ -206,10 +215,13 @@ def _tokenizers(path: Path, config: Mapping[str, Any]) -> Vocabulary:
         reader = full if with_special else plain
         return [found.ids for found in reader.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    def decode(ids: Sequence[int]) -> str:
+        return full.decode(list(ids), skip_special_tokens=False)
+
     added = full.get_added_tokens_decoder()
     special = {str(token.content): id for id, token in sorted(added.items())}
     size = max(full.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-    return Vocabulary(size, special, _named(config), *_frame(full), encode)
+    return Vocabulary(size, special, _named(config), *_frame(full), encode, decode)
 
 
 def _build(path: Path, stored: Mapping[str, Any]) -> tokenizers.Tokenizer:

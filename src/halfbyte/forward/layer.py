@@ -57,7 +57,7 @@ class DecoderLayer:
             self._layer: Any = DeepseekV3DecoderLayer(model.config, index)
         if self.is_moe:
             del self._layer.mlp.experts
-        _load(self._layer, model.layer(index), tensors, dtype, device)
+        load_into(self._layer, model.layer(index), tensors, dtype, device)
         self._watched = _Watched(self._layer)
 
     @torch.no_grad()
@@ -94,7 +94,7 @@ class DecoderLayer:
             return h + (routed.view_as(h) + self._layer.mlp.shared_experts(x.view_as(h)))
 
 
-def _load(module: nn.Module, prefix: str, tensors: Tensors, dtype: torch.dtype, device: str) -> None:
+def load_into(module: nn.Module, prefix: str, tensors: Tensors, dtype: torch.dtype, device: str) -> None:
     """Put the checkpoint's tensors in the places of a module's own, which have only shapes."""
     state: dict[str, torch.Tensor] = {}
     for name, wanted in module.state_dict().items():

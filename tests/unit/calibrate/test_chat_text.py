@@ -110,3 +110,14 @@ def test_without_a_template_turns_are_joined_as_modelopt_joins_them():
     assert (
         joined([{"role": "user", "content": parts}, {"role": "assistant", "content": None}, {"role": "x"}]) == "ab\n\n"
     )
+
+
+def test_a_prompt_waits_for_an_answer():
+    folder = Path(__file__).parents[3] / "models" / "kimi-mini"
+    template = load_template(folder, load_vocabulary(folder).named)
+    assert template is not None
+    asked = [{"role": "user", "content": "Why?"}]
+    opening = "<|im_user|>user<|im_middle|>Why?<|im_end|>"
+    assert template.text(asked) == opening
+    assert template.prompt(asked) == opening + "<|im_assistant|>assistant<|im_middle|><think></think>"
+    assert template.prompt(asked, thinking=True) == opening + "<|im_assistant|>assistant<|im_middle|><think>"

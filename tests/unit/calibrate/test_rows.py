@@ -197,7 +197,7 @@ def test_a_fingerprint_sees_every_array_name_and_shape():
 
 
 def test_a_vocabulary_without_padding_is_refused():
-    nameless = Vocabulary(3, {}, {}, (), (), lambda texts, special: [[1] for _ in texts])
+    nameless = Vocabulary(3, {}, {}, (), (), lambda texts, special: [[1] for _ in texts], str)
     with pytest.raises(CheckpointError, match="neither a pad token nor an end of text"):
         make_rows(recipe(("news", ARTICLES, "article", False, 1)), nameless, None)
 

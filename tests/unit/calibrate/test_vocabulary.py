@@ -284,3 +284,19 @@ def test_what_lies_behind_the_first_tokens_is_not_encoded(kimi):
     wide = dataclasses.replace(kimi, _encode=lambda texts, _: seen.extend(texts) or [[len(t)] for t in texts])
     assert wide.encode_first([few], 24) == [[len(few)]]
     assert [len(text) for text in seen] == [25_000, 25_000, len(few)]
+
+
+def test_ids_become_their_text_again():
+    vocabulary = load_vocabulary(Path(__file__).parents[3] / "models" / "kimi-mini")
+    text = "Zwei Füße, <|im_end|> und 东方!\n\n"
+    assert vocabulary.decode(vocabulary.encode(text)) == text
+    ids = vocabulary.encode(text, special=True)
+    assert vocabulary.special["<|im_end|>"] in ids
+    assert vocabulary.decode(ids) == text
+
+
+def test_kimis_ids_become_their_text_again(kimi):
+    for text in ("a b c", "Füße <|im_end|>"):
+        assert kimi.decode(kimi.encode(text)) == text
+    assert kimi.decode(kimi.encode("东")[:1]) == "\ufffd"  # a third of a character
+    assert kimi.decode([kimi.special["<|im_end|>"]]) == "<|im_end|>"

@@ -4,8 +4,9 @@ import random
 
 import pytest
 from training.domains import stories
-from training.loops import ends_in_cycle, has_loop, says_the_same
 from training.output import END
+
+from halfbyte.validate.loops import ends_in_cycle, has_loop, says_the_same
 
 ITEMS = stories.test_items(40, seed=5)
 PROSE = [stories.train_sample(random.Random(number)) for number in range(800)]

@@ -72,3 +72,20 @@ def test_int4_experts_answer_as_what_is_stored_answers():
             state[name] = int4.stored(state[name]).float()
     model.load_state_dict(state)
     assert generate.generate(model, prompts(), NEW_TOKENS) == quantized
+
+
+def test_temperature_is_each_prompts_own_and_the_seed_decides():
+    model = toy_model()
+    greedy = generate.generate(model, prompts(), NEW_TOKENS)
+    heat = [0.0, 2.0, 0.0, 2.0, 2.0]
+    first, again, other = (generate.generate(model, prompts(), NEW_TOKENS, heat, seed) for seed in (1, 1, 2))
+    assert first == again
+    assert [first[at] for at in (0, 2)] == [greedy[at] for at in (0, 2)] == [other[at] for at in (0, 2)]
+    assert all(first[at] != greedy[at] for at in (1, 3, 4))
+    assert first != other
+
+
+def test_sampled_tokens_come_from_the_softmax():
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0]).expand(20_000, 4)
+    drawn = generate._Choice([0.7] * 20_000, 3, torch.device("cpu"))(logits)
+    assert torch.allclose(torch.bincount(drawn, minlength=4) / 20_000, (logits[0] / 0.7).softmax(-1), atol=0.01)

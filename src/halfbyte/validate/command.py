@@ -1,0 +1,52 @@
+"""The command `halfbyte loops`; what it needs is imported when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from halfbyte.console import Output
+from halfbyte.errors import CheckFailedError
+from halfbyte.usage import Command
+
+_FOLDER = click.Path(path_type=Path)
+
+
+@click.command("loops", cls=Command)
+@click.argument("folder", metavar="OUT", type=_FOLDER)
+@click.option("--against", "source", metavar="SRC", type=_FOLDER, help="Ask this one too, and compare.")
+@click.option("--prompts", "count", type=click.IntRange(1), help="How many of the 64 prompts.  [default: all]")
+@click.option("--tokens", type=click.IntRange(1), default=512, show_default=True, help="The longest text.")
+@click.option("--seed", type=int, default=0, show_default=True, help="For the texts at temperature 0.7.")
+@click.pass_obj
+def loops_command(out: Output, folder: Path, source: Path | None, count: int | None, tokens: int, seed: int) -> None:
+    """Ask OUT for open-ended texts, and say how many fall into a loop. Exit code 1 if too many.
+
+    For models that fit into memory decoded. Each prompt is answered greedily and at temperature 0.7.
+    """
+    from halfbyte.validate.loop_rate import judge, loop_rate  # noqa: PLC0415 - `halfbyte --help` stays instant
+    from halfbyte.validate.prompts import open_prompts  # noqa: PLC0415
+
+    prompts = open_prompts(count)
+    found = loop_rate(folder, prompts=prompts, tokens=tokens, seed=seed)
+    beside = None if source is None else loop_rate(source, prompts=prompts, tokens=tokens, seed=seed)
+    verdict = judge(found, beside)
+    value = {
+        **found.as_dict(),
+        "source": None if beside is None else beside.as_dict(),
+        "p": verdict.p,
+        "flagged": verdict.flagged,
+    }
+    lines = [
+        ("texts", f"{found.texts}: {len(prompts)} prompts, greedily and at temperature 0.7, {tokens} tokens or fewer"),
+        ("short", f"{found.short} end after a few words"),
+        ("unfinished", f"{found.unfinished} without looping"),
+        *(("looping", example) for example in found.examples),
+    ]
+    out.facts(value, lines)
+    out.verdicts([("bad" if verdict.flagged else "good", verdict.sentence)])
+    if verdict.flagged:
+        raise CheckFailedError(verdict.sentence, where=str(folder), fix="keep or restore more experts, then ask again")
+    if source is None:
+        out.hint(f"halfbyte loops {folder} --against SRC")

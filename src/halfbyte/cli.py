@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from halfbyte.calibrate.command import calibrate_command
 from halfbyte.compare.command import compare_command
 from halfbyte.console import Column, Output
-from halfbyte.device_options import CUDA, chosen_device_memory, device_options, refuse_threads_beside_device
+from halfbyte.device_options import CUDA, chosen_device_memory, device_options
 from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
 from halfbyte.prune.command import prune_command
 from halfbyte.recipe_options import (
@@ -222,39 +223,7 @@ def quantize_command(out: Output, source: Path, out_folder: Path, threads: int |
     out.hint(f"halfbyte audit {out_folder} --against {source}")
 
 
-@cli.command("calibrate")
-@click.argument("source", type=click.Path(path_type=Path))
-@recipe_options
-@click.option("-o", "--out", "folder", metavar="STATS", required=True, type=click.Path(path_type=Path),
-              help="The folder for the statistics.")  # fmt: skip
-@device_options
-@click.option("--threads", type=click.IntRange(1), help="Threads that compute.  [default: cores]")
-@click.pass_obj
-def calibrate_command(out: Output, source: Path, folder: Path, threads: int | None, **choice: Any) -> None:
-    """Measure the activations of SOURCE on the recipe's data, a layer in memory at a time.
-
-    Many recipes can use the statistics (`quantize --stats STATS`). Run the same command again to resume.
-    """
-    from halfbyte import show
-    from halfbyte.measuring import calibrate
-
-    refuse_threads_beside_device(threads, choice["device"])
-    recipe = chosen_recipe(choice)
-    with out.progress() as bar:
-        result = calibrate(
-            source,
-            folder,
-            recipe,
-            layers=choice["layers"],
-            threads=threads,
-            device=choice["device"],
-            device_memory=chosen_device_memory(choice),
-            progress=show.steps(bar),
-        )
-    show.calibration(out, result)
-    out.hint(f"halfbyte quantize {source} OUT -r {choice['recipe']} --stats {folder}")
-
-
+cli.add_command(calibrate_command)
 cli.add_command(prune_command)
 
 

@@ -37,7 +37,7 @@ from halfbyte.plan.rules import ENCODE, ROUTED, Job
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.prune.plan_file import PrunePlan, write_prune_plan
 from halfbyte.rest import write_rest
-from halfbyte.run import Progress, Runner, memory_to_wait_in
+from halfbyte.run import Means, Progress, Runner
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
 from halfbyte.source.identity import identity
 from halfbyte.source.known_hashes import known_hashes
@@ -106,16 +106,15 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
 
     A plan that was made before (`planned`) is refused where it is not the one that is made now.
     """
-    begin = time.monotonic()
+    begin, means = time.monotonic(), Means(threads, device, device_memory)
     refuse_nested(source, out)
     made = plan(source, recipe, layers=layers)
-    _check_asked(made, planned, stats, prune_plan, device)
+    _check_asked(made, planned, stats, prune_plan, means)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
     weights, seen = identity(made.checkpoint), source_stamps(made.checkpoint)
     measured = _statistics(made, out, weights, stats, device, prune_plan)
     made, pruned = _with_experts(made, measured, weights, prune_plan)
-    if device != CPU:
-        _check_device(made, measured, device, device_memory)
+    _check_device(made, measured, means)
     _check_folder(out, made, measured)
     journal = Journal(out / FOLDER / JOURNAL)
     finished = _verified(out, made, journal)
@@ -123,21 +122,15 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     _check_space(out, made, finished, measured)
     needed = sorted({shard for job in made.jobs for shard in made.source_shards(job)})
     stamps = _verify_source(source, out, needed, threads, progress) if verify_source else None
-    waiting = None if device == CPU else memory_to_wait_in()
     with explained(out, made, journal), alone(out), without_parts(out):  # nothing was written until here
         _check_folder(out, made, measured)  # again, now that nobody else can begin
         _begin(out, made, weights, measured, stamps, pruned)
         with (
             _arithmetic(made),
-            Runner(
-                made, out, journal, finished, seen=seen, threads=threads, progress=progress, waiting_nbytes=waiting
-            ) as runner,
+            Runner(made, out, journal, finished, seen=seen, means=means, progress=progress) as runner,
         ):
             chooser = _chooser(made, measured, weights)
-            if device == CPU:
-                coverage = _run(made, out, runner, measured, chooser, threads)
-            else:
-                coverage = _run_on_device(made, out, runner, measured, device, device_memory)
+            coverage = _run(made, out, runner, measured, chooser, means)
         pruned = _note_experts(out, chooser) or pruned
         write_rest(made if pruned is None else replace(made, kept=pruned.kept()), out, others)
     return Result(
@@ -155,7 +148,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
 
 
 def _check_asked(
-    made: Plan, planned: PlanFile | None, stats: Path | None, prune_plan: PrunePlan | None, device: str
+    made: Plan, planned: PlanFile | None, stats: Path | None, prune_plan: PrunePlan | None, means: Means
 ) -> None:
     """Refuse another plan than was made before, and a pruning of which nothing says who stays."""
     if planned is not None:
@@ -164,7 +157,7 @@ def _check_asked(
         return
     from halfbyte.prune.decide import refuse_unclear  # noqa: PLC0415 - most recipes prune nothing
 
-    refuse_unclear(made, prune_plan, has_statistics=stats is not None, on_cpu=device == CPU)
+    refuse_unclear(made, prune_plan, has_statistics=stats is not None, on_cpu=means.on_cpu)
 
 
 def _with_experts(
@@ -205,12 +198,14 @@ def _arithmetic(made: Plan) -> AbstractContextManager[None]:
     return one_blas_thread() if compensates else nullcontext()
 
 
-def _check_device(made: Plan, measured: Statistics | None, device: str, memory: int | None) -> None:
+def _check_device(made: Plan, measured: Statistics | None, means: Means) -> None:
+    if means.on_cpu:
+        return
     import torch  # noqa: PLC0415
 
     from halfbyte.cuda.start import check_device  # noqa: PLC0415 - only those who have one pay for it
 
-    check_device(made, measured, torch.device(device), memory)
+    check_device(made, measured, torch.device(means.device), means.device_memory)
 
 
 def _statistics(
@@ -250,16 +245,18 @@ def _run(
     runner: Runner,
     measured: Statistics | None,
     chooser: LayerByLayer | None,
-    threads: int | None,
+    means: Means,
 ) -> Report | None:
     """Do every job that is pending: in the order of the files, or layer by layer as they are measured."""
+    if not means.on_cpu:
+        return _run_on_device(made, out, runner, measured, means)
     pending = runner.pending()
     if measured is None:
         runner.do(pending)
         return None
     if measured.file is not None and made.recipe.quantize is None:  # nothing waits for a layer's statistics
         runner.do(pending)
-        return _coverage(made, out, dict(measured.layers(runner.reader, threads, runner.say, ())))
+        return _coverage(made, out, dict(measured.layers(runner.reader, means.threads, runner.say, ())))
     from halfbyte.transform.from_data import from_data  # noqa: PLC0415
 
     quantize = made.recipe.quantize
@@ -268,7 +265,7 @@ def _run(
         by_layer.setdefault(job.layer, []).append(job)
     layers: dict[int, LayerStats] = {}
     unwritten = {job.layer for job in pending if job.layer is not None and job.role == ROUTED and job.action == ENCODE}
-    for layer, found in measured.layers(runner.reader, threads, runner.say, unwritten):
+    for layer, found in measured.layers(runner.reader, means.threads, runner.say, unwritten):
         jobs = by_layer.get(layer, [])
         runner.do(chooser.jobs(layer, found, jobs) if chooser else jobs, from_data(found, quantize))
         layers[layer] = replace(found, moments=None)  # which are large
@@ -276,14 +273,12 @@ def _run(
     return _coverage(made, out, layers)
 
 
-def _run_on_device(
-    made: Plan, out: Path, runner: Runner, measured: Statistics | None, device: str, memory: int | None
-) -> Report | None:
+def _run_on_device(made: Plan, out: Path, runner: Runner, measured: Statistics | None, means: Means) -> Report | None:
     import torch  # noqa: PLC0415
 
     from halfbyte.cuda.start import run_on_device  # noqa: PLC0415
 
-    layers, _ = run_on_device(made, runner, measured, torch.device(device), memory)
+    layers, _ = run_on_device(made, runner, measured, torch.device(means.device), means.device_memory)
     return _coverage(made, out, layers) if measured is not None else None
 
 

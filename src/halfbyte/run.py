@@ -31,8 +31,6 @@ from halfbyte.transform.apply import Done, Given, apply, as_bytes
 from halfbyte.write import WAITING_NBYTES, Journal, ShardFile
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
-
-
 _OPEN_SHARDS = 3  # of a pass on a GPU: one that is hashed, one that is written, one that both layers reach into
 _PIECE_NBYTES = 1 << 25  # of what was made elsewhere, a thread writes at a time
 
@@ -67,6 +65,34 @@ FromData = Callable[[Job], Given]
 def nothing_given(_: Job) -> Given:
     """Everything is made from the source."""
     return Given()
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a run may use; it changes how long a run takes, and no byte."""
+
+    threads: int | None = None  # None: cores and two
+    device: str = "cpu"
+    device_memory: int | None = None  # None: all that is free
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether everything runs on the processor."""
+        return self.device == "cpu"
+
+    def waiting_nbytes(self) -> int | None:
+        """Return how much of each open shard may wait in memory until it is hashed; what cannot is read again.
+
+        The first tensors of an NVFP4 shard are scales of all its experts, so the last expert decides when hashing
+        begins. A machine with a GPU has the memory to wait, and its disk is what a pass waits for.
+        """
+        if self.on_cpu:
+            return None
+        from halfbyte.doctor import memory_facts  # noqa: PLC0415 - which only these runs ask
+
+        memory = memory_facts()
+        known = [nbytes for nbytes in (memory.available_nbytes, memory.limit_nbytes) if nbytes is not None]
+        return max(min(known) // _OPEN_SHARDS // 4, WAITING_NBYTES) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,19 +213,6 @@ def _keep_freed_memory() -> None:
             libc.mallopt(option, 1 << 30)
 
 
-def memory_to_wait_in() -> int | None:
-    """Return how much of each open shard may wait in memory until it is hashed; what cannot is read again.
-
-    The first tensors of an NVFP4 shard are scales of all its experts, so the last expert decides when hashing begins. A
-    machine with a GPU has the memory to wait, and its disk is what a pass waits for.
-    """
-    from halfbyte.doctor import memory_facts  # noqa: PLC0415 - which only these runs ask
-
-    memory = memory_facts()
-    known = [nbytes for nbytes in (memory.available_nbytes, memory.limit_nbytes) if nbytes is not None]
-    return max(min(known) // _OPEN_SHARDS // 4, WAITING_NBYTES) if known else None
-
-
 class Runner:
     """Does jobs of a plan, all at once or some at a time; a context manager that leaves no file open."""
 
@@ -211,15 +224,13 @@ class Runner:
         finished: Mapping[str, str],
         *,
         seen: Stamps,
-        threads: int | None,
+        means: Means,
         progress: Callable[[Progress], None] | None,
-        waiting_nbytes: int | None = None,
     ) -> None:
-        """`waiting_nbytes` of each open shard may wait in memory for their turn to be hashed."""
-        self._run = _Run(plan, out, journal, finished, waiting_nbytes)
+        self._run = _Run(plan, out, journal, finished, means.waiting_nbytes())
         self._plan, self._progress = plan, progress
         self.reader = HoldingReader(plan.checkpoint, seen)
-        self._pool = ThreadPoolExecutor(threads or run_threads())
+        self._pool = ThreadPoolExecutor(means.threads or run_threads())
         self._finishing: deque[Future[None]] = deque()
 
     def __enter__(self) -> Runner:

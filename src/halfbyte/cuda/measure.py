@@ -10,7 +10,7 @@ import torch
 from halfbyte.calibrate.given import Say, Statistics
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.cuda.start import check_device, check_machine, run_on_device
-from halfbyte.run import Progress, Runner
+from halfbyte.run import Means, Progress, Runner
 from halfbyte.source.read import stamps
 from halfbyte.write import Journal
 
@@ -37,5 +37,5 @@ class OnDevice:
 
         journal = Journal(folder / "journal.jsonl")  # of shards, of which there are none: it is never written
         seen = stamps(self._plan.checkpoint)
-        with Runner(self._plan, folder, journal, {}, seen=seen, threads=1, progress=tell) as runner:
+        with Runner(self._plan, folder, journal, {}, seen=seen, means=Means(threads=1), progress=tell) as runner:
             run_on_device(self._plan, runner, wanted, self._device, self._limit, found=measured)

@@ -33,7 +33,7 @@ from halfbyte.errors import UsageError
 from halfbyte.prune.router import RouterShape
 
 Values = NDArray[np.float64]
-_COUNT = "count"
+_COUNT, _COUNT_PUBLIC = "count", "count_public"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Criterion:
 CRITERIA: Mapping[PruneMethod, Criterion] = {
     "reap": Criterion("gn", mean=True),
     "reap_softmax": Criterion("pn", mean=True),
-    "reap_public": Criterion("pn_public", mean=True, tokens="count_public"),
+    "reap_public": Criterion("pn_public", mean=True, tokens=_COUNT_PUBLIC),
     "reap_g2": Criterion("g2n", mean=True),
     "reap_l2": Criterion("g2n2", mean=True),
     "frequency": Criterion(_COUNT, mean=False),
@@ -99,10 +99,12 @@ def _experts(layer: int, stats: LayerStats, domains: Sequence[str], router: Rout
 
 
 def _array(layer: int, experts: ExpertStats, name: str, method: str) -> Values:
-    found = experts.count if name == _COUNT else experts.sums.get(name)
+    counts = {_COUNT: experts.count, _COUNT_PUBLIC: experts.count_public}
+    found = counts[name] if name in counts else experts.sums.get(name)
     if found is None:
         what = f"'{method}' needs the sum '{name}', which these statistics do not have"
-        fix = "measure again with this version (halfbyte calibrate), or set prune.method to reap"
+        again = " --set calibrate.public_reap=true" if name.endswith("_public") else " with this version"
+        fix = f"measure again (halfbyte calibrate{again}), or choose another --method, such as reap"
         raise UsageError(what, where=f"layer {layer}", fix=fix)
     values = found.astype(np.float64)
     check_possible(layer, values, f"sum of {name}")

@@ -13,6 +13,8 @@ def stats(count, gn=None, out=None, **sums):
     found = ExpertStats.empty(*count.shape)
     found.count[...] = count
     found.out_amax[...] = 1 if out is None else out
+    if (public := sums.pop("count_public", None)) is not None:
+        found.count_public = two_dimensional(public).astype(np.int64)
     for name, values in {"gn": count if gn is None else gn, **sums}.items():
         found.sums[name] = two_dimensional(values).astype(np.float64)
     return LayerStats({}, found)

@@ -95,7 +95,8 @@ def test_statistics_without_a_sum_serve_all_other_criteria(method, name):
     with pytest.raises(UsageError) as caught:
         scores(found, rule(4, method=method), "abc", 16)
     assert caught.value.what == f"'{method}' needs the sum '{name}', which these statistics do not have"
-    assert "prune.method to reap" in caught.value.fix
+    assert ("--set calibrate.public_reap=true" in caught.value.fix) == (method == "reap_public")
+    assert "another --method, such as reap" in caught.value.fix
     scores(found, rule(4), "abc", 16)
 
 

@@ -1,0 +1,46 @@
+"""The command `halfbyte calibrate`; what it needs is imported when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from halfbyte.console import Output
+from halfbyte.device_options import chosen_device_memory, device_options, refuse_threads_beside_device
+from halfbyte.recipe_options import chosen_recipe, recipe_options
+from halfbyte.usage import Command
+
+
+@click.command("calibrate", cls=Command)
+@click.argument("source", type=click.Path(path_type=Path))
+@recipe_options
+@click.option("-o", "--out", "folder", metavar="STATS", required=True, type=click.Path(path_type=Path),
+              help="The folder for the statistics.")  # fmt: skip
+@device_options
+@click.option("--threads", type=click.IntRange(1), help="Threads that compute.  [default: cores]")
+@click.pass_obj
+def calibrate_command(out: Output, source: Path, folder: Path, threads: int | None, **choice: Any) -> None:
+    """Measure the activations of SOURCE on the recipe's data, a layer in memory at a time.
+
+    Many recipes can use the statistics (`quantize --stats STATS`). Run the same command again to resume.
+    """
+    from halfbyte import show  # noqa: PLC0415 - `halfbyte --help` stays instant
+    from halfbyte.measuring import calibrate  # noqa: PLC0415
+
+    refuse_threads_beside_device(threads, choice["device"])
+    recipe = chosen_recipe(choice)
+    with out.progress() as bar:
+        result = calibrate(
+            source,
+            folder,
+            recipe,
+            layers=choice["layers"],
+            threads=threads,
+            device=choice["device"],
+            device_memory=chosen_device_memory(choice),
+            progress=show.steps(bar),
+        )
+    show.calibration(out, result)
+    out.hint(f"halfbyte quantize {source} OUT -r {choice['recipe']} --stats {folder}")

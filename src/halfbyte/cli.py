@@ -17,7 +17,7 @@ import click
 from halfbyte.calibrate.command import calibrate_command
 from halfbyte.compare.command import compare_command
 from halfbyte.console import Column, Output
-from halfbyte.device_options import CUDA, chosen_device_memory, device_options
+from halfbyte.device_options import CPU, chosen_device_memory, device_options
 from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
 from halfbyte.prune.command import prune_command
 from halfbyte.recipe_options import (
@@ -155,12 +155,12 @@ def plan_command(out: Output, source: str | None, file: Path | None, other: Path
         fit = _fitter(choice["gpus"])
         made = plan(open_source(source, choice["example"]), recipe, layers=choice["layers"])
         seconds = device = None
-        if choice["device"] == CUDA:
+        if choice["device"] != CPU:
             from halfbyte.plan.device import on_device
             from halfbyte.plan.measure import measure_disk
 
             disk = None if choice["no_measure"] else measure_disk(made, choice["folder"])
-            device = on_device(made, disk, limit)
+            device = on_device(made, disk, limit, choice["device"].count(",") + 1)
             seconds = None if choice["no_measure"] else device.time
         elif not choice["no_measure"]:
             from halfbyte.plan.estimate import estimate

@@ -7,28 +7,51 @@ from typing import Any
 
 import click
 
+from halfbyte.devices import CPU, CUDA, device_names
 from halfbyte.errors import UsageError
 from halfbyte.units import nbytes
 
-CPU, CUDA = "cpu", "cuda"
+__all__ = ["CPU", "CUDA", "chosen_device_memory", "device_option", "device_options", "refuse_threads_beside_device"]
 
 
-device_option = click.option("--device", type=click.Choice([CPU, CUDA]), default=CPU, show_default=True,
-                             help="Where layers run and experts are encoded; cuda takes one GPU.")  # fmt: skip
+class _Devices(click.ParamType[str]):
+    """Devices by name; whether the machine has them is said when they are used."""
+
+    name = "device"
+
+    def __init__(self, *, several: bool) -> None:
+        self._several = several
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the names as everything else reads them."""
+        names = device_names(value)
+        if names[0].startswith(CPU) and value != CPU:
+            raise UsageError(f"'{value}' names no device", where="--device", fix="write cpu")
+        if len(names) > 1 and not self._several:
+            where = ctx.command_path if ctx else "--device"
+            raise UsageError("this command runs on one GPU", where=where, fix=f"write --device {names[0]}")
+        return ",".join(names)
+
+
+device_option = click.option("--device", type=_Devices(several=False), metavar="cpu|cuda|cuda:N", default=CPU,
+                             show_default=True, help="Where layers run; cuda takes one GPU.")  # fmt: skip
+_several = click.option("--device", type=_Devices(several=True), metavar="cpu|cuda|cuda:N,...", default=CPU,
+                        show_default=True, help="Where layers run and experts are encoded: the CPU, one GPU, or "
+                        "several (cuda:0,cuda:1), which share the tokens.")  # fmt: skip
 
 
 def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --device and --device-memory."""
-    memory = "Take at most so much of the GPU's memory, as in 24GB.  [default: what is free]"
-    return device_option(click.option("--device-memory", metavar="SIZE", help=memory)(command))
+    """Add --device, for several, and --device-memory."""
+    memory = "Take at most so much of each GPU's memory, as in 24GB.  [default: what is free]"
+    return _several(click.option("--device-memory", metavar="SIZE", help=memory)(command))
 
 
 def chosen_device_memory(choice: Mapping[str, Any]) -> int | None:
-    """Return the bytes that may be taken; None: all that are free."""
+    """Return the bytes that may be taken of each GPU; None: all that are free."""
     text: str | None = choice["device_memory"]
     if text is None:
         return None
-    if choice["device"] != CUDA:
+    if choice["device"] == CPU:
         fix = "add --device cuda, or leave it out"
         raise UsageError("there is no GPU whose memory could be limited", where="--device-memory", fix=fix)
     return nbytes(text)

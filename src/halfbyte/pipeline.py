@@ -201,11 +201,9 @@ def _arithmetic(made: Plan) -> AbstractContextManager[None]:
 def _check_device(made: Plan, measured: Statistics | None, means: Means) -> None:
     if means.on_cpu:
         return
-    import torch  # noqa: PLC0415
+    from halfbyte.cuda.start import check_device, devices_of  # noqa: PLC0415 - only those who have one pay for it
 
-    from halfbyte.cuda.start import check_device  # noqa: PLC0415 - only those who have one pay for it
-
-    check_device(made, measured, torch.device(means.device), means.device_memory)
+    check_device(made, measured, devices_of(means.device), means.device_memory)
 
 
 def _statistics(
@@ -274,11 +272,9 @@ def _run(
 
 
 def _run_on_device(made: Plan, out: Path, runner: Runner, measured: Statistics | None, means: Means) -> Report | None:
-    import torch  # noqa: PLC0415
+    from halfbyte.cuda.start import devices_of, run_on_device  # noqa: PLC0415
 
-    from halfbyte.cuda.start import run_on_device  # noqa: PLC0415
-
-    layers, _ = run_on_device(made, runner, measured, torch.device(means.device), means.device_memory)
+    layers, _ = run_on_device(made, runner, measured, devices_of(means.device), means.device_memory)
     return _coverage(made, out, layers) if measured is not None else None
 
 

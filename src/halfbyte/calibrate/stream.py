@@ -20,6 +20,7 @@ from halfbyte.calibrate.stats import PUBLIC_SUMS, SUMS, ExpertStats, LayerStats
 from halfbyte.calibrate.sums import SUM_ROWS
 from halfbyte.calibrate.vocabulary import load_vocabulary
 from halfbyte.decisions import COMPENSATED, InputScale, Recipe
+from halfbyte.devices import device_kind
 from halfbyte.errors import CheckpointError, RecipeError
 from halfbyte.forward.config import TextModel, text_model
 from halfbyte.forward.ends import embed
@@ -82,7 +83,8 @@ def prepare(
     compensated = recipe.quantize is not None and recipe.quantize.scales == COMPENSATED
     about = _about(text, rows, rule, {"source": short_name(weights), "config": config_name(checkpoint.config)})
     about["sums"] = [*SUMS, *(PUBLIC_SUMS if public else ())]  # a folder that was begun with others is refused
-    about["device"] = device  # sums on a GPU differ in their last bits: two devices never measure into one folder
+    # Sums on a GPU differ in their last bits, and on two: kinds of devices never measure into one folder.
+    about["device"] = device_kind(device)
     return Calibration(text, rows, rule, about, public=public, moments=compensated)
 
 

@@ -1,4 +1,4 @@
-"""The pass on one GPU: a layer is read and copied over, run, measured, encoded, copied back and written, all at once.
+"""The pass on GPUs: a layer is read and copied over, run, measured, encoded, copied back and written, all at once.
 
     lanes.py        streams, and marks that one lane leaves for another
     slots.py        page-locked memory that bytes travel through
@@ -8,6 +8,9 @@
     observe.py      statistics that never wait for the device
     forward.py      hidden states of all tokens, on the device or on the host, and a layer over them
     encode.py       stacks in the output's format
+    shares.py       what each of several devices does: some rows, some experts
+    places.py       the devices of a pass, side by side
+    back.py         what was encoded, to the host and to the threads that write
     passing.py      the loop: the next layer comes while this one runs and the last one is written
     memory.py       what all that takes, before it begins, and how it runs where that is not there
     start.py        from a plan to a pass, and what is refused before it

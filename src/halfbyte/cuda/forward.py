@@ -44,8 +44,14 @@ class Offloaded:
         self.host[rows].copy_(value, non_blocking=True)
 
 
+def first_hidden(calibration: Calibration, weights: Weights) -> torch.Tensor:
+    """Return what the first layer is given, on the host."""
+    tokens = torch.from_numpy(calibration.rows.tokens).long()
+    return embed(tokens, weights(f"{calibration.text.prefix}model.embed_tokens.weight"), DTYPE)
+
+
 class DeviceStream:
-    """All rows between two layers."""
+    """A device's rows between two layers."""
 
     def __init__(
         self, calibration: Calibration, device: torch.device, lane: Lane, clock: Clock, *, offloads: bool = False
@@ -56,13 +62,8 @@ class DeviceStream:
         self._offloads = offloads
         self._hidden: Hidden = torch.empty(0)
 
-    def start(self, weights: Weights) -> None:
-        """Stand before the first layer."""
-        tokens = torch.from_numpy(self._of.rows.tokens).long()
-        self.go_on(embed(tokens, weights(f"{self._of.text.prefix}model.embed_tokens.weight"), DTYPE))
-
-    def go_on(self, hidden: torch.Tensor) -> None:
-        """Stand before a later layer, with the hidden states that were kept."""
+    def begin(self, hidden: torch.Tensor) -> None:
+        """Stand before the layer that these hidden states are given to."""
         with self._lane:
             self._hidden = Offloaded(hidden, self._device) if self._offloads else hidden.to(self._device)
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from halfbyte.calibrate.given import Say, Statistics
 from halfbyte.calibrate.stats import LayerStats
-from halfbyte.cuda.start import check_device, check_machine, run_on_device
+from halfbyte.cuda.start import check_device, check_machine, devices_of, run_on_device
 from halfbyte.run import Means, Progress, Runner
 from halfbyte.source.read import stamps
 from halfbyte.write import Journal
@@ -19,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class OnDevice:
-    """A measurement on a device; making one refuses a machine that has none."""
+    """A measurement on one device or several; making one refuses a machine that lacks them."""
 
     def __init__(self, nothing: Plan, device: str, limit: int | None = None) -> None:
-        self._plan, self._device, self._limit = nothing, torch.device(device), limit
-        check_machine(self._device)
+        self._plan, self._devices, self._limit = nothing, devices_of(device), limit
+        check_machine(*self._devices)
 
     def check(self, wanted: Statistics) -> None:
         """Refuse what the device cannot do, and what does not fit there."""
-        check_device(self._plan, wanted, self._device, self._limit)
+        check_device(self._plan, wanted, self._devices, self._limit)
 
     def run(self, wanted: Statistics, folder: Path, measured: dict[int, LayerStats], say: Say) -> None:
         """Measure all layers, or those that an earlier run has not; `measured` fills while it is at it."""
@@ -38,4 +36,4 @@ class OnDevice:
         journal = Journal(folder / "journal.jsonl")  # of shards, of which there are none: it is never written
         seen = stamps(self._plan.checkpoint)
         with Runner(self._plan, folder, journal, {}, seen=seen, means=Means(threads=1), progress=tell) as runner:
-            run_on_device(self._plan, runner, wanted, self._device, self._limit, found=measured)
+            run_on_device(self._plan, runner, wanted, self._devices, self._limit, found=measured)

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halfbyte.cuda.projections import DIRECT, Projection, encodes_experts, stacks_by_layer
+from halfbyte.cuda.shares import most_rows
 from halfbyte.errors import CheckpointError, MachineError
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import ROUTED
@@ -112,19 +113,22 @@ def _most_in_a_row(sizes: Sequence[int], count: int) -> int:
     return max((sum(sizes[at : at + count]) for at in range(len(sizes))), default=0)
 
 
-def planned_tokens(plan: Plan) -> int:
-    """Return how many tokens the recipe runs on, at most."""
+def planned_tokens(plan: Plan, devices: int = 1) -> int:
+    """Return how many tokens the recipe runs on, at most; of several devices, on the one that has most."""
     calibrate = plan.recipe.calibrate
-    return calibrate.samples * calibrate.sequence_length if calibrate is not None else 0
+    return most_rows(calibrate.samples, devices) * calibrate.sequence_length if calibrate is not None else 0
 
 
-def needs_of(plan: Plan, tokens: int, slot: int = SLOT_NBYTES) -> Needs:
-    """Return what a pass takes of the device, with so many tokens; 0: no layer is run, only encoded."""
+def needs_of(plan: Plan, tokens: int, slot: int = SLOT_NBYTES, devices: int = 1) -> Needs:
+    """Return what a pass takes of a device that has so many tokens; 0: no layer is run, only encoded.
+
+    Of several devices each has its share of the tokens and encodes its share of the experts, but has all of them.
+    """
     layers = plan.layers or plan.model.layers
     stacks = stacks_by_layer(plan, layers, forward=tokens > 0)
     largest = max([*stacks, []], key=lambda found: sum(one.nbytes for one in found))
     encodes = encodes_experts(plan) and bool(largest)
-    count = len(largest[0].linears) if largest else 0
+    count = -(-len(largest[0].linears) // devices) if largest else 0
     group = min(count, group_of(stacks, slot)[0])
     swept = plan.recipe.quantize is not None and plan.recipe.quantize.scales == "mse"
     widths = _Widths.of(plan.model.architecture.text(plan.checkpoint.config)) if tokens else _NOTHING

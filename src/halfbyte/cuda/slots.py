@@ -18,11 +18,11 @@ def slot_nbytes(device: torch.device) -> int:
 
 
 class Slot:
-    """One piece of memory; `mark` is where the device is done with it."""
+    """One piece of memory; `marks` are where the devices are done with it."""
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         self.memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self.mark = Mark(None)
+        self.marks: tuple[Mark, ...] = ()
 
 
 class Slots:
@@ -37,10 +37,11 @@ class Slots:
     def take(self) -> Slot:
         """Return a slot that neither a thread nor the device uses."""
         slot = self._free.get()
-        slot.mark.wait()
+        for mark in slot.marks:
+            mark.wait()
         return slot
 
-    def give_back(self, slot: Slot, mark: Mark | None = None) -> None:
-        """Let others have it, from the mark on."""
-        slot.mark = mark or Mark(None)
+    def give_back(self, slot: Slot, *marks: Mark) -> None:
+        """Let others have it, from the marks on."""
+        slot.marks = marks
         self._free.put(slot)

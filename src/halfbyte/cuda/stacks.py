@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from halfbyte.cuda.clock import Clock
-from halfbyte.cuda.lanes import Lane
+from halfbyte.cuda.lanes import Lane, Mark
 from halfbyte.cuda.projections import SHAPE, Projection
 from halfbyte.cuda.slots import Slot, Slots
 from halfbyte.errors import TensorError
@@ -48,16 +48,23 @@ class Stack:
         )
 
 
+Memory = list[dict[tuple[str, str], torch.Tensor]]  # of a layer: on each device, by projection and suffix
+
+
 class Buffers:
-    """Memory on the device for the stacks of some layers; a layer waits until one before it is done with its own."""
+    """Memory on devices for the stacks of some layers; a layer waits until one before it is done with its own."""
 
-    def __init__(self, count: int, device: torch.device) -> None:
-        self._device = device
-        self._free: queue.SimpleQueue[dict[tuple[str, str], torch.Tensor] | None] = queue.SimpleQueue()
+    def __init__(self, count: int, devices: Sequence[torch.device]) -> None:
+        self._devices = devices
+        self._free: queue.SimpleQueue[Memory | None] = queue.SimpleQueue()
         for _ in range(count):
-            self._free.put({})
+            self._free.put(self.fresh())
 
-    def take(self) -> dict[tuple[str, str], torch.Tensor]:
+    def fresh(self) -> Memory:
+        """Return memory that nothing has been taken of."""
+        return [{} for _ in self._devices]
+
+    def take(self) -> Memory:
         """Return the memory of a layer that is done."""
         memory = self._free.get()
         if memory is None:
@@ -71,15 +78,16 @@ class Buffers:
             self._free.get()
         self._free.put(None)
 
-    def give_back(self, memory: dict[tuple[str, str], torch.Tensor]) -> None:
+    def give_back(self, memory: Memory) -> None:
         """Let another layer have it."""
         self._free.put(memory)
 
-    def room(self, memory: dict[tuple[str, str], torch.Tensor], key: tuple[str, str], nbytes: int) -> torch.Tensor:
-        """Return `nbytes` of a layer's memory, which it keeps for those after it."""
-        if key not in memory or memory[key].numel() != nbytes:
-            memory[key] = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-        return memory[key]
+    def room(self, memory: Memory, at: int, key: tuple[str, str], nbytes: int) -> torch.Tensor:
+        """Return `nbytes` of a layer's memory on one of the devices, which it keeps for those after it."""
+        here = memory[at]
+        if key not in here or here[key].numel() != nbytes:
+            here[key] = torch.empty(nbytes, dtype=torch.uint8, device=self._devices[at])
+        return here[key]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,35 +100,36 @@ class _Batch:
 
 
 class Loader:
-    """Fills stacks from the disk: threads read long stretches into slots, the device takes each tensor from there.
+    """Fills stacks from the disk: threads read long stretches into slots, each device takes every tensor from there.
 
     Stretches are long because every read, however short, makes its thread ask for the interpreter, which the thread
     that sends work to the device has most of the time.
     """
 
-    def __init__(self, reader: Reader, slots: Slots, lane: Lane, threads: int, clock: Clock) -> None:
-        self._reader, self._slots, self._lane, self._clock = reader, slots, lane, clock
+    def __init__(self, reader: Reader, slots: Slots, lanes: Sequence[Lane], threads: int, clock: Clock) -> None:
+        self._reader, self._slots, self._lanes, self._clock = reader, slots, lanes, clock
         self._pool = ThreadPoolExecutor(threads)
 
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown(cancel_futures=True)
 
-    def load(
-        self, found: Sequence[Projection], buffers: Buffers, memory: dict[tuple[str, str], torch.Tensor]
-    ) -> dict[str, Stack]:
-        """Return the stacks; the lane's work is sent, not done."""
-        stacks: dict[str, Stack] = {}
-        targets: dict[str, torch.Tensor] = {}
+    def load(self, found: Sequence[Projection], buffers: Buffers, memory: Memory) -> list[dict[str, Stack]]:
+        """Return the stacks on each device; the lanes' work is sent, not done."""
+        stacks: list[dict[str, Stack]] = [{} for _ in self._lanes]
+        targets: dict[str, list[torch.Tensor]] = {}
         for projection in found:
-            tensors: dict[str, torch.Tensor] = {}
+            tensors: list[dict[str, torch.Tensor]] = [{} for _ in self._lanes]
             for suffix in projection.suffixes():
                 infos = [linear.parts[suffix] for linear in projection.linears]
-                flat = buffers.room(memory, (projection.name, suffix), sum(info.nbytes for info in infos))
-                tensors[suffix] = _shaped(flat, infos)
-                rows = flat.view(len(infos), -1)
-                targets |= {info.name: rows[at] for at, info in enumerate(infos)}
-            stacks[projection.name] = Stack(projection, tensors)
+                nbytes = sum(info.nbytes for info in infos)
+                flats = [buffers.room(memory, at, (projection.name, suffix), nbytes) for at in range(len(self._lanes))]
+                for there, flat in zip(tensors, flats, strict=True):
+                    there[suffix] = _shaped(flat, infos)
+                rows = [flat.view(len(infos), -1) for flat in flats]
+                targets |= {info.name: [row[at] for row in rows] for at, info in enumerate(infos)}
+            for made, there in zip(stacks, tensors, strict=True):
+                made[projection.name] = Stack(projection, there)
         shapes = {linear.parts[SHAPE].name: linear for one in found for linear in one.linears if SHAPE in linear.parts}
         wanted = [info for one in found for linear in one.linears for info in linear.parts.values()
                   if info.name in targets or info.name in shapes]  # fmt: skip
@@ -128,7 +137,7 @@ class Loader:
         return stacks
 
     def _fetch(
-        self, infos: list[TensorInfo], targets: Mapping[str, torch.Tensor], shapes: Mapping[str, StoredLinear]
+        self, infos: list[TensorInfo], targets: Mapping[str, list[torch.Tensor]], shapes: Mapping[str, StoredLinear]
     ) -> None:
         waiting: deque[_Batch] = deque()
         try:
@@ -158,7 +167,9 @@ class Loader:
                 at += piece.nbytes
         return reads
 
-    def _send(self, batch: _Batch, targets: Mapping[str, torch.Tensor], shapes: Mapping[str, StoredLinear]) -> None:
+    def _send(
+        self, batch: _Batch, targets: Mapping[str, list[torch.Tensor]], shapes: Mapping[str, StoredLinear]
+    ) -> None:
         try:
             for future in batch.reads:
                 future.result()
@@ -167,19 +178,21 @@ class Loader:
             self._slots.give_back(batch.slot)
             raise
         memory = batch.slot.memory
-        at = 0
-        with self._lane:
-            begin = self._lane.mark()
-            for info in batch.infos:
-                part = memory[at : at + info.nbytes]
-                at += info.nbytes
-                if info.name in targets:
-                    targets[info.name].copy_(part, non_blocking=True)
-                else:
-                    _check_shape(shapes[info.name], part.numpy().view(NUMPY_DTYPES[info.dtype]))
-            end = self._lane.mark()
-        self._clock.between("to the device", begin, end, at)
-        self._slots.give_back(batch.slot, end)
+        ends: list[Mark] = []
+        for device, lane in enumerate(self._lanes):
+            at = 0
+            with lane:
+                begin = lane.mark()
+                for info in batch.infos:
+                    part = memory[at : at + info.nbytes]
+                    at += info.nbytes
+                    if info.name in targets:
+                        targets[info.name][device].copy_(part, non_blocking=True)
+                    else:
+                        _check_shape(shapes[info.name], part.numpy().view(NUMPY_DTYPES[info.dtype]))
+                ends.append(lane.mark())
+            self._clock.between("to the device", begin, ends[-1], at)
+        self._slots.give_back(batch.slot, *ends)
 
 
 def in_batches(infos: Iterable[TensorInfo], nbytes: int) -> Iterator[list[TensorInfo]]:

@@ -55,7 +55,7 @@ class StoredExperts:
                        for linear in one.linears for suffix in one.suffixes()), default=1)  # fmt: skip
         slot = max(largest, SLOT_NBYTES if device.type == "cuda" else 1)
         self._lane = Lane(device)
-        self._loader = Loader(reader, Slots(_SLOTS, device, slot), self._lane, _READERS, Clock())
+        self._loader = Loader(reader, Slots(_SLOTS, device, slot), [self._lane], _READERS, Clock())
 
     def __enter__(self) -> Self:
         return self
@@ -71,7 +71,8 @@ class StoredExperts:
         if not found:
             return self._weights.experts(self._text, layer, str(self._device))
         with self._lane:  # memory is taken where it is written
-            stacks = self._loader.load(found, Buffers(0, self._device), {})
+            buffers = Buffers(0, [self._device])
+            (stacks,) = self._loader.load(found, buffers, buffers.fresh())
         self._lane.mark().wait()
         at = positions(found[0])
 

@@ -1,8 +1,9 @@
-"""What a run on one GPU would take of its memory and how long it would take: counted from headers, at measured rates.
+"""What a run on GPUs would take of their memory and how long it would take: counted from headers, at measured rates.
 
 The rates are data (`data/gpu_rates.json`), measured on the GPU that they name, and say where they come from. Disk, bus,
 GPU and host work side by side while two layers fit (`cuda.memory.FULL`), so the slowest of them decides, after a start.
 Where only one does, they are taken to wait for each other: their sum is an upper bound that nobody has measured.
+Neither has anybody measured several GPUs: they are taken to share the forward and the encoding, and nothing else.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from halfbyte.cuda.memory import FULL, LEAN, MODES, Mode, Needs, choose_mode, needs_of, planned_tokens
 from halfbyte.cuda.projections import encodes_experts, stacks_by_layer
+from halfbyte.cuda.shares import refuse_too_many
 from halfbyte.plan.estimate import ASSUMED_WRITING
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.measure import Disk
@@ -81,6 +83,7 @@ class DeviceEstimate:
     waits: Mapping[str, float]  # seconds of disk, bus, GPU and host
     disk: Disk | None
     moe_layer_s: float  # of the slowest of bus, GPU and host, in the largest layer
+    devices: int = 1
 
     @property
     def seconds(self) -> float:
@@ -111,6 +114,8 @@ class DeviceEstimate:
         at = self.rates
         found = f"rates of one {at.gpu} and its host: forward {at.forward_flop_per_s / 1e12:.0f} TFLOP/s, "
         found += f"final shards {at.host_write_nbytes_per_s / 1e9:.1f} GB/s"
+        if self.devices > 1:
+            found += f"; {self.devices} GPUs share forward and encoding, not measured so"
         if self.mode != FULL:
             found += "; one after the other, not measured so"
         if self.disk is None:
@@ -123,11 +128,12 @@ class DeviceEstimate:
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """Memory in every mode, and the time in the one that would be taken."""
+    """Memory of each GPU in every mode, and the time in the one that would be taken."""
 
     needs: Needs
-    tokens: int
+    tokens: int  # on the GPU that has most
     time: DeviceEstimate
+    devices: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, as `--json` prints it."""
@@ -139,25 +145,30 @@ class OnDevice:
             }
             for mode in MODES
         }
-        return {"mode": self.time.mode.name, "tokens": self.tokens, "memory": memory}
+        return {"mode": self.time.mode.name, "devices": self.devices, "tokens": self.tokens, "memory": memory}
 
     def lines(self) -> list[tuple[str, str]]:
         """Say it: as it would run, as it runs with more memory, and with least."""
         names = {FULL: "two layers at once", LEAN: "output in groups, hidden states on the host"}
         names.setdefault(self.time.mode, "one layer at a time")
         tokens = f" with {self.tokens:,} tokens" if self.tokens else ""
+        whose = "GPU" if self.devices == 1 else f"each of {self.devices} GPUs"
         found: list[tuple[str, str]] = []
         for mode in (mode for mode in MODES if mode in names):
             parts = ", ".join(f"{name.replace('_', ' ')} {size(n)}" for name, n in self.needs.parts(mode).items() if n)
             chosen = " <- this one" if mode == self.time.mode and mode != FULL else ""
-            found.append((f"GPU, {mode}", f"{size(self.needs.total(mode))}{tokens}, {names[mode]} ({parts}){chosen}"))
+            found.append(
+                (f"{whose}, {mode}", f"{size(self.needs.total(mode))}{tokens}, {names[mode]} ({parts}){chosen}")
+            )
         return found
 
 
-def on_device(plan: Plan, disk: Disk | None, limit: int | None) -> OnDevice:
-    """Return what a plan takes of a GPU that has so much memory (None: enough), and how long."""
-    tokens = planned_tokens(plan)
-    need = needs_of(plan, tokens)
+def on_device(plan: Plan, disk: Disk | None, limit: int | None, devices: int = 1) -> OnDevice:
+    """Return what a plan takes of each of some GPUs that have so much memory (None: enough), and how long."""
+    if plan.recipe.calibrate is not None:
+        refuse_too_many(plan.recipe.calibrate.samples, devices)
+    tokens = planned_tokens(plan, devices)
+    need = needs_of(plan, tokens, devices=devices)
     mode = choose_mode(need, limit, f"--device-memory {size(limit or 0)}")
     at = rates()
     layers = work_by_layer(plan, tokens)
@@ -166,7 +177,7 @@ def on_device(plan: Plan, disk: Disk | None, limit: int | None) -> OnDevice:
         to_device_nbytes=sum(work.to_device_nbytes for work in layers),
         to_host_nbytes=sum(work.to_host_nbytes for work in layers),
         write_nbytes=plan.write_nbytes,
-        encoded_weights=sum(work.encoded_weights for work in layers),
+        encoded_weights=sum(work.encoded_weights for work in layers) // devices,
         swept=any(work.swept for work in layers),
     )
     waits = whole.seconds(at)
@@ -176,7 +187,7 @@ def on_device(plan: Plan, disk: Disk | None, limit: int | None) -> OnDevice:
         waits = {"disk": disk.seconds(plan.read_nbytes, plan.write_nbytes), **waits}
     largest = max(layers, key=lambda work: work.write_nbytes, default=None)
     layer_s = max(largest.seconds(at).values()) if largest else 0.0
-    return OnDevice(need, tokens, DeviceEstimate(at, mode, waits, disk, layer_s))
+    return OnDevice(need, tokens, DeviceEstimate(at, mode, waits, disk, layer_s, devices), devices)
 
 
 def work_by_layer(plan: Plan, tokens: int) -> list[Work]:

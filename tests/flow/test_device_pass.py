@@ -11,12 +11,15 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from calibratable import REPOSITORY, SHORT, digests, small, texts
+from safetensors.numpy import load_file
 
 from halfbyte.calibrate.named_files import with_data
 from halfbyte.cuda.memory import LEAN, needs_of, planned_tokens
+from halfbyte.devices import TWICE
 from halfbyte.errors import UsageError
 from halfbyte.models.model import describe
 from halfbyte.pipeline import plan, quantize
@@ -24,6 +27,7 @@ from halfbyte.recipe import load_recipe
 from halfbyte.source.checkpoint import open_checkpoint
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu:0"
+TWO = "cuda:0,cuda:0" if torch.cuda.is_available() else "cpu:0,cpu:0"
 CASES = {
     "max": ("int4-k2.6", "kimi-k2.6-nvfp4-nvidia", ()),
     "mse, shards that span layers": ("fp8-block-k2", "kimi-k2.7-code-nvfp4-decart", ("shards=1MB",)),
@@ -38,7 +42,7 @@ SLOT = 8192  # bytes: two experts
 _RUN = """
 import sys, json
 from pathlib import Path
-from halfbyte.cuda import forward, passing, slots, start
+from halfbyte.cuda import forward, observe, passing, shares, slots, start
 from halfbyte.pipeline import quantize
 from halfbyte.plan.file import read_plan_file
 source, out, plan, device, settings = sys.argv[1:]
@@ -47,6 +51,9 @@ if "slot" in settings:  # small ones: chunks, pieces and groups in a small model
     forward.CHUNK_TOKENS, forward.EXPERT_TOKENS = 64, 16
     slots.SLOT_NBYTES = slots._INTERPRETED_NBYTES = settings["slot"]
     passing.KEEP_SECONDS = 0.0
+if "sum_rows" in settings:  # parts and chunks of so many rows, of six tokens
+    shares.SUM_ROWS = observe.SUM_ROWS = settings["sum_rows"]
+    forward.CHUNK_TOKENS = 6 * settings["sum_rows"]
 choose = start.choose_mode
 def said(*given):
     print("mode", mode := choose(*given), flush=True)
@@ -71,7 +78,8 @@ def recipe_for(source, data, name, sets):
 
 def start(source, out, plan_file, **settings):
     environment = os.environ | {"TRITON_INTERPRET": "1" if DEVICE != "cuda" else "0", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", _RUN, source, out, plan_file, DEVICE, json.dumps(settings)]
+    device = settings.pop("device", DEVICE)
+    command = [sys.executable, "-W", "ignore", "-c", _RUN, source, out, plan_file, device, json.dumps(settings)]
     return subprocess.Popen(
         list(map(str, command)),
         cwd=REPOSITORY,
@@ -242,4 +250,78 @@ def test_no_gpu_is_said_before_anything_is_written(places, tmp_path):
     ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert ended.returncode == 3, ended.stderr
     assert "PyTorch sees no CUDA device here" in ended.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A plan, what two devices make of it, and what one does; each has two parts of the rows or more."""
+    folder = tmp_path_factory.mktemp("shared")
+    small(folder / "source", "bf16", layers=2, experts=3, hidden=32, expert_width=32)
+    texts(folder / "texts.jsonl", count=16)
+    recipe = load_recipe("kimi-k2.6-nvfp4-nvidia", ["shards=layers", "calibrate.sequence_length=6"])
+    made = plan(folder / "source", with_data(recipe, [f"news={folder / 'texts.jsonl'}"], 7))
+    (folder / "plan.json").write_text(json.dumps(made.as_dict()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TWICE, "1")
+        processes = [
+            start(folder / "source", folder / name, folder / "plan.json", device=device, sum_rows=2, slot=SLOT)
+            for name, device in (("one", DEVICE), ("two", TWO))
+        ]
+        for process in processes:
+            _, errors = process.communicate(timeout=300)
+            assert process.returncode == 0, errors[-3000:]
+        yield folder, made
+
+
+def test_two_devices_share_rows_and_experts(shared, tmp_path):
+    """Parts of the rows are the same, so counts and largest values are; sums of parts are added in another order."""
+    folder, made = shared
+    one, two = (load_file(folder / name / "halfbyte/stats/stats.safetensors") for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    for name, array in one.items():
+        if "sum_" in name:
+            np.testing.assert_allclose(two[name], array, rtol=1e-12, atol=0)
+        else:
+            np.testing.assert_array_equal(two[name], array)
+    about = json.loads((folder / "two/halfbyte/stats/calibration.json").read_text())
+    assert about["device"] == f"{DEVICE} x2"
+    stats = folder / "two/halfbyte/stats"
+    quantize(folder / "source", tmp_path / "cpu", made.recipe, stats=stats, verify_source=False)
+    assert digests(folder / "two") == digests(tmp_path / "cpu")
+    ours, theirs = (qualities(out) for out in (folder / "two", tmp_path / "cpu"))
+    assert any(ours.values())
+    assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def test_two_devices_go_on_after_a_kill_and_after_ctrl_c(shared, tmp_path):
+    """Short of memory too: hidden states on the host and groups of experts, of each device its own."""
+    folder, made = shared
+    need = needs_of(made, 4 * 6, SLOT, 2)
+    settings = {"device": TWO, "sum_rows": 2, "slot": SLOT, "memory": need.total(LEAN)}
+    out, given = tmp_path / "out", (folder / "source", tmp_path / "out", folder / "plan.json")
+    for layer, signum in enumerate((signal.SIGINT, signal.SIGKILL)):
+        process = start(*given, **settings)
+        assert process.stdout is not None
+        measured = next(line for line in process.stdout if line.startswith("measured"))
+        assert measured.startswith(f"measured layer {layer} of 2")  # from the hidden states that were kept
+        process.send_signal(signum)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode
+        if signum == signal.SIGINT:
+            assert "stopped;" in errors
+            assert not list(out.rglob("*.part"))
+    with pytest.raises(UsageError, match="device differs"):
+        quantize(folder / "source", out, made.recipe, device=DEVICE, verify_source=False)
+    words = run(*given, **settings)
+    assert "mode lean" in words
+    assert digests(out) == digests(folder / "two")
+    stats = ((path / "halfbyte/stats/stats.safetensors").read_bytes() for path in (out, folder / "two"))
+    assert len(set(stats)) == 1
+
+
+def test_more_devices_than_parts_of_the_rows_are_refused(shared, tmp_path):
+    folder, made = shared
+    with pytest.raises(UsageError, match=r"7 rows of tokens cannot be split over 2 GPUs"):
+        quantize(folder / "source", tmp_path / "out", made.recipe, device=TWO, verify_source=False)
     assert not (tmp_path / "out").exists()

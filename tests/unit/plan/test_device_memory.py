@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -206,11 +207,47 @@ def test_the_smaller_of_what_is_free_and_what_is_allowed(planned, monkeypatch, f
     torch = pytest.importorskip("torch")
     from halfbyte.cuda.start import mode_of
 
-    shares = []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * GB, 141 * GB))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, _: shares.append(share))
+    shares = gpus_with(monkeypatch, torch.cuda, {"cuda:0": free})
     rows = SimpleNamespace(tokens=np.empty((512, 512), np.int32))
-    found = mode_of(planned, SimpleNamespace(rows=rows), SimpleNamespace(type="cuda"), limit and limit * GB)
+    found = mode_of(planned, SimpleNamespace(rows=rows), [torch.device("cuda:0")], limit and limit * GB)
     assert found == (needs_of(planned, CARDS), mode)
     assert shares == [pytest.approx(share)]
+
+
+def gpus_with(monkeypatch, cuda, free):
+    """Pretend that there are GPUs with so much free memory; return where the allocators' limits will be noted."""
+    shares = []
+    monkeypatch.setattr(cuda, "mem_get_info", lambda device: (free[str(device)] * GB, 141 * GB))
+    monkeypatch.setattr(cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(cuda, "device", nullcontext)
+    monkeypatch.setattr(cuda, "set_per_process_memory_fraction", shares.append)
+    return shares
+
+
+@pytest.mark.parametrize(
+    ("names", "limit", "mode", "allowed"),
+    [
+        (["cuda:0", "cuda:1"], None, FULL, [1.0, 1.0]),
+        (["cuda:0", "cuda:2"], None, LEAN, [1.0, 1.0]),  # the smallest decides
+        (["cuda:2", "cuda:0"], 60, LEAN, [59.4 / 141] * 2),
+        (["cuda:0", "cuda:1"], 20, LEAN, [19.4 / 141] * 2),
+        (["cuda:2", "cuda:2"], None, None, [1.0, 1.0]),  # one that is named twice has half of it each time
+        (["cuda:0", "cuda:0"], 20, LEAN, [39.4 / 141] * 2),
+    ],
+)
+def test_the_smallest_of_several(planned, monkeypatch, names, limit, mode, allowed):
+    torch = pytest.importorskip("torch")
+    from halfbyte.cuda.start import mode_of
+
+    shares = gpus_with(monkeypatch, torch.cuda, {"cuda:0": 100, "cuda:1": 90, "cuda:2": 20})
+    calibration = SimpleNamespace(rows=SimpleNamespace(tokens=np.empty((512, 512), np.int32)))
+    devices = [torch.device(name) for name in names]
+    if mode is None:
+        with pytest.raises(MachineError, match=r"where 10\.0 GB are to be had"):
+            mode_of(planned, calibration, devices, None)
+    else:
+        assert mode_of(planned, calibration, devices, limit and limit * GB) == (
+            needs_of(planned, CARDS // 2, devices=2),
+            mode,
+        )
+    assert shares == pytest.approx(allowed)

@@ -1,0 +1,147 @@
+"""Which devices are named, what each of several does, and what is refused."""
+
+import numpy as np
+import pytest
+
+from halfbyte.calibrate.rows import Rows
+from halfbyte.cuda.memory import FULL, LEAN, needs_of, planned_tokens
+from halfbyte.cuda.shares import expert_shares, most_rows, refuse_too_many, row_shares, some_rows
+from halfbyte.devices import TWICE, device_kind, device_names
+from halfbyte.errors import MachineError, UsageError
+from halfbyte.pipeline import plan
+from halfbyte.plan.device import on_device
+from halfbyte.recipe import load_recipe
+from halfbyte.source.example import example
+
+RECIPE = "kimi-k2.6-nvfp4-nvidia"
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "kind"),
+    [
+        ("cpu", ["cpu"], "cpu"),
+        ("cuda", ["cuda"], "cuda"),
+        ("cuda:1", ["cuda:1"], "cuda"),
+        ("cuda:0,cuda:1", ["cuda:0", "cuda:1"], "cuda x2"),
+        ("cuda:3, cuda:0,cuda:12", ["cuda:3", "cuda:0", "cuda:12"], "cuda x3"),
+    ],
+)
+def test_names_and_kinds(text, names, kind):
+    assert device_names(text) == names
+    assert device_kind(text) == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("gpu", "'gpu' names no device"),
+        ("", "'' names no device"),
+        ("cuda:", "'cuda:' names no device"),
+        ("cuda:01", "'cuda:01' names no device"),
+        ("cuda:0,", "'' names no device"),
+        ("cuda,cuda:1", "'cuda' cannot stand beside others"),
+        ("cuda:0,cpu:0", "GPUs cannot share a run with the CPU"),
+        ("cuda:1,cuda:0,cuda:1", "cuda:1 is named twice"),
+    ],
+)
+def test_what_names_no_devices_is_refused(text, says, halfbyte, tmp_path):
+    with pytest.raises(UsageError, match=says):
+        device_names(text)
+    code, _, errors = halfbyte("quantize", tmp_path, tmp_path / "out", "-r", RECIPE, "--device", text)
+    assert code == 2
+    assert says in " ".join(errors.split())
+
+
+def test_one_gpu_may_be_named_twice_for_a_check(monkeypatch):
+    monkeypatch.setenv(TWICE, "1")
+    assert device_kind("cuda:0,cuda:0") == "cuda x2"
+
+
+@pytest.mark.parametrize(("device", "says"), [("cuda:0,cuda:1", "runs on one GPU"), ("cpu:0", "names no device")])
+def test_compare_takes_one(halfbyte, tmp_path, device, says):
+    code, _, errors = halfbyte("compare", tmp_path, tmp_path, "--device", device)
+    assert code == 2
+    assert says in errors
+
+
+def test_a_gpu_that_is_not_there_is_named(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from halfbyte.cuda.start import check_machine, devices_of
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    check_machine(*devices_of("cuda:0,cuda:1"))
+    with pytest.raises(MachineError, match="there is no cuda:2: PyTorch sees 2 GPUs"):
+        check_machine(*devices_of("cuda:0,cuda:2"))
+
+
+@pytest.mark.parametrize("rows", [64, 130, 512, 1000])
+@pytest.mark.parametrize("devices", [1, 2, 3, 8])
+def test_rows_are_split_between_parts(rows, devices):
+    shares = row_shares(rows, devices)
+    assert [row for share in shares for row in range(rows)[share]] == list(range(rows))
+    assert all(share.start % 64 == 0 for share in shares)
+    lengths = [share.stop - share.start for share in shares]
+    assert max(lengths) == most_rows(rows, devices)
+    parts = [-(-length // 64) for length in lengths]
+    assert max(parts) - min(parts) <= 1
+    if min(lengths) == 0:
+        with pytest.raises(UsageError, match=f"{rows} rows of tokens cannot be split over {devices} GPUs"):
+            refuse_too_many(rows, devices)
+    else:
+        refuse_too_many(rows, devices)
+
+
+def test_what_is_too_many_says_what_would_do():
+    with pytest.raises(UsageError) as caught:
+        refuse_too_many(130, 8)
+    assert caught.value.fix == "name 3 of the GPUs, or give --samples 512"
+    refuse_too_many(1, 1)
+
+
+@pytest.mark.parametrize(("experts", "lengths"), [(384, [128, 128, 128]), (4, [1, 1, 2]), (2, [0, 1, 1])])
+def test_experts_are_split_in_order(experts, lengths):
+    shares = expert_shares(experts, 3)
+    assert [one for share in shares for one in range(experts)[share]] == list(range(experts))
+    assert [share.stop - share.start for share in shares] == lengths
+
+
+def test_a_share_of_the_rows_is_all_of_them():
+    tokens = np.arange(12, dtype=np.int32).reshape(4, 3)
+    domains = tokens.astype(np.int16)
+    rows = Rows(tokens, tokens > 1, tokens + 1, tokens + 2, domains, ("a",), left_padded=True)
+    part = some_rows(rows, slice(2, 4))
+    for name in ("tokens", "real", "positions", "documents", "domains"):
+        np.testing.assert_array_equal(getattr(part, name), getattr(rows, name)[2:])
+    assert (part.names, part.left_padded) == (rows.names, rows.left_padded)
+
+
+def test_memory_of_each_of_several():
+    """By hand: half the tokens and half the output, but all experts of a layer."""
+    planned = plan(example("kimi-k2.6"), load_recipe(RECIPE))
+    assert planned_tokens(planned, 2) == 256 * 512
+    assert planned_tokens(planned, 3) == 192 * 512
+    one, two = needs_of(planned, 512 * 512), needs_of(planned, 256 * 512, devices=2)
+    assert (two.layer, two.others) == (one.layer, one.others)
+    assert (2 * two.output, 2 * two.states, 2 * two.routed) == (one.output, one.states, one.routed)
+    assert (two.group, two.forward, two.experts) == (one.group, one.forward, one.experts)
+    for mode in (FULL, LEAN):
+        assert two.total(mode) < one.total(mode)
+    found, alone = on_device(planned, None, None, 2), on_device(planned, None, None)
+    assert found.needs == two
+    assert found.time.waits["GPU"] == pytest.approx(alone.time.waits["GPU"] / 2)
+    assert found.time.waits["host"] == alone.time.waits["host"]
+    assert "2 GPUs share forward and encoding, not measured so" in found.time.basis()
+    assert "not measured" not in alone.time.basis()
+
+
+def test_plan_states_it_of_each_gpu(halfbyte):
+    arguments = ("plan", "--example", "kimi-k2.6", "-r", RECIPE, "--no-measure", "--device", "cuda:0,cuda:1")
+    code, printed, hint = halfbyte(*arguments)
+    assert code == 0
+    assert "each of 2 GPUs, full" in printed
+    assert "with 131,072 tokens" in printed
+    assert "--device cuda:0,cuda:1" in printed + hint
+    code, _, errors = halfbyte(*arguments[:-1], ",".join(f"cuda:{at}" for at in range(9)))
+    assert code == 2
+    assert "512 rows of tokens cannot be split over 9 GPUs" in errors

@@ -5,6 +5,11 @@
 
 A case is a small checkpoint, texts, and a plan. It is run on the GPU twice, which must give the same bytes, and then on
 the CPU with the statistics that the GPU measured.
+
+    python benchmarks/check_device_pass.py CASES --device cuda:0,cuda:0     the same for several; here one GPU plays two
+
+Of several, each has at least 64 rows: write the cases with --samples 160. One GPU measures too, and it is said how far
+the statistics of several are from its.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ RECIPES = {
 SHAPE = {"layers": 3, "experts": 8, "hidden": 256, "expert_width": 192}
 
 
-def write(cases: Path) -> None:
+def write(cases: Path, samples: int) -> None:
     """Write sources, texts and plans."""
     from calibratable import small, texts
 
@@ -44,7 +49,7 @@ def write(cases: Path) -> None:
     shutil.rmtree(cases, ignore_errors=True)
     for kind in KINDS:
         source = small(cases / kind / "source", kind, **SHAPE)
-        data = texts(cases / kind / "texts.jsonl", count=40)
+        data = texts(cases / kind / "texts.jsonl", count=2 * samples)
         stored = {one.role for one in describe(open_checkpoint(source)).linears.values() if one.format != "bf16"}
         for name, (recipe, overrides) in RECIPES.items():
             roles = load_recipe(recipe).roles
@@ -54,7 +59,7 @@ def write(cases: Path) -> None:
             loaded = load_recipe(recipe, [*decoded, *length, *overrides])
             if calibrates:
                 path = f"news={data.relative_to(Path.cwd()) if data.is_relative_to(Path.cwd()) else data}"
-                loaded = with_data(loaded, [path], 20)
+                loaded = with_data(loaded, [path], samples)
             (cases / kind / f"{name}.json").write_text(json.dumps(plan(source, loaded).as_dict()))
 
 
@@ -69,8 +74,24 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
+def distance(ours: Path, theirs: Path) -> str:
+    """Say how far statistics are from others: the largest relative difference of any number of each kind."""
+    import numpy as np
+    from safetensors.numpy import load_file
+
+    ours_by_name, theirs_by_name = (load_file(folder / "stats.safetensors") for folder in (ours, theirs))
+    found = {"counts": 0.0, "sums": 0.0, "largest values": 0.0}
+    for name, array in ours_by_name.items():
+        kind = "sums" if "sum_" in name else "largest values" if "amax" in name or "max_" in name else "counts"
+        other = theirs_by_name[name].astype(np.float64)
+        apart = np.abs(array.astype(np.float64) - other) / np.where(other == 0, 1, np.abs(other))
+        found[kind] = max(found[kind], float(apart.max(initial=0)))
+    return "from one GPU: " + ", ".join(f"{kind} {apart:.1e}" for kind, apart in found.items())
+
+
 def check(case: Path, plan: Path, work: Path, device: str) -> list[str]:
     """Return the files that differ."""
+    from halfbyte.measuring import calibrate
     from halfbyte.pipeline import quantize
     from halfbyte.plan.file import read_plan_file
 
@@ -81,6 +102,9 @@ def check(case: Path, plan: Path, work: Path, device: str) -> list[str]:
         quantize(case / "source", work / name, recipe, device=device, verify_source=False)
         found.append(digests(work / name))
     stats = work / "first/halfbyte/stats" if recipe.calibrate is not None else None
+    if stats is not None and "," in device:
+        calibrate(case / "source", work / "one", recipe, device=device.split(",", maxsplit=1)[0])
+        print(f"  {distance(stats, work / 'one')}")
     quantize(case / "source", work / "cpu", recipe, stats=stats, verify_source=False)
     found.append(digests(work / "cpu"))
     return sorted({name for other in found[1:] for name in found[0] if found[0][name] != other.get(name)})
@@ -93,12 +117,14 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--device", default="cuda", help="cpu:0 is Triton's interpreter, slowly")
     parser.add_argument("--only", default="")
+    parser.add_argument("--samples", type=int, default=20)
     given = parser.parse_args()
     if given.write:
-        write(given.cases)
+        write(given.cases, given.samples)
         return
-    if given.device != "cuda":
+    if not given.device.startswith("cuda"):
         os.environ["TRITON_INTERPRET"] = "1"
+    os.environ["HALFBYTE_SAME_DEVICE_TWICE"] = "1"  # see halfbyte.devices
     wrong = number = 0
     begin = time.perf_counter()
     for case in sorted(path for path in given.cases.iterdir() if (path / "source").is_dir()):

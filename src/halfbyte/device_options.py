@@ -27,13 +27,14 @@ class _Devices(click.ParamType[str]):
         names = device_names(value)
         if names[0].startswith(CPU) and value != CPU:
             raise UsageError(f"'{value}' names no device", where="--device", fix="write cpu")
-        if len(names) > 1 and not self._several:
+        if value not in (CPU, CUDA) and not self._several:
             where = ctx.command_path if ctx else "--device"
-            raise UsageError("this command runs on one GPU", where=where, fix=f"write --device {names[0]}")
+            fix = "write --device cuda; CUDA_VISIBLE_DEVICES=1 makes another GPU the first"
+            raise UsageError("this command runs on one GPU, the first", where=where, fix=fix)
         return ",".join(names)
 
 
-device_option = click.option("--device", type=_Devices(several=False), metavar="cpu|cuda|cuda:N", default=CPU,
+device_option = click.option("--device", type=_Devices(several=False), metavar="cpu|cuda", default=CPU,
                              show_default=True, help="Where layers run; cuda takes one GPU.")  # fmt: skip
 _several = click.option("--device", type=_Devices(several=True), metavar="cpu|cuda|cuda:N,...", default=CPU,
                         show_default=True, help="Where layers run and experts are encoded: the CPU, one GPU, or "

@@ -57,7 +57,10 @@ def test_one_gpu_may_be_named_twice_for_a_check(monkeypatch):
     assert device_kind("cuda:0,cuda:0") == "cuda x2"
 
 
-@pytest.mark.parametrize(("device", "says"), [("cuda:0,cuda:1", "runs on one GPU"), ("cpu:0", "names no device")])
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [("cuda:0,cuda:1", "runs on one GPU"), ("cuda:1", "runs on one GPU"), ("cpu:0", "names no device")],
+)
 def test_compare_takes_one(halfbyte, tmp_path, device, says):
     code, _, errors = halfbyte("compare", tmp_path, tmp_path, "--device", device)
     assert code == 2

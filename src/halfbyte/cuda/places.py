@@ -33,7 +33,8 @@ class Places:
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._all = [Place(device, Lane(device), Lane(device), Lane(device)) for device in devices]
-        self._pool = ThreadPoolExecutor(len(devices))
+        # A thread each, always the same: cuBLAS keeps memory for every thread that has used a device.
+        self._threads = [ThreadPoolExecutor(1) for _ in devices]
 
     def __iter__(self) -> Iterator[Place]:
         return iter(self._all)
@@ -47,12 +48,14 @@ class Places:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        for thread in self._threads:
+            thread.shutdown(cancel_futures=True)
 
     def each(self, do: Callable[[Place, _Given], _Found], given: Sequence[_Given]) -> list[_Found]:
         """Let each place do its own, side by side; a single one on this thread."""
         if len(self._all) == 1:
             return [do(self._all[0], given[0])]
-        futures = [self._pool.submit(do, place, one) for place, one in zip(self._all, given, strict=True)]
+        mine = zip(self._threads, self._all, given, strict=True)
+        futures = [thread.submit(do, place, one) for thread, place, one in mine]
         wait(futures)  # where one has failed, the others may still use what would be freed
         return [future.result() for future in futures]

@@ -65,8 +65,8 @@ class Plan:
 
     @property
     def experts(self) -> int:
-        """Return how many routed experts a layer of the output has."""
-        return self.model.experts if self.kept is None else len(next(iter(self.kept.values())))
+        """Return how many routed experts a layer of the output has; the most that one has, where they differ."""
+        return self.model.experts if self.kept is None else max(len(experts) for experts in self.kept.values())
 
     def chosen_jobs(self, layer: int, kept: tuple[int, ...]) -> dict[str, Job]:
         """Return the jobs of a layer by name, now that it is known which of its experts stay."""

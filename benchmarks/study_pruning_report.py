@@ -44,7 +44,9 @@ def page(results: dict[str, Any], plots: Sequence[str]) -> str:
         " that the kept experts cover least, on the mixed text, as a prune plan reports it. By domain: % right.",
     ]
     if absent := unmeasured(others):
-        parts.append(f"**The run was cut by its time limit.** {len(others)} pruned builds were measured. Not: {absent}.")
+        parts.append(
+            f"**The run was cut by its time limit.** {len(others)} pruned builds were measured. Not: {absent}."
+        )
     for keep in KEEPS[1:]:
         chosen = [row for row in others if row["keep"] == keep and not is_repair(row)]
         if chosen:

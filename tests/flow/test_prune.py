@@ -89,6 +89,23 @@ def test_routers_of_another_dtype(tmp_path, dtype):
     assert "prune" not in audit(tmp_path / "out", against=source).failed
 
 
+def test_experts_that_are_not_stored_alike_need_a_choice_before_the_run(tmp_path, capsys):
+    source = write_pico(tmp_path / "source", "bf16", experts=8)
+    shards = {path.name: load_file(path) for path in sorted(source.glob("*.safetensors"))}
+    for found in shards.values():
+        wide = {name: tensor for name, tensor in found.items() if ".layers.1.mlp.experts.5." in name}
+        found.update({name: tensor.to(torch.float32) for name, tensor in wide.items()})
+    write_shards(source, shards)
+    kept = {1: (1, 2, 5, 6), 2: (0, 3, 4, 7)}
+    result = prune(source, tmp_path / "out", kept)
+    assert tensors(tmp_path / "out") == obviously_pruned(tensors(source), kept)
+    assert result.write_nbytes == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors"))
+    assert "prune" not in audit(tmp_path / "out", against=source).failed
+    options = ["--keep", 4, "--data", f"news={texts(tmp_path / 'texts.jsonl')}"]
+    assert run("prune", source, tmp_path / "late", *options) == 2
+    assert "the experts of layer 1 are not all stored alike" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["int4-k2.6", "fp8-block-k2", "fp8-channel", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct"])
 def test_pruned_and_decoded_is_decoded_and_pruned(tmp_path, kind):
     source = write_pico(tmp_path / "source", kind, experts=8)

@@ -149,7 +149,8 @@ def make_plan(
 def _any_choice(checkpoint: Checkpoint, model: Model, rule: Prune, layers: int | None) -> Kept:
     """Return a choice that is as large as every other that the rule can make."""
     refuse_no_experts(moe_layers(model, layers), str(checkpoint.root))
-    refuse_unlike_experts(model)
+    if rule.statistics == "calibrate":  # with given ones the choice, and so every size, is known before the first byte
+        refuse_unlike_experts(model)
     return first_experts(model, keep_count(rule, router_shape(model, checkpoint.config)), layers)
 
 

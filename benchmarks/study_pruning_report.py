@@ -43,6 +43,10 @@ def page(results: dict[str, Any], plots: Sequence[str]) -> str:
         " all experts, in nats an answer token, with its 95 % interval over documents. Worst coverage: of the domain"
         " that the kept experts cover least, on the mixed text, as a prune plan reports it. By domain: % right.",
     ]
+    if absent := unmeasured(others):
+        parts.append(
+            f"**The run was cut by its time limit.** {len(others)} pruned builds were measured. Not: {absent}."
+        )
     for keep in KEEPS[1:]:
         chosen = [row for row in others if row["keep"] == keep and not is_repair(row)]
         if chosen:
@@ -52,6 +56,21 @@ def page(results: dict[str, Any], plots: Sequence[str]) -> str:
         before = [row for row in others if not is_repair(row) and row["name"] in _beside(repairs)]
         parts += ["## Repairs", table([base, *sorted(before + repairs, key=lambda row: row["name"])], domains)]
     return "\n\n".join([*parts, *(f"![]({plot})" for plot in plots)]) + "\n"
+
+
+def unmeasured(rows: Sequence[Row]) -> str:
+    """Return which cells of the grid are not there: what was tried with some number of experts, but not with all."""
+    grid = [row for row in rows if not is_repair(row)]
+    cells = list(dict.fromkeys((row["method"], row["calibration"]) for row in grid))
+    found = {(row["keep"], row["method"], row["calibration"]) for row in grid}
+    absent: list[str] = []
+    for keep in KEEPS[1:]:
+        missing = [" ".join(cell) for cell in cells if (keep, *cell) not in found]
+        if len(missing) == len(cells):
+            absent.append(f"anything at {keep} %")
+        elif missing:
+            absent.append(f"at {keep} % {', '.join(missing)}")
+    return "; ".join(absent)
 
 
 def is_repair(row: Row) -> bool:

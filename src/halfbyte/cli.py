@@ -172,7 +172,9 @@ def plan_command(out: Output, source: str | None, file: Path | None, other: Path
     if fitted is not None and not fitted.fits:
         raise CheckFailedError(f"it does not fit {fitted.gpus}: {fitted.problem}", where="--fit", fix=fitted.advice)
     decided = f"--plan {file}" if file is not None else f"-r {choice['recipe']}"
-    decided += "".join(f" --{key.replace('_', '-')} {choice[key]}" for key in ("device", "device_memory") if device)
+    decided += "".join(
+        f" --{key.replace('_', '-')} {choice[key]}" for key in ("device", "device_memory") if device and choice[key]
+    )
     out.hint(f"halfbyte quantize {source or 'SRC'} OUT {decided}")
 
 

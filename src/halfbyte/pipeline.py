@@ -32,7 +32,7 @@ from halfbyte.models.model import describe
 from halfbyte.numerics.blas import one_blas_thread
 from halfbyte.plan.ignore_list import refuse_misread
 from halfbyte.plan.manifest import Plan, make_plan, refuse_other_plan
-from halfbyte.plan.pruned import Kept
+from halfbyte.plan.pruned import Kept, kept_digest
 from halfbyte.plan.rules import ENCODE, ROUTED, Job
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.prune.plan_file import PrunePlan, write_prune_plan
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from halfbyte.prune.decide import LayerByLayer
 
 PLAN = "plan.json"
+CHOSEN = "chosen"  # in it: the digest of the experts that stayed, where they were chosen on the way
 JOURNAL = "journal.jsonl"
 STATS = "stats"  # a folder: statistics while they are made, and then one file
 COVERAGE = "coverage.json"  # how many tokens each expert saw
@@ -166,12 +167,13 @@ def _with_experts(
     """Return the plan, and which experts stay where that is known before the run."""
     if made.recipe.prune is None:
         return made, None
-    from halfbyte.prune.decide import chosen, kept_of  # noqa: PLC0415
+    from halfbyte.prune.decide import chosen, of_layers  # noqa: PLC0415
 
     pruned = prune_plan or chosen(made, measured, weights)
     if pruned is None:
         return made, None
-    return plan(made.checkpoint, made.recipe, layers=made.layers, kept=kept_of(pruned, made.layers)), pruned
+    pruned = of_layers(pruned, made.layers)
+    return plan(made.checkpoint, made.recipe, layers=made.layers, kept=pruned.kept()), pruned
 
 
 def _chooser(made: Plan, measured: Statistics | None, weights: Mapping[str, str]) -> LayerByLayer | None:
@@ -184,11 +186,13 @@ def _chooser(made: Plan, measured: Statistics | None, weights: Mapping[str, str]
 
 
 def _note_experts(out: Path, chooser: LayerByLayer | None) -> PrunePlan | None:
-    """Write which experts stayed, where that was chosen on the way."""
+    """Write which experts stayed, where that was chosen on the way, and seal it in the plan."""
     if chooser is None:
         return None
     pruned = chooser.plan()
     write_prune_plan(out / FOLDER / PRUNE_PLAN, pruned)
+    sealed = {**read_plan(out), CHOSEN: kept_digest(pruned.kept())}
+    write_whole(out / FOLDER / PLAN, json.dumps(sealed, indent=1).encode())
     return pruned
 
 
@@ -215,7 +219,7 @@ def _statistics(
     prune_plan: PrunePlan | None,
 ) -> Statistics | None:
     """Return where the statistics of a recipe that needs data come from: a file, or this run."""
-    if prune_plan is not None and made.recipe.quantize is None:
+    if prune_plan is not None and made.recipe.quantize is None and stats is None:
         return None  # what data would decide is decided
     if made.recipe.calibrate is None and (made.recipe.prune is None or stats is None):
         if stats is not None:

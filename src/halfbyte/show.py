@@ -24,6 +24,7 @@ from halfbyte.write import write_whole
 if TYPE_CHECKING:
     from halfbyte.plan.device import DeviceEstimate, OnDevice
     from halfbyte.plan.estimate import Estimate
+    from halfbyte.validate.after_pruning import LoopTest
 
 _MINUTE, _HOUR = 60, 3600
 
@@ -131,8 +132,8 @@ def steps(bar: Bar) -> Callable[[Progress], None]:
     return show
 
 
-def result(out: Output, made: Result, before: int | None = None) -> None:
-    """Show what a run did; `before` is the size of the source, where it matters."""
+def result(out: Output, made: Result, before: int | None = None, loops: LoopTest | None = None) -> None:
+    """Show what a run did; `before` is the size of the source, where it matters, `loops` how the result writes."""
     lines = [
         ("plan", made.fingerprint),
         ("shards", f"{made.shards}" + (f", {made.resumed} of them from an earlier run, verified" * bool(made.resumed))),
@@ -156,19 +157,25 @@ def result(out: Output, made: Result, before: int | None = None) -> None:
     }
     if made.pruned is not None:
         value |= {"source_nbytes": before, **_pruned(made.pruned)}
+    if loops is not None:
+        value["loops"] = loops.as_dict()
     out.facts(value, lines)
     _advise(out, made.pruned)
+    if loops is not None:
+        level = "bad" if loops.flagged else "note" if loops.judged is None else "good"
+        out.verdicts([(level, loops.sentence)])
 
 
-def prune_plan(out: Output, plan: PrunePlan, made: Plan, file: Path) -> None:
+def prune_plan(out: Output, plan: PrunePlan, made: Plan, files: Mapping[str, Path]) -> None:
     """Show which experts would stay, and what that means."""
     before = sum(made.checkpoint.shards.values())
     lines = [
         ("experts", _experts(plan)),
         ("total", f"{size(before)} -> {size(made.write_nbytes)}"),
-        ("plan", str(file)),
+        *((what, str(file)) for what, file in files.items()),
     ]
-    value = {"plan": str(file), "source_nbytes": before, "write_nbytes": made.write_nbytes}
+    written = {what.replace(" ", "_"): str(file) for what, file in files.items()}
+    value = {**written, "source_nbytes": before, "write_nbytes": made.write_nbytes}
     out.facts({**value, **_pruned(plan)}, lines)
     _advise(out, plan)
 

@@ -40,7 +40,9 @@ def plan_of(folder: Path, kept: Mapping[int, tuple[int, ...]]) -> PrunePlan:
     """Return the plan of a choice."""
     checkpoint = open_checkpoint(folder)
     router = router_shape(describe(checkpoint), checkpoint.config)
-    return PrunePlan(router=router, layers={layer: LayerChoice(chosen) for layer, chosen in kept.items()}, rule=None)
+    layers = {layer: LayerChoice(chosen) for layer, chosen in kept.items()}
+    differ = len({len(chosen) for chosen in kept.values()}) > 1
+    return PrunePlan(router=router, layers=layers, rule=None, non_uniform=differ)
 
 
 def prune(source: Path, out: Path, kept: Mapping[int, tuple[int, ...]], **options: Any) -> Result:

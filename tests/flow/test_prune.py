@@ -89,6 +89,23 @@ def test_routers_of_another_dtype(tmp_path, dtype):
     assert "prune" not in audit(tmp_path / "out", against=source).failed
 
 
+def test_experts_that_are_not_stored_alike_need_a_choice_before_the_run(tmp_path, capsys):
+    source = write_pico(tmp_path / "source", "bf16", experts=8)
+    shards = {path.name: load_file(path) for path in sorted(source.glob("*.safetensors"))}
+    for found in shards.values():
+        wide = {name: tensor for name, tensor in found.items() if ".layers.1.mlp.experts.5." in name}
+        found.update({name: tensor.to(torch.float32) for name, tensor in wide.items()})
+    write_shards(source, shards)
+    kept = {1: (1, 2, 5, 6), 2: (0, 3, 4, 7)}
+    result = prune(source, tmp_path / "out", kept)
+    assert tensors(tmp_path / "out") == obviously_pruned(tensors(source), kept)
+    assert result.write_nbytes == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.safetensors"))
+    assert "prune" not in audit(tmp_path / "out", against=source).failed
+    options = ["--keep", 4, "--data", f"news={texts(tmp_path / 'texts.jsonl')}"]
+    assert run("prune", source, tmp_path / "late", *options) == 2
+    assert "the experts of layer 1 are not all stored alike" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["int4-k2.6", "fp8-block-k2", "fp8-channel", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct"])
 def test_pruned_and_decoded_is_decoded_and_pruned(tmp_path, kind):
     source = write_pico(tmp_path / "source", kind, experts=8)
@@ -139,7 +156,8 @@ def command(place, out, recipe=REAP, sets=()):
 
 
 def run(*argv):
-    return cli.run([str(argument) for argument in argv])
+    quiet = ["--no-loops"] if argv[0] == "prune" else []  # see test_prune_loops.py
+    return cli.run([str(argument) for argument in argv] + quiet)
 
 
 def test_chosen_while_it_is_measured(place, tmp_path):
@@ -151,10 +169,38 @@ def test_chosen_while_it_is_measured(place, tmp_path):
     assert tensors(tmp_path / "out") == obviously_pruned(tensors(place / "source"), plan.kept())
     found = audit(tmp_path / "out", against=place / "source")
     assert found.failed == []
+    assert audit(tmp_path / "out").failed == []
     stats = tmp_path / "out/halfbyte/stats"
     options = ["--keep", KEEP, "--stats", stats, "--no-protect"]
     assert run("prune", place / "source", tmp_path / "stats", *options) == 0
     assert (tmp_path / "stats/halfbyte/stats/stats.safetensors").exists()
+
+
+def test_what_was_chosen_on_the_way_is_sealed(place, tmp_path):
+    """Another choice of the same number, or none that was sealed: the audit needs no source to see it."""
+    out = tmp_path / "out"
+    assert run(*command(place, out)) == 0
+    path, plan = out / "halfbyte/prune-plan.json", out / "halfbyte/plan.json"
+    whole, sealed = path.read_text(), plan.read_text()
+    found = json.loads(whole)
+    kept = found["layers"]["2"]["kept"]
+    other = next(expert for expert in range(8) if expert not in kept)
+    found["layers"]["2"]["kept"] = sorted([*kept[1:], other])
+    path.write_text(json.dumps(found))
+    for report in (audit(out), audit(out, against=place / "source")):
+        assert "prune" in report.failed
+        (finding,) = [finding for finding in report.findings if finding.check == "prune"]
+        assert finding.text == "halfbyte/prune-plan.json was changed after the run"
+    path.write_text(whole)
+    assert audit(out).failed == []
+    unsealed = json.loads(sealed)
+    assert unsealed["parts"]["kept"] == f"{KEEP} each"
+    del unsealed["chosen"]
+    plan.write_text(json.dumps(unsealed))
+    assert "prune" in audit(out).failed
+    assert run(*command(place, out)) == 0  # again: the same is chosen, and sealed
+    assert plan.read_text() == sealed
+    assert audit(out).failed == []
 
 
 def test_lists_that_name_experts_follow_a_choice_that_comes_late(place, tmp_path):

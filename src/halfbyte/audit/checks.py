@@ -102,7 +102,7 @@ def _agreement(evidence: Evidence) -> CheckpointError | None:
     if evidence.model.problems or evidence.unreadable:
         return None
     try:
-        describe(evidence.checkpoint)
+        describe(evidence.checkpoint, uneven=True)
     except CheckpointError as error:
         return error
     return None

@@ -92,7 +92,7 @@ def _finite(number: float | None) -> float | None:
 def diff(a: Path, b: Path) -> Diff:
     """Compare two checkpoint folders."""
     left, right = open_checkpoint(a), open_checkpoint(b)
-    items_a, items_b = dict(_items(describe(left))), dict(_items(describe(right)))
+    items_a, items_b = (dict(_items(describe(side, uneven=True))) for side in (left, right))
     same = value = 0
     different: list[Difference] = []
     with Reader(left) as reader_a, Reader(right) as reader_b:

@@ -18,7 +18,7 @@ from halfbyte.folders import FOLDER
 from halfbyte.models.architecture import SUFFIXES, Architecture, Place, architecture_of
 from halfbyte.models.linears import Signature, Stored, StoredLinear, identify, signature
 from halfbyte.models.model import Model, describe
-from halfbyte.pipeline import JOURNAL, PLAN
+from halfbyte.pipeline import CHOSEN, JOURNAL, PLAN
 from halfbyte.plan.manifest import Plan, make_plan
 from halfbyte.plan.pruned import Kept, kept_digest
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
@@ -132,7 +132,7 @@ def _read_plan(path: Path, problems: dict[str, str]) -> Made | None:
         parts = {str(name): str(part) for name, part in raw["parts"].items()}
         shards = {str(name): int(nbytes) for name, nbytes in raw["shards"].items()}
         layers = None if parts["layers"] == "all" else int(parts["layers"])
-        kept = _read_prune_plan(path.with_name(PRUNE_PLAN), parts, problems) if recipe.prune is not None else None
+        kept = _read_prune_plan(path.with_name(PRUNE_PLAN), raw, problems) if recipe.prune is not None else None
         made = Made(str(raw["fingerprint"]), recipe, layers, parts, shards, kept)
     except (KeyError, ValueError, TypeError, AttributeError):  # pydantic's own is a ValueError
         problems[PLAN] = "plan.json is not a plan of this version of halfbyte"
@@ -142,14 +142,14 @@ def _read_plan(path: Path, problems: dict[str, str]) -> Made | None:
     return made
 
 
-def _read_prune_plan(path: Path, parts: Mapping[str, str], problems: dict[str, str]) -> Kept | None:
-    """Return which experts stayed; plan.json knows them, or at least their number."""
+def _read_prune_plan(path: Path, plan: Mapping[str, Any], problems: dict[str, str]) -> Kept | None:
+    """Return which experts stayed; plan.json has sealed them, before the run or, chosen on the way, at its end."""
     try:
         kept = read_prune_plan(path).kept()
     except UsageError as error:
         problems[PRUNE_PLAN] = f"{FOLDER}/{PRUNE_PLAN}: {error.what}"
         return None
-    if parts.get("kept") not in (kept_digest(kept), *(f"{len(experts)} each" for experts in kept.values())):
+    if kept_digest(kept) not in (plan["parts"].get("kept"), plan.get(CHOSEN)):
         problems[PRUNE_PLAN] = f"{FOLDER}/{PRUNE_PLAN} was changed after the run"
         return None
     return kept

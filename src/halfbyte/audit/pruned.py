@@ -16,8 +16,9 @@ from halfbyte.audit.byte_checks import chunks, same_bytes
 from halfbyte.audit.evidence import Evidence
 from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
 from halfbyte.folders import FOLDER
+from halfbyte.models.agreement import PER_LAYER
 from halfbyte.numerics.reference.floats import bf16_to_f32
-from halfbyte.plan.pruned import Kept, kept_in
+from halfbyte.plan.pruned import Kept, counts_by_layer, kept_in
 from halfbyte.plan.rules import ROUTED, ROUTER, Job
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.source.headers import TensorInfo
@@ -70,10 +71,15 @@ def prune(evidence: Evidence) -> list[Finding]:
 def _disagreements(evidence: Evidence, kept: Kept) -> list[str]:
     """Return what the plan, the tensors and config.json say against each other."""
     wrong: list[str] = []
-    counts = {len(experts) for experts in kept.values()}
-    said = evidence.model.architecture.number(evidence.checkpoint.config, "experts")
-    if counts != {said}:
-        wrong.append(f"config.json says {said} experts, the plan keeps {' or '.join(map(str, sorted(counts)))}")
+    architecture, config = evidence.model.architecture, evidence.checkpoint.config
+    counts = sorted({len(experts) for experts in kept.values()})
+    said, listed = architecture.number(config, "experts"), architecture.text(config).get(PER_LAYER)
+    if said != counts[-1]:
+        keeps = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+        wrong.append(f"config.json says {said} experts, the plan keeps {keeps}")
+    layers = architecture.number(config, "layers") or 0
+    if listed != counts_by_layer(kept, max(layers, *(layer + 1 for layer in kept))):
+        wrong.append(f"{PER_LAYER} of config.json is not what the plan keeps in each layer")
     found: dict[int, set[int]] = {}
     for linear in evidence.model.linears.values():
         if linear.layer is not None and linear.expert is not None:

@@ -15,6 +15,7 @@ from halfbyte.models.linears import StoredLinear
 from halfbyte.source.headers import TensorInfo
 
 _DOWNLOAD = "download the whole checkpoint"
+PER_LAYER = "num_routed_experts_per_layer"  # where layers keep different numbers; stock engines do not read it
 _SEPARATED = "config.json and the weights do not belong together: download both again"
 
 
@@ -74,13 +75,18 @@ def count_layers(contents: Contents) -> int:
     raise contents.contradiction("layers", f"there are tensors of layer {max(found)}")
 
 
-def count_experts(contents: Contents) -> int:
-    """Return the experts of a layer; each MoE layer has all of them, and each expert all of its linears."""
+def count_experts(contents: Contents, *, uneven: bool = False) -> dict[int, int]:
+    """Return the experts of each MoE layer; it has all of them, and each expert all of its linears.
+
+    Layers with different numbers, which config.json then lists, are for those who ask for them.
+    """
     if not contents.experts:
         if contents.number("experts"):
             raise contents.contradiction("experts", "no tensor belongs to an expert")
-        return 0
+        return {}
     promised = _required(contents, "experts")
+    if PER_LAYER in contents.architecture.text(contents.config):
+        return _count_uneven(contents, promised, uneven=uneven)
     counts = {len(experts) for experts in contents.experts.values()}
     numbered = all(experts.keys() == set(range(len(experts))) for experts in contents.experts.values())
     if numbered and len(counts) == 1 and counts != {promised}:
@@ -92,7 +98,23 @@ def count_experts(contents: Contents) -> int:
         if max(experts) >= promised:
             raise contents.contradiction("experts", f"layer {layer} has an expert {max(experts)}")
     _check_whole_experts(contents)
-    return promised
+    return dict.fromkeys(contents.experts, promised)
+
+
+def _count_uneven(contents: Contents, promised: int, *, uneven: bool) -> dict[int, int]:
+    """Return the experts of each layer, where config.json lists their numbers by that of the layer."""
+    found = {layer: len(experts) for layer, experts in sorted(contents.experts.items())}
+    listed: Any = contents.architecture.text(contents.config)[PER_LAYER]
+    where = f"{PER_LAYER} in config.json"
+    numbered = all(experts.keys() == set(range(len(experts))) for experts in contents.experts.values())
+    length = max(*found, _required(contents, "layers") - 1) + 1
+    if not numbered or listed != [found.get(layer, 0) for layer in range(length)] or promised != max(found.values()):
+        raise CheckpointError("the list is not what the layers have", where=where, fix=_SEPARATED)
+    if not uneven:
+        what = f"the layers keep {min(found.values())} to {max(found.values())} experts, which only audit and diff read"
+        raise CheckpointError(what, where=where, fix="give a checkpoint with as many experts in each layer")
+    _check_whole_experts(contents)
+    return found
 
 
 def _check_whole_experts(contents: Contents) -> None:
@@ -133,7 +155,7 @@ def check_layers_alike(contents: Contents) -> None:
                 raise CheckpointError(what, where=f"layer {layer}", fix=_DOWNLOAD)
 
 
-def check_widths(contents: Contents, experts: int) -> None:
+def check_widths(contents: Contents, experts: Mapping[int, int]) -> None:
     """The shapes of embedding, head, experts and routers are those that config.json gives."""
     width, vocabulary = contents.number("width"), contents.number("vocabulary")
     if width is not None and vocabulary is not None:
@@ -146,11 +168,12 @@ def check_widths(contents: Contents, experts: int) -> None:
     for _, name, shape in _roles(contents, ("routed_experts",)):
         if width and expert_width and shape not in ((expert_width, width), (width, expert_width)):
             raise contents.contradiction("expert_width", f"'{name}' has the shape {list(shape)}")
-    for _, name, shape in _roles(contents, ("router",)):
-        if shape[:1] != (experts,):
-            raise CheckpointError(
-                f"the router has {shape[0] if shape else 0} rows for {experts} experts", where=name, fix=_SEPARATED
-            )
+    for place, tensor in contents.plain.values():
+        wanted = 0 if place.layer is None else experts.get(place.layer, 0)
+        if place.role == "router" and tensor.shape[:1] != (wanted,):
+            rows = tensor.shape[0] if tensor.shape else 0
+            what = f"the router has {rows} rows for {wanted} experts"
+            raise CheckpointError(what, where=tensor.name, fix=_SEPARATED)
 
 
 def _roles(contents: Contents, roles: tuple[str, ...]) -> Iterator[tuple[str, str, tuple[int, ...]]]:

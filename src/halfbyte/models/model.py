@@ -57,18 +57,21 @@ class Model:
         yield from ((place.role, tensor) for place, tensor in self.plain.values())
 
 
-def describe(checkpoint: Checkpoint) -> Model:
-    """Give every tensor its role and every linear its format; CheckpointError for whatever does not fit together."""
+def describe(checkpoint: Checkpoint, *, uneven: bool = False) -> Model:
+    """Give every tensor its role and every linear its format; CheckpointError for whatever does not fit together.
+
+    With `uneven`, layers may have different numbers of experts, and `experts` is the most that one has.
+    """
     with paused():
-        return _describe(checkpoint)
+        return _describe(checkpoint, uneven=uneven)
 
 
-def _describe(checkpoint: Checkpoint) -> Model:
+def _describe(checkpoint: Checkpoint, *, uneven: bool) -> Model:
     architecture = architecture_of(checkpoint.config)
     linears, plain = _sort(architecture, checkpoint.tensors)
     contents = Contents(architecture, checkpoint.config, linears, plain)
     layers = count_layers(contents)
-    experts = count_experts(contents)
+    experts = count_experts(contents, uneven=uneven)
     check_kinds_of_layers(contents, layers)
     check_layers_alike(contents)
     check_widths(contents, experts)
@@ -78,7 +81,7 @@ def _describe(checkpoint: Checkpoint) -> Model:
         plain=plain,
         layers=layers,
         moe_layers=tuple(sorted(contents.experts)),
-        experts=experts,
+        experts=max(experts.values(), default=0),
         active_experts=contents.number("active_experts") or 0,
         shared_experts=contents.number("shared_experts") or 0,
     )

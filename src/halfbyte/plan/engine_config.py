@@ -8,8 +8,9 @@ from typing import Any
 
 from halfbyte.decisions import Quantize
 from halfbyte.errors import CheckpointError
+from halfbyte.models.agreement import PER_LAYER
 from halfbyte.plan.manifest import Plan
-from halfbyte.plan.pruned import renumbered
+from halfbyte.plan.pruned import counts_by_layer, renumbered
 from halfbyte.plan.rules import ENCODE
 
 _BLOCK = "quantization_config"
@@ -34,7 +35,11 @@ def output_config(plan: Plan) -> dict[str, Any]:
 def _pruned(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
     """A checkpoint with fewer experts says so, where its family does."""
     key = plan.model.architecture.keys["experts"]
-    return config if plan.kept is None or key is None else _with_number(plan, config, key, plan.experts)
+    if plan.kept is None or key is None:
+        return config
+    config = _with_number(plan, config, key, plan.experts)
+    counts = counts_by_layer(plan.kept, plan.layers or plan.model.layers)
+    return config if counts is None else _with_number(plan, config, PER_LAYER, counts)
 
 
 def _renumbered(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
@@ -50,8 +55,8 @@ def _renumbered(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
     return {**config, _BLOCK: renumbered(config[_BLOCK], plan.model.architecture, kept)} if _BLOCK in config else config
 
 
-def _with_number(plan: Plan, config: dict[str, Any], key: str, number: int) -> dict[str, Any]:
-    """Return a config with another number in the part that describes the text model."""
+def _with_number(plan: Plan, config: dict[str, Any], key: str, number: int | list[int]) -> dict[str, Any]:
+    """Return a config with another number, or other numbers, in the part that describes the text model."""
     text = plan.model.architecture.text_config
     return {**config, text: {**config[text], key: number}} if text else {**config, key: number}
 

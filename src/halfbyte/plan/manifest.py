@@ -65,8 +65,8 @@ class Plan:
 
     @property
     def experts(self) -> int:
-        """Return how many routed experts a layer of the output has."""
-        return self.model.experts if self.kept is None else len(next(iter(self.kept.values())))
+        """Return how many routed experts a layer of the output has; the most that one has, where they differ."""
+        return self.model.experts if self.kept is None else max(len(experts) for experts in self.kept.values())
 
     def chosen_jobs(self, layer: int, kept: tuple[int, ...]) -> dict[str, Job]:
         """Return the jobs of a layer by name, now that it is known which of its experts stay."""
@@ -149,7 +149,8 @@ def make_plan(
 def _any_choice(checkpoint: Checkpoint, model: Model, rule: Prune, layers: int | None) -> Kept:
     """Return a choice that is as large as every other that the rule can make."""
     refuse_no_experts(moe_layers(model, layers), str(checkpoint.root))
-    refuse_unlike_experts(model)
+    if rule.statistics == "calibrate":  # with given ones the choice, and so every size, is known before the first byte
+        refuse_unlike_experts(model)
     return first_experts(model, keep_count(rule, router_shape(model, checkpoint.config)), layers)
 
 

@@ -96,10 +96,16 @@ def refuse_wrong_choice(model: Model, config: Mapping[str, Any], kept: Kept, lay
     router = router_shape(model, config)
     choices = {layer: LayerChoice(check_kept(layer, experts, router, where)) for layer, experts in kept.items()}
     check_layers(choices, router, non_uniform=True, layers_expected=wanted, where=where)
-    counts = sorted({len(experts) for experts in kept.values()})
-    if len(counts) > 1:
-        what = f"layers keep {counts[0]} to {counts[-1]} experts, but engines read one count for all layers"
-        raise UsageError(what, where=where, fix="give every layer the same number of experts")
+
+
+def counts_by_layer(kept: Kept, layers: int) -> list[int] | None:
+    """Return how many experts each decoder layer keeps, 0 where it has none; None where one number says it all.
+
+    This is the list of those who patch vLLM for such checkpoints: its index is the number of the layer.
+    """
+    if len({len(experts) for experts in kept.values()}) == 1:
+        return None
+    return [len(kept.get(layer, ())) for layer in range(layers)]
 
 
 def refuse_no_experts(layers: Sequence[int], where: str) -> None:

@@ -29,7 +29,9 @@ from halfbyte.source.checkpoint import Checkpoint
 
 _WHERE = "halfbyte prune"
 _ROWS_OF = "kimi-k2.6-nvfp4-reap192"  # how rows are made where the data is given here
-_DECIDED = ("keep", "drop", "stats", "method", "select", "blend", "protect", "min_tokens", "data", "samples", "length")
+_DECIDED = ("keep", "drop", "spread", "method", "select", "blend", "protect", "min_tokens", "data", "samples", "length")
+_GOALS = ("plan_only", "keep_list")
+_MEASURE = "measure first: halfbyte calibrate SRC -r RECIPE --data ... -o STATS, then give --stats STATS"
 _OF_DATA = ("samples", "length")
 
 
@@ -55,25 +57,33 @@ def refuse_contradictions(choice: Mapping[str, Any], out_folder: Path | None) ->
         both = choice["keep"] is not None
         what = "--keep and --drop are both given" if both else "it is not said how many experts stay"
         raise UsageError(what, where=_WHERE, fix="give one of --keep 192 and --drop 25%")
+    elif choice["spread"] and choice["data"]:
+        what = "--spread compares layers, and --data measures them one by one"
+        raise UsageError(what, where="--spread", fix=_MEASURE)
     _refuse_wrong_goal(choice, out_folder)
 
 
 def _refuse_wrong_goal(choice: Mapping[str, Any], out_folder: Path | None) -> None:
+    if choice["prompts"] is not None and choice["no_loops"]:
+        raise UsageError("--loops and --no-loops are both given", where=_WHERE, fix="leave one of them out")
     for key in _OF_DATA:
         if choice[key] is not None and not choice["data"]:
             raise UsageError(f"--{key} is about --data, and none is given", where=f"--{key}", fix="leave it out")
-    if (out_folder is None) == (choice["plan_only"] is None):
-        if out_folder is None:
-            what, fix = "it is not said where the pruned checkpoint goes", "give OUT, or --plan-only FILE"
-        else:
-            what, fix = "--plan-only writes no checkpoint, but OUT is given", "leave one of them out"
-        raise UsageError(what, where=_WHERE, fix=fix)
-    if choice["plan_only"] is not None and not choice["plan_only"].absolute().parent.is_dir():
-        where = str(choice["plan_only"].parent)
-        raise UsageError("there is no such folder", where=where, fix="make it, or give another")
-    if choice["plan_only"] is not None and choice["data"]:
-        fix = "measure first: halfbyte calibrate SRC -r RECIPE --data ... -o STATS, then give --stats STATS"
-        raise UsageError("--plan-only needs statistics that are there", where="--plan-only", fix=fix)
+    goals = [f"--{key.replace('_', '-')}" for key in _GOALS if choice[key] is not None]
+    if out_folder is None and not goals:
+        fix = "give OUT, or --plan-only FILE"
+        raise UsageError("it is not said where the pruned checkpoint goes", where=_WHERE, fix=fix)
+    if out_folder is not None and choice["plan_only"] is not None:
+        what = "--plan-only writes no checkpoint, but OUT is given"
+        raise UsageError(what, where=_WHERE, fix="leave one of them out")
+    if choice["form"] is not None and choice["keep_list"] is None:
+        raise UsageError("--form is about --keep-list, and none is given", where="--form", fix="leave it out")
+    for key in _GOALS:
+        if choice[key] is not None and not choice[key].absolute().parent.is_dir():
+            where = str(choice[key].parent)
+            raise UsageError("there is no such folder", where=where, fix="make it, or give another")
+    if out_folder is None and choice["data"]:
+        raise UsageError(f"{goals[0]} needs statistics that are there", where=goals[0], fix=_MEASURE)
 
 
 def asked_recipe(choice: Mapping[str, Any]) -> Recipe:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from halfbyte.console import Output
-from halfbyte.decisions import PruneMethod, PruneSelect
+from halfbyte.decisions import PruneMethod, PruneSelect, Recipe
+from halfbyte.errors import CheckFailedError, InterruptedRunError
 from halfbyte.usage import Command
 
+if TYPE_CHECKING:
+    from halfbyte.models.model import Model
+    from halfbyte.pipeline import Result
+    from halfbyte.prune.plan_file import PrunePlan
+    from halfbyte.source.checkpoint import Checkpoint
+    from halfbyte.validate.after_pruning import LoopTest
+
 _PATH = click.Path(path_type=Path)
+_FORMS = click.Choice(["by_layer", "counted", "in_order", "dropped"])
 _METHODS, _SELECTS = click.Choice(get_args(PruneMethod)), click.Choice(get_args(PruneSelect))
 
 
@@ -20,13 +30,15 @@ _METHODS, _SELECTS = click.Choice(get_args(PruneMethod)), click.Choice(get_args(
 @click.argument("out_folder", metavar="[OUT]", required=False, type=_PATH)
 @click.option("--keep", type=click.IntRange(1), help="How many routed experts stay in each layer.")
 @click.option("--drop", metavar="SHARE", help="Instead of --keep: the share that goes, as in 25%.")
+@click.option("--spread", is_flag=True, default=None,
+              help="As many in all, more where it helps most. Stock vLLM and SGLang cannot load that.")  # fmt: skip
 @click.option("--stats", type=_PATH, help="Statistics of `halfbyte calibrate`, measured on SRC.")
 @click.option("--data", multiple=True, metavar="DOMAIN=FILE[:COLUMNS]",
               help="Instead of --stats: measure on these texts while pruning.")  # fmt: skip
 @click.option("--samples", type=click.IntRange(1), help="How many samples of --data.  [default: 1026]")
 @click.option("--length", type=click.IntRange(2), help="Tokens in a row of --data.  [default: 2048]")
 @click.option("--plan", "plan_file", metavar="FILE", type=_PATH,
-              help="Instead of all these: a prune-plan.json, edited perhaps, or a published keep list.")  # fmt: skip
+              help="Instead: a prune-plan.json, edited perhaps, or a keep list. --stats: what it covers.")  # fmt: skip
 @click.option("--restore", metavar="N", type=click.IntRange(1),
               help="With --plan: N experts more in each layer, the best that were dropped.")  # fmt: skip
 @click.option("--method", "--criterion", "method", type=_METHODS, help="What experts are judged by.  [default: reap]")
@@ -38,6 +50,12 @@ _METHODS, _SELECTS = click.Choice(get_args(PruneMethod)), click.Choice(get_args(
 )
 @click.option("-o", "--plan-only", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
               help="Write only the plan, as --plan reads it.")  # fmt: skip
+@click.option("--keep-list", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
+              help="Write who stays as a bare list, as others publish it; with OUT or without.")  # fmt: skip
+@click.option("--form", type=_FORMS, help="Of --keep-list.  [default: by_layer]")
+@click.option("--loops", "prompts", metavar="N", type=click.IntRange(1, 64),
+              help="Then ask OUT and SRC N open-ended questions.  [default: 16 where that takes seconds]")  # fmt: skip
+@click.option("--no-loops", is_flag=True, help="Do not ask OUT anything.")
 @click.option("--layers", type=click.IntRange(1), help="Only the first layers: a small checkpoint that loads.")
 @click.option(
     "--shards", default="layers", show_default=True, metavar="SIZE", help="Whole layers, or a size as in 5GB."
@@ -49,24 +67,21 @@ _METHODS, _SELECTS = click.Choice(get_args(PruneMethod)), click.Choice(get_args(
 def prune_command(out: Output, source: Path, out_folder: Path | None, **choice: Any) -> None:
     """Drop routed experts of SRC; what stays in OUT is byte for byte as it is stored, whatever its format.
 
-    Run the same command again to resume. OUT/halfbyte has the plan and the statistics.
+    Run the same command again to resume. OUT/halfbyte has the plan and the statistics. At the end a small model is
+    asked for texts; if more of them loop or break off than of SRC's, OUT stays and the exit code is 1.
     """
     from halfbyte import show  # noqa: PLC0415 - `halfbyte --help` stays instant
     from halfbyte.pipeline import quantize  # noqa: PLC0415
     from halfbyte.prune import asked, decide  # noqa: PLC0415
-    from halfbyte.prune.plan_file import write_prune_plan  # noqa: PLC0415
 
     asked.refuse_contradictions(choice, out_folder)
     checkpoint, model = decide.open_model(source)
-    plan = asked.asked_plan(choice, checkpoint, model) if choice["plan_file"] else None
-    recipe = asked.recipe_of_plan(plan, choice["shards"]) if plan else asked.asked_recipe(choice)
-    if plan is not None and decide.is_of_another(plan, checkpoint):
-        out.note("the plan was made on other weights: that is right only where these are the same model, stored anew")
+    plan, recipe = _plan_and_recipe(out, choice, checkpoint, model)
     if out_folder is None:
         made, chosen = decide.decided(checkpoint, model, recipe, choice["stats"], plan, choice["layers"])
-        write_prune_plan(choice["plan_only"], chosen)
-        show.prune_plan(out, chosen, made, choice["plan_only"])
-        out.hint(f"halfbyte prune {source} OUT --plan {choice['plan_only']}")
+        files = _write_lists(choice, chosen)
+        show.prune_plan(out, chosen, made, files)
+        out.hint(f"halfbyte prune {source} OUT --plan {next(iter(files.values()))}")
         return
     with out.progress() as bar:
         result = quantize(
@@ -80,5 +95,64 @@ def prune_command(out: Output, source: Path, out_folder: Path | None, **choice: 
             verify_source=choice["verify"],
             progress=show.steps(bar),
         )
-    show.result(out, result, sum(checkpoint.shards.values()))
+    assert result.pruned is not None
+    _write_lists(choice, result.pruned)
+    before = sum(checkpoint.shards.values())
+    loops = None if choice["no_loops"] else _loop_test(out, source, result, before, choice["prompts"])
+    show.result(out, result, before, loops)
+    if loops is not None and loops.flagged:
+        fix = f"restore experts: halfbyte prune {source} OUT2 --plan {out_folder}/halfbyte/prune-plan.json --restore 32"
+        raise CheckFailedError(f"the pruned model {loops.sentence}", where=str(out_folder), fix=fix)
     out.hint(f"halfbyte audit {out_folder} --against {source}")
+
+
+def _plan_and_recipe(
+    out: Output, choice: Mapping[str, Any], checkpoint: Checkpoint, model: Model
+) -> tuple[PrunePlan | None, Recipe]:
+    """Return who stays, where --plan or --spread say so before the run, and the recipe of it all."""
+    from halfbyte.prune import asked, decide  # noqa: PLC0415
+
+    plan = asked.asked_plan(choice, checkpoint, model) if choice["plan_file"] else None
+    recipe = asked.recipe_of_plan(plan, choice["shards"]) if plan else asked.asked_recipe(choice)
+    if plan is not None and decide.is_of_another(plan, checkpoint):
+        out.note("the plan was made on other weights: that is right only where these are the same model, stored anew")
+    if plan is not None and choice["stats"] is not None:
+        made = decide.undecided(checkpoint, model, recipe, choice["layers"])
+        decide.refuse_other_source(plan, made)
+        plan = decide.with_statistics(plan, made, choice["stats"])
+    elif choice["spread"] and choice["stats"] is not None:  # which were asked for before
+        made = decide.undecided(checkpoint, model, recipe, choice["layers"])
+        plan, budgets = decide.spread_plan(made, choice["stats"])
+        out.note(budgets.line())
+        recipe = asked.recipe_of_plan(plan, choice["shards"])
+    return plan, recipe
+
+
+def _write_lists(choice: Mapping[str, Any], plan: PrunePlan) -> dict[str, Path]:
+    """Write the plan and the bare list, those that are wanted."""
+    from halfbyte.prune.keep_list import write_keep_list  # noqa: PLC0415
+    from halfbyte.prune.plan_file import write_prune_plan  # noqa: PLC0415
+
+    files: dict[str, Path] = {}
+    if choice["plan_only"] is not None:
+        write_prune_plan(choice["plan_only"], plan)
+        files["plan"] = choice["plan_only"]
+    if choice["keep_list"] is not None:
+        write_keep_list(choice["keep_list"], plan, choice["form"] or "by_layer")
+        files["keep list"] = choice["keep_list"]
+    return files
+
+
+def _loop_test(out: Output, source: Path, result: Result, before: int, prompts: int | None) -> LoopTest:
+    """Ask the finished checkpoint for texts. Who does not want to wait has it all the same."""
+    from halfbyte import show  # noqa: PLC0415
+    from halfbyte.validate.after_pruning import loop_test  # noqa: PLC0415
+
+    out.note("asking both for texts, to see whether they loop; Ctrl-C leaves the checkpoint as it is")
+    try:
+        return loop_test(result.out, source, prompts)
+    except KeyboardInterrupt:
+        show.result(out, result, before)
+        what = "the loop test was stopped; the checkpoint is whole, and nothing is left to clean up"
+        fix = f"halfbyte loops {result.out} --against {source}"
+        raise InterruptedRunError(what, where=str(result.out), fix=fix) from None

@@ -20,7 +20,9 @@ from halfbyte.models.model import Model, describe
 from halfbyte.plan.manifest import Plan, make_plan
 from halfbyte.plan.pruned import Kept, moe_layers, refuse_wrong_choice, router_shape
 from halfbyte.plan.rules import Job
-from halfbyte.prune.choose import choose, choose_layer, gather
+from halfbyte.prune.budgets import Budgets
+from halfbyte.prune.choose import choose, choose_layer, gather, spread, with_coverage
+from halfbyte.prune.plan_checks import check_layers
 from halfbyte.prune.plan_file import PLAN, LayerChoice, PrunePlan
 from halfbyte.prune.router import RouterShape
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
@@ -64,8 +66,46 @@ def chosen(made: Plan, measured: Statistics | None, weights: Mapping[str, str]) 
     """Return which experts stay, where statistics of a file say so; None where they are measured on the way."""
     if measured is None or measured.file is None:
         return None
-    with HoldingReader(made.checkpoint, {}) as reader:  # which statistics of a file do not read from
-        return by_statistics(made, weights, measured.about, dict(measured.layers(reader, None, lambda _: None, ())))
+    return by_statistics(made, weights, measured.about, _layers(made, measured))
+
+
+def _layers(made: Plan, measured: Statistics) -> dict[int, LayerStats]:
+    """Return the statistics of a file, of all layers at once."""
+    with HoldingReader(made.checkpoint, {}) as reader:  # which they do not read from
+        return dict(measured.layers(reader, None, lambda _: None, ()))
+
+
+def spread_plan(made: Plan, stats: Path) -> tuple[PrunePlan, Budgets]:
+    """Choose as many experts in all, but in each layer as many as it needs; and say what that buys."""
+    assert made.recipe.prune is not None
+    weights = identity(made.checkpoint)
+    measured = _given(made, stats, weights)
+    wanted, router = moe_layers(made.model, made.layers), router_shape(made.model, made.checkpoint.config)
+    found = {layer: one for layer, one in _layers(made, measured).items() if layer in wanted}
+    by = (found, list(measured.about["domains"]), made.recipe.prune, router)
+    budgets = spread(*by, layers_expected=wanted)
+    plan = choose(*by, layers_expected=wanted, counts=budgets.counts)
+    return replace(plan, **_origin(made, weights, measured.about)), budgets
+
+
+def with_statistics(plan: PrunePlan, made: Plan, stats: Path) -> PrunePlan:
+    """Return a plan with what it covers, by statistics of this checkpoint, whoever made the plan."""
+    measured = _given(made, stats, identity(made.checkpoint))
+    written = of_layers(plan, made.layers)
+    rule = plan.rule or Prune(method="reap", statistics="given", keep=max(plan.counts().values()))
+    found = with_coverage(written, _layers(made, measured), list(measured.about["domains"]), rule)
+    coverage = dict(found.coverage)
+    if plan.statistics and plan.statistics != measured.about:  # scores are of those, coverage is of these
+        coverage["statistics"] = dict(measured.about)
+    return replace(plan, coverage=coverage, statistics=plan.statistics or dict(measured.about))
+
+
+def _given(made: Plan, stats: Path, weights: Mapping[str, str]) -> Statistics:
+    return given(stats, made.checkpoint, weights, made.layers or made.model.layers)
+
+
+def _origin(made: Plan, weights: Mapping[str, str], about: Mapping[str, Any]) -> dict[str, Any]:
+    return {"source": describe_source(made.checkpoint, weights), "statistics": dict(about)}
 
 
 def by_statistics(
@@ -77,13 +117,20 @@ def by_statistics(
     found = {layer: stats for layer, stats in layers.items() if layer in wanted}
     router = router_shape(made.model, made.checkpoint.config)
     plan = choose(found, list(about["domains"]), made.recipe.prune, router, layers_expected=wanted)
-    return replace(plan, source=describe_source(made.checkpoint, weights), statistics=dict(about))
+    return replace(plan, **_origin(made, weights, about))
 
 
 def open_model(source: Path) -> tuple[Checkpoint, Model]:
     """Open what is to be pruned."""
     checkpoint = open_checkpoint(source)
     return checkpoint, describe(checkpoint)
+
+
+def undecided(checkpoint: Checkpoint, model: Model, recipe: Recipe, layers: int | None) -> Plan:
+    """Decide everything but which experts stay; refuse what cannot be pruned."""
+    refuse_pruned_source(checkpoint)
+    refuse_other_config(checkpoint, model)
+    return make_plan(checkpoint, model, recipe, layers=layers)
 
 
 def decided(
@@ -95,16 +142,14 @@ def decided(
     layers: int | None,
 ) -> tuple[Plan, PrunePlan]:
     """Decide everything that a run would do, with the experts that stay, and write nothing."""
-    refuse_pruned_source(checkpoint)
-    refuse_other_config(checkpoint, model)
-    made = make_plan(checkpoint, model, recipe, layers=layers)
+    made = undecided(checkpoint, model, recipe, layers)
     weights = identity(checkpoint)
     if plan is not None:
         refuse_other_source(plan, made)
         found = plan
     else:
         assert stats is not None
-        found = chosen(made, given(stats, checkpoint, weights, made.layers or model.layers), weights)
+        found = chosen(made, _given(made, stats, weights), weights)
         assert found is not None
     return make_plan(checkpoint, model, recipe, layers=layers, kept=kept_of(found, made.layers)), found
 
@@ -116,6 +161,7 @@ def refuse_other_source(plan: PrunePlan, made: Plan) -> None:
         what = f"the plan is for {plan.experts} experts in a layer, the source has {made.model.experts}"
         fix = "give the checkpoint that the plan was made for: this one is another, or is pruned already"
         raise UsageError(what, where=where, fix=fix)
+    check_layers(plan.layers, plan.router, non_uniform=plan.non_uniform, layers_expected=None, where=where)
     refuse_wrong_choice(made.model, made.checkpoint.config, kept_of(plan, made.layers), made.layers, where)
 
 
@@ -141,7 +187,7 @@ class LayerByLayer:
     def plan(self) -> PrunePlan:
         """Return what was chosen."""
         found = gather(self.choices, self.measured, *self._by())
-        return replace(found, source=describe_source(self.made.checkpoint, self.weights), statistics=self.about)
+        return replace(found, **_origin(self.made, self.weights, self.about))
 
     def _by(self) -> tuple[list[str], Prune, RouterShape]:
         """Return what decides besides the statistics."""
@@ -152,4 +198,9 @@ class LayerByLayer:
 
 def kept_of(plan: PrunePlan, layers: int | None) -> Kept:
     """Return the experts that stay in the layers that are written."""
-    return {layer: experts for layer, experts in plan.kept().items() if layers is None or layer < layers}
+    return of_layers(plan, layers).kept()
+
+
+def of_layers(plan: PrunePlan, layers: int | None) -> PrunePlan:
+    """Return what a plan says of the layers that are written."""
+    return replace(plan, layers={at: choice for at, choice in plan.layers.items() if layers is None or at < layers})

@@ -16,13 +16,16 @@ scores nor reasons, so nothing can be restored from it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
 from halfbyte.errors import UsageError
 from halfbyte.prune.plan_checks import check_kept, check_layers
 from halfbyte.prune.plan_file import LayerChoice, PrunePlan
 from halfbyte.prune.router import RouterShape
+from halfbyte.write import write_whole
 
 Form = Literal["by_layer", "counted", "in_order", "dropped"]
 _OUTER = ("keep", "kept", "kept_by_layer", "layers")
@@ -46,6 +49,17 @@ def plan_of_keep_list(
     differ = len({len(choice.kept) for choice in layers.values()}) > 1
     check_layers(layers, router, non_uniform=differ, layers_expected=layers_expected, where=where)
     return PrunePlan(router=router, layers=layers, rule=None, non_uniform=differ)
+
+
+def write_keep_list(path: Path, plan: PrunePlan, form: Form = "by_layer") -> None:
+    """Write a plan's list, whole or not at all: a line for each layer."""
+    found = keep_list(plan, form)
+    if isinstance(found, dict):
+        pairs = cast("dict[str, Any]", found).items()
+        text = "{\n" + ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in pairs) + "\n}\n"
+    else:
+        text = "[\n" + ",\n".join(f"  {json.dumps(value)}" for value in found) + "\n]\n"
+    write_whole(path, text.encode())
 
 
 def keep_list(plan: PrunePlan, form: Form = "by_layer") -> Any:

@@ -4,5 +4,6 @@ loops.has_loop         a text -> whether it repeats itself without end
 generate.open_writer   a checkpoint's folder -> a Writer: prompts in, texts out, seeded, a small model whole in memory
 loop_rate.loop_rate    a folder -> how many open-ended texts loop, with their interval
 loop_rate.judge        that, and the source's -> a verdict in a sentence
+after_pruning          both for a checkpoint that was pruned just now, where that takes seconds
 proportions            Wilson's interval of a share, and an exact test for pairs
 """

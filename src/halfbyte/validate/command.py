@@ -25,26 +25,20 @@ def loops_command(out: Output, folder: Path, source: Path | None, count: int | N
 
     For models that fit into memory decoded. Each prompt is answered greedily and at temperature 0.7.
     """
-    from halfbyte.validate.loop_rate import judge, loop_rate  # noqa: PLC0415 - `halfbyte --help` stays instant
+    from halfbyte.validate.loop_rate import Judged, judge, loop_rate  # noqa: PLC0415 - `halfbyte --help` stays instant
     from halfbyte.validate.prompts import open_prompts  # noqa: PLC0415
 
     prompts = open_prompts(count)
     found = loop_rate(folder, prompts=prompts, tokens=tokens, seed=seed)
     beside = None if source is None else loop_rate(source, prompts=prompts, tokens=tokens, seed=seed)
     verdict = judge(found, beside)
-    value = {
-        **found.as_dict(),
-        "source": None if beside is None else beside.as_dict(),
-        "p": verdict.p,
-        "flagged": verdict.flagged,
-    }
     lines = [
         ("texts", f"{found.texts}: {len(prompts)} prompts, greedily and at temperature 0.7, {tokens} tokens or fewer"),
         ("short", f"{found.short} end after a few words"),
         ("unfinished", f"{found.unfinished} without looping"),
         *(("looping", example) for example in found.examples),
     ]
-    out.facts(value, lines)
+    out.facts(Judged(found, beside, verdict).as_dict(), lines)
     out.verdicts([("bad" if verdict.flagged else "good", verdict.sentence)])
     if verdict.flagged:
         raise CheckFailedError(verdict.sentence, where=str(folder), fix="keep or restore more experts, then ask again")

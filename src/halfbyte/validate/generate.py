@@ -89,8 +89,18 @@ def _empty(side: Side) -> Any:
         return DeepseekV3ForCausalLM(config)
 
 
+def decoded_nbytes(folder: Path) -> int:
+    """Return what a checkpoint's weights take in memory once they are decoded. Reads headers only."""
+    with open_side(folder) as side:
+        return _nbytes(_empty(side))
+
+
+def _nbytes(model: Any) -> int:
+    return sum(4 * tensor.numel() for tensor in model.state_dict().values())
+
+
 def _refuse_too_large(model: Any, folder: Path) -> None:
-    needed = int(_ROOM * sum(4 * tensor.numel() for tensor in model.state_dict().values()))
+    needed = int(_ROOM * _nbytes(model))
     memory = memory_facts()
     there = min((n for n in (memory.available_nbytes, memory.limit_nbytes) if n is not None), default=None)
     if there is not None and needed > there:

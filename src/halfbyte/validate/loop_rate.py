@@ -72,6 +72,24 @@ class Verdict:
     p: float | None  # of the sign test, where there is a source
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What was written, by the source too where it was asked, and the verdict."""
+
+    found: LoopRate
+    source: LoopRate | None
+    verdict: Verdict
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {
+            **self.found.as_dict(),
+            "source": None if self.source is None else self.source.as_dict(),
+            "p": self.verdict.p,
+            "flagged": self.verdict.flagged,
+        }
+
+
 def loop_rate(folder: Path, *, prompts: Sequence[str] | None = None, seed: int = 0, tokens: int = TOKENS) -> LoopRate:
     """Let a checkpoint answer every prompt at every temperature, and count."""
     asked = list(open_prompts() if prompts is None else prompts)

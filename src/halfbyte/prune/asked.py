@@ -20,7 +20,7 @@ from halfbyte.errors import RecipeError, UsageError
 from halfbyte.models.model import Model
 from halfbyte.plan.pruned import moe_layers, router_shape
 from halfbyte.prune.keep_list import plan_of_keep_list
-from halfbyte.prune.plan_file import KIND, PrunePlan, read_json
+from halfbyte.prune.plan_file import PrunePlan, read_json
 from halfbyte.prune.restore import restore
 from halfbyte.recipe import load_recipe
 from halfbyte.recipe_errors import explain
@@ -169,7 +169,7 @@ def parse_blend(text: str) -> dict[str, float]:
 def read_plan(path: Path, checkpoint: Checkpoint, model: Model, layers: int | None) -> PrunePlan:
     """Read a prune plan, or a keep list as others publish it."""
     found = read_json(path)
-    if isinstance(found, dict) and found.get("kind") == KIND:  # pyright: ignore[reportUnknownMemberType]
+    if isinstance(found, dict) and "kind" in found:  # a file of another kind is no bare list, whatever else it has
         return PrunePlan.of(found, where=str(path))
     router = router_shape(model, checkpoint.config)
     return plan_of_keep_list(found, router, moe_layers(model, layers), where=str(path))

@@ -72,9 +72,10 @@ def prune_command(out: Output, source: Path, out_folder: Path | None, **choice: 
     """
     from halfbyte import show  # noqa: PLC0415 - `halfbyte --help` stays instant
     from halfbyte.pipeline import quantize  # noqa: PLC0415
-    from halfbyte.prune import asked, decide  # noqa: PLC0415
+    from halfbyte.prune import asked, decide, list_files  # noqa: PLC0415
 
     asked.refuse_contradictions(choice, out_folder)
+    list_files.refuse_to_replace(choice, source)
     checkpoint, model = decide.open_model(source)
     plan, recipe = _plan_and_recipe(out, choice, checkpoint, model)
     if out_folder is None:

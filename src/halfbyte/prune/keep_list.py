@@ -80,6 +80,21 @@ def keep_list(plan: PrunePlan, form: Form = "by_layer") -> Any:
     return kept
 
 
+def is_keep_list(found: Any) -> bool:
+    """Whether a file's content has a form that `keep_list` writes, of whatever model."""
+    if isinstance(found, dict) and list(cast("dict[str, Any]", found)) == [_DROPPED]:
+        found = cast("dict[str, Any]", found)[_DROPPED]
+    if isinstance(found, dict):
+        blocks = cast("dict[str, Any]", found)
+        if not all(name.isdecimal() for name in blocks):
+            return False
+        found = [cast("dict[str, Any]", one).get("kept") if isinstance(one, dict) else one for one in blocks.values()]
+    if not isinstance(found, list) or not found:
+        return False
+    lists = cast("list[Any]", found)
+    return all(isinstance(one, list) and all(type(expert) is int for expert in cast("list[Any]", one)) for one in lists)
+
+
 def _lists(found: dict[str, Any] | list[Any], expected: Sequence[int], where: str) -> dict[int, list[Any]]:
     if isinstance(found, list):
         if len(found) != len(expected) or not all(isinstance(one, list) for one in found):

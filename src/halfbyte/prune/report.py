@@ -9,7 +9,7 @@ from halfbyte.advice import Advice
 from halfbyte.prune.budgets import WARNING
 from halfbyte.prune.counts import count_advice
 from halfbyte.prune.plan_file import PrunePlan
-from halfbyte.prune.ranking import SUPER, UNOBSERVED
+from halfbyte.prune.ranking import SUPER, SUPER_DROPPED, UNOBSERVED
 from halfbyte.prune.restore import RESTORED
 
 # A GLM-5.2 build whose worst domain was covered to 46 % degenerated on 3 of 5 open prompts, one with 81 % on none
@@ -58,7 +58,9 @@ def sentences(plan: PrunePlan, *, parallel: Sequence[int] = ()) -> list[Advice]:
     else:
         found += count_advice(counts[0], plan.experts, parallel=parallel)
     if plan.edited:
-        found.append(Advice("note", "the kept experts were edited by hand after the plan was made"))
+        unknown = "" if plan.coverage else ": what they cover is not known"
+        fix = "" if plan.coverage else "give --stats to see it"
+        found.append(Advice("note", f"the kept experts were edited by hand after the plan was made{unknown}", fix))
     return sorted(found, key=lambda advice: advice.level != "bad")
 
 
@@ -82,7 +84,7 @@ def _about_domains(plan: PrunePlan) -> list[Advice]:
 
 def _about_layers(plan: PrunePlan) -> list[Advice]:
     rows = layer_rows(plan)
-    found: list[Advice] = []
+    found = _about_lost_super_experts(plan)
     dropped = {row["layer"]: row["dropped"] for row in rows if row["dropped"] is not None}
     if dropped:
         most = max(dropped, key=lambda layer: dropped[layer])
@@ -98,6 +100,20 @@ def _about_layers(plan: PrunePlan) -> list[Advice]:
         if total:
             found.append(Advice("note", f"{_many(total, name)} in {_many(layers, 'layer')}: {what}", fix))
     return found
+
+
+def _about_lost_super_experts(plan: PrunePlan) -> list[Advice]:
+    lost = [
+        f"{expert} of layer {layer}"
+        for layer, choice in sorted(plan.layers.items())
+        for expert, reason in choice.reasons.items()
+        if reason == SUPER_DROPPED
+    ]
+    if not lost:
+        return []
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    what = f"dropped by hand: super expert {lost[0]}{more} (models that lose one repeat themselves)"
+    return [Advice("bad", what, "keep it in the plan")]
 
 
 def _many(number: int, name: str) -> str:

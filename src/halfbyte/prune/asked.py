@@ -33,6 +33,7 @@ _DECIDED = ("keep", "drop", "spread", "method", "select", "blend", "protect", "m
 _GOALS = ("plan_only", "keep_list")
 _MEASURE = "measure first: halfbyte calibrate SRC -r RECIPE --data ... -o STATS, then give --stats STATS"
 _OF_DATA = ("samples", "length")
+_MOST_WEIGHT = 1_000_000  # of a domain: sums of scores stay finite
 
 
 def refuse_contradictions(choice: Mapping[str, Any], out_folder: Path | None) -> None:
@@ -158,11 +159,17 @@ def parse_blend(text: str) -> dict[str, float]:
     for pair in text.split(","):
         domain, equals, weight = pair.partition("=")
         try:
-            found[domain] = float(weight)
+            value = float(weight)
         except ValueError:
-            equals = ""
+            equals, value = "", 0.0
         if not (domain and equals):
             raise UsageError(f"'{pair}' is not a domain and its weight", where="--blend", fix="write code=2,prose=1")
+        if not 0 <= value <= _MOST_WEIGHT:  # nor nan
+            fix = f"write a number from 0 to {_MOST_WEIGHT}"
+            raise UsageError(f"'{weight}' cannot be the weight of '{domain}'", where="--blend", fix=fix)
+        if domain in found:
+            raise UsageError(f"'{domain}' is there twice", where="--blend", fix="give each domain one weight")
+        found[domain] = value
     return found
 
 

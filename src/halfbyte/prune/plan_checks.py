@@ -9,7 +9,7 @@ from typing import Any, NoReturn, cast, get_args
 
 from halfbyte.decisions import Prune, PruneMethod, PruneSelect, PruneStatistics
 from halfbyte.errors import UsageError
-from halfbyte.prune.plan_file import KIND, VERSION, LayerChoice, PrunePlan, is_score
+from halfbyte.prune.plan_file import CHOSEN_ON, KIND, VERSION, LayerChoice, PrunePlan, is_score
 from halfbyte.prune.ranking import SUPER, SUPER_DROPPED, UNOBSERVED
 from halfbyte.prune.restore import RESTORED
 from halfbyte.prune.router import RouterShape, check_count
@@ -33,6 +33,7 @@ def checked_plan(found: Any, *, layers_expected: Collection[int] | None, where: 
     router = _router(whole["router"], f"{where}: router")
     for key in _BLOCKS:
         _block(whole[key], f"{where}: {key}")
+    _block(whole["source"].get(CHOSEN_ON, {}), f"{where}: source: {CHOSEN_ON}")
     for key in ("non_uniform", "edited"):
         if not isinstance(whole[key], bool):
             _refuse(f"'{key}' is neither true nor false", where, "write true or false")

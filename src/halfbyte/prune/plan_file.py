@@ -33,6 +33,7 @@ from halfbyte.write import write_whole
 KIND = "halfbyte prune plan"
 VERSION = 1
 PLAN = "prune-plan.json"
+CHOSEN_ON = "chosen_on"  # of a plan's source: the weights that it was made on, where it is applied to others
 
 
 @dataclass(frozen=True, slots=True)

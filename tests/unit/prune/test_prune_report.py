@@ -60,15 +60,20 @@ def test_rows():
 def test_sentences():
     said = [(advice.level, advice.text) for advice in sentences(plan())]
     assert said == [
-        ("good", "prose keeps 61% of what experts chosen for it alone would (22% in layer 1), "
+        ("note", "prose keeps 61% of what experts chosen for it alone would (22% in layer 1), "
          "and 42% of what its tokens were given"),
         ("good", "code keeps 100% of what experts chosen for it alone would (100% in layer 1), "
          "and 83% of what its tokens were given"),
         ("note", "verse had no tokens: what it keeps is not known"),
         ("note", "36.2% of the scores go (39.1% in layer 1)"),
-        ("note", "2 is no multiple of 32, as engines like it"),
         ("note", "FlashInfer's FP8 experts need a multiple of 4 up to 512, and 2 is none"),
     ]  # fmt: skip
+
+
+def test_a_domain_that_keeps_less_than_half_of_what_it_was_given_is_no_good_news():
+    prose, code = sentences(plan())[:2]
+    assert (prose.level, prose.fix) == ("note", "keep more")
+    assert (code.level, code.fix) == ("good", "")
 
 
 def test_a_domain_that_loses_too_much_comes_first_with_what_to_do():

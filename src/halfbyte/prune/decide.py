@@ -23,7 +23,7 @@ from halfbyte.plan.rules import Job
 from halfbyte.prune.budgets import Budgets
 from halfbyte.prune.choose import choose, choose_layer, gather, spread, with_coverage
 from halfbyte.prune.plan_checks import check_layers
-from halfbyte.prune.plan_file import PLAN, LayerChoice, PrunePlan
+from halfbyte.prune.plan_file import CHOSEN_ON, PLAN, LayerChoice, PrunePlan
 from halfbyte.prune.router import RouterShape
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
 from halfbyte.source.hold import HoldingReader
@@ -35,9 +35,17 @@ def describe_source(checkpoint: Checkpoint, weights: Mapping[str, str]) -> dict[
     return {"weights": short_name(weights), "config": config_name(checkpoint.config)}
 
 
-def is_of_another(plan: PrunePlan, checkpoint: Checkpoint) -> bool:
-    """Whether a plan says that it was made on other weights: those of a checkpoint before it was quantized, perhaps."""
-    return plan.source.get("weights") not in (None, short_name(identity(checkpoint)))
+def applied_to(plan: PrunePlan, checkpoint: Checkpoint) -> PrunePlan:
+    """Return a plan that names the weights it is applied to, and others that it was chosen on as such.
+
+    Those may be of a checkpoint before it was quantized.
+    """
+    here = describe_source(checkpoint, identity(checkpoint))
+    if plan.source.get("weights") == here["weights"]:
+        return plan
+    first = plan.source.get(CHOSEN_ON, plan.source)
+    other = first.get("weights") not in (None, here["weights"])
+    return replace(plan, source={**here, **({CHOSEN_ON: dict(first)} if other else {})})
 
 
 def refuse_pruned_source(checkpoint: Checkpoint) -> None:

@@ -158,7 +158,10 @@ def plan_command(out: Output, source: str | None, file: Path | None, other: Path
         if choice["device"] == CUDA:
             from halfbyte.plan.device import on_device
             from halfbyte.plan.measure import measure_disk
+            from halfbyte.prune.decide import not_on_a_gpu
 
+            if recipe.prune is not None:
+                raise not_on_a_gpu()
             disk = None if choice["no_measure"] else measure_disk(made, choice["folder"])
             device = on_device(made, disk, limit)
             seconds = None if choice["no_measure"] else device.time

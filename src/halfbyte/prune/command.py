@@ -102,7 +102,9 @@ def prune_command(out: Output, source: Path, out_folder: Path | None, **choice: 
     loops = None if choice["no_loops"] else _loop_test(out, source, result, before, choice["prompts"])
     show.result(out, result, before, loops)
     if loops is not None and loops.flagged:
-        fix = f"restore experts: halfbyte prune {source} OUT2 --plan {out_folder}/halfbyte/prune-plan.json --restore 32"
+        gone = result.pruned.experts - max(map(len, result.pruned.kept().values()))
+        again = f"--plan {out_folder}/halfbyte/prune-plan.json --restore {max(1, gone // 2)}"
+        fix = f"restore experts: halfbyte prune {source} OUT2 {again}"
         raise CheckFailedError(f"the pruned model {loops.sentence}", where=str(out_folder), fix=fix)
     out.hint(f"halfbyte audit {out_folder} --against {source}")
 

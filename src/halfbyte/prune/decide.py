@@ -56,11 +56,16 @@ def refuse_pruned_source(checkpoint: Checkpoint) -> None:
         raise UsageError("the source is pruned already", where=str(path), fix=fix)
 
 
+def not_on_a_gpu() -> UsageError:
+    """Return what is said of a recipe that prunes, and of a GPU."""
+    fix = "use --device cpu; or measure (halfbyte calibrate) and run halfbyte prune SRC OUT --stats STATS"
+    return UsageError("pruning is not built into the pass on the GPU yet", where="--device", fix=fix)
+
+
 def refuse_unclear(made: Plan, plan: PrunePlan | None, *, has_statistics: bool, on_cpu: bool) -> None:
     """Refuse, before weights are read, what is pruned already, and what says in no way which experts stay."""
     if not on_cpu:
-        fix = "use --device cpu; or measure (halfbyte calibrate) and run halfbyte prune SRC OUT --stats STATS"
-        raise UsageError("pruning is not built into the pass on the GPU yet", where="--device", fix=fix)
+        raise not_on_a_gpu()
     refuse_pruned_source(made.checkpoint)
     assert made.recipe.prune is not None
     if plan is not None:

@@ -215,3 +215,13 @@ def test_the_smaller_of_what_is_free_and_what_is_allowed(planned, monkeypatch, f
     found = mode_of(planned, SimpleNamespace(rows=rows), SimpleNamespace(type="cuda"), limit and limit * GB)
     assert found == (needs_of(planned, CARDS), mode)
     assert shares == [pytest.approx(share)]
+
+
+def test_a_plan_does_not_promise_what_a_run_refuses(pico, halfbyte):
+    source = pico()
+    for command in (("plan", source), ("quantize", source, source.parent / "out")):
+        code, _, errors = halfbyte(
+            *command, "-r", "kimi-k2.6-nvfp4-reap192", "--set", "prune.keep=4", "--device", "cuda"
+        )
+        assert code == 2
+        assert "pruning is not built into the pass on the GPU yet" in errors

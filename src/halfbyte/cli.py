@@ -158,7 +158,10 @@ def plan_command(out: Output, source: str | None, file: Path | None, other: Path
         if choice["device"] != CPU:
             from halfbyte.plan.device import on_device
             from halfbyte.plan.measure import measure_disk
+            from halfbyte.prune.decide import not_on_a_gpu
 
+            if recipe.prune is not None:
+                raise not_on_a_gpu()
             disk = None if choice["no_measure"] else measure_disk(made, choice["folder"])
             device = on_device(made, disk, limit, choice["device"].count(",") + 1)
             seconds = None if choice["no_measure"] else device.time
@@ -244,7 +247,7 @@ def status_command(out: Output, out_folder: Path, watch: bool) -> None:
         if not watch or status.whole:
             break
         time.sleep(WATCH_SECONDS)
-    out.hint(f"halfbyte audit {out_folder}" if status.whole else "run the same `halfbyte quantize` again to go on")
+    out.hint(f"halfbyte audit {out_folder}" if status.whole else "run the same command again to go on")
 
 
 @cli.command("audit")
@@ -267,7 +270,10 @@ def audit_command(out: Output, out_folder: Path, source: Path | None, sample: in
     if found.failed:
         raise CheckFailedError(found.summary(), where=str(saved or out_folder), fix="do what each of them says above")
     out.note(f"{found.summary()} in {found.seconds:.1f} s" + (f"; {saved}" if saved else ""))
-    out.hint(f"halfbyte diff {source} {out_folder}" if source else f"halfbyte audit {out_folder} --against SRC")
+    pruned = any(finding.check == "prune" for finding in found.findings)  # whose experts have other numbers
+    next_one = f"halfbyte {'loops' if pruned else 'diff'}"
+    against = f"{out_folder} --against {source}" if pruned else f"{source} {out_folder}"
+    out.hint(f"{next_one} {against}" if source else f"halfbyte audit {out_folder} --against SRC")
 
 
 @cli.command("diff")

@@ -10,7 +10,6 @@ The classes here check, and are checked with pydantic. What a recipe has decided
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -73,6 +72,8 @@ TARGETS: Mapping[Format, Target] = {
     "mxfp4": Target(("none", "dynamic"), (), names_producer=True, patterns="re:"),
     "mxfp4_ct": Target(("none", "dynamic"), (), names_producer=False, patterns="re:"),
 }
+
+_MOST_WEIGHT = 1e6  # of a domain: with far more, sums would overflow
 
 
 class Part(BaseModel):
@@ -312,8 +313,8 @@ class Prune(Part):
         if self.select == "max_min":
             yield Problem("'blend' means nothing for max_min", ("blend",), "remove it, or set select to mean")
         for domain, weight in self.blend.items():
-            if not 0 <= weight < math.inf:
-                yield Problem(f"{weight:g} cannot weigh '{domain}'", ("blend", domain), "write a number, at least 0")
+            if not 0 <= weight <= _MOST_WEIGHT:
+                yield Problem(f"{weight:g} cannot weigh '{domain}'", ("blend", domain), "write a number from 0 to 1e6")
         if not any(self.blend.values()):
             yield Problem("no domain of 'blend' weighs anything", ("blend",), "give one a weight above 0, or remove it")
 

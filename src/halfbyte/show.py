@@ -162,8 +162,7 @@ def result(out: Output, made: Result, before: int | None = None, loops: LoopTest
     out.facts(value, lines)
     _advise(out, made.pruned)
     if loops is not None:
-        level = "bad" if loops.flagged else "note" if loops.judged is None else "good"
-        out.verdicts([(level, loops.sentence)])
+        out.verdicts([("note" if loops.judged is None else loops.judged.verdict.level, loops.sentence)])
 
 
 def prune_plan(out: Output, plan: PrunePlan, made: Plan, files: Mapping[str, Path]) -> None:

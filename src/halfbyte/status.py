@@ -38,7 +38,11 @@ def read_status(out: Path) -> Status:
     """Read plan and journal of an output folder."""
     path = out / FOLDER / PLAN
     if not path.is_file():
-        raise UsageError("no run was started in this folder", where=str(out), fix="give the OUT of `halfbyte quantize`")
+        raise UsageError(
+            "no run was started in this folder",
+            where=str(out),
+            fix="give the OUT of `halfbyte quantize` or `halfbyte prune`",
+        )
     plan = read_plan(out)
     sizes: dict[str, int] = plan["shards"]
     lines = {str(line.get("shard")): line for line in Journal(out / FOLDER / JOURNAL).lines()}

@@ -8,7 +8,10 @@ from pico import write_pico
 from pruning import plan_of, prune, some
 
 from halfbyte import cli
-from halfbyte.prune.plan_file import write_prune_plan
+from halfbyte.prune.decide import describe_source
+from halfbyte.prune.plan_file import read_prune_plan, write_prune_plan
+from halfbyte.source.checkpoint import open_checkpoint
+from halfbyte.source.identity import identity
 
 REAP = "kimi-k2.6-nvfp4-reap192"
 
@@ -23,6 +26,8 @@ def place(tmp_path_factory):
     assert run("calibrate", source, *words, "-o", root / "stats") == 0
     assert run("calibrate", source, *words, "--layers", 2, "-o", root / "two-layers") == 0
     write_prune_plan(root / "plan.json", plan_of(source, some(source, 4)))
+    bare = {str(layer): list(experts) for layer, experts in some(source, 4).items()}
+    (root / "kind.json").write_text(json.dumps({"kind": "something else", "keep": bare}))
     small(root / "other", experts=8, seed=1)
     small(root / "grouped", experts=8)
     path = root / "grouped/config.json"
@@ -55,6 +60,10 @@ PLAN = ("--plan", "{}/plan.json")
         ("source", ("--drop", "half", *STATS), "'half' is no share of the experts", "25%"),
         ("source", ("--drop", "100%", *STATS), "'100%' is no share of the experts", "25%"),
         ("source", ("--blend", "news", "--keep", "4", *STATS), "'news' is not a domain and its weight", "code=2"),
+        ("source", ("--blend", "news=1e308", "--keep", "4", *STATS), "'1e308' cannot be the weight", "0 to 1000000"),
+        ("source", ("--blend", "news=inf", "--keep", "4", *STATS), "'inf' cannot be the weight", "0 to 1000000"),
+        ("source", ("--blend", "news=nan", "--keep", "4", *STATS), "'nan' cannot be the weight", "0 to 1000000"),
+        ("source", ("--blend", "news=1,news=2", "--keep", "4", *STATS), "'news' is there twice", "one weight"),
         ("source", ("--keep", "4", *STATS, *PLAN), "--keep cannot go with --plan", "leave one"),
         ("other", (*STATS, *PLAN), "these statistics were measured on other weights", "halfbyte calibrate"),
         ("source", ("--stats", "{}/two-layers", *PLAN), "these statistics have no layer 2", "all layers"),
@@ -72,6 +81,7 @@ PLAN = ("--plan", "{}/plan.json")
         ("pruned", ("--keep", "4", *STATS), "the source is pruned already", "keep fewer"),
         ("pruned", PLAN, "the source is pruned already", "keep fewer"),
         ("source", ("--plan", "{}/texts.jsonl"), "this is not JSON", "another file"),
+        ("source", ("--plan", "{}/kind.json"), "this is no prune plan of halfbyte's", "give a prune-plan.json"),
     ],
 )
 def test_options_and_statistics(place, tmp_path, capsys, source, options, what, fix):
@@ -127,8 +137,20 @@ def test_a_plan_of_other_weights_is_applied_with_a_word(place, tmp_path, capsys)
     """Statistics of a release choose the experts of what was made of it."""
     options = ["--keep", 4, "--stats", place / "stats", "-o", tmp_path / "plan"]
     assert run("prune", place / "source", *options) == 0
-    assert run("prune", place / "other", tmp_path / "out", "--plan", tmp_path / "plan") == 0
-    assert "the plan was made on other weights" in capsys.readouterr().err
+    word = "the plan was made on other weights"
+    assert word not in capsys.readouterr().out
+    assert run("prune", place / "other", tmp_path / "out", "--plan", tmp_path / "plan", "-q") == 0
+    assert f"! {word}" in capsys.readouterr().out
+    first, then = read_prune_plan(tmp_path / "plan"), tmp_path / "out/halfbyte/prune-plan.json"
+    other = open_checkpoint(place / "other")
+    here = describe_source(other, identity(other))
+    assert here["weights"] != first.source["weights"]
+    assert read_prune_plan(then).source == {**here, "chosen_on": first.source}
+    for folder, said in (("other", True), ("source", False)):
+        assert run("prune", place / folder, "-o", tmp_path / "again", "--plan", then, "--json") == 0
+        advice = json.loads(capsys.readouterr().out)["advice"]
+        assert any(one["level"] == "note" and one["text"].startswith(word) for one in advice) == said
+    assert read_prune_plan(tmp_path / "again").source == first.source
 
 
 def test_a_recipe_that_prunes_by_given_statistics_needs_them(place, tmp_path, capsys):

@@ -158,7 +158,7 @@ def test_statistics_say_what_restored_experts_and_lists_cover(place, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["by_layer", "counted", "in_order", "dropped"])
-def test_keep_lists_are_written_as_others_publish_them(tmp_path, form):
+def test_keep_lists_are_written_as_others_publish_them(tmp_path, capsys, form):
     source = write_pico(tmp_path / "source", experts=8)
     write_prune_plan(tmp_path / "plan", plan_of(source, {1: (1, 4, 6, 7), 2: (0, 2, 3, 5)}))
     argv = ["--plan", tmp_path / "plan", "--keep-list", tmp_path / "list", "--form", form]
@@ -167,13 +167,13 @@ def test_keep_lists_are_written_as_others_publish_them(tmp_path, form):
         "by_layer": {"1": [1, 4, 6, 7], "2": [0, 2, 3, 5]},
         "counted": {"1": {"kept": [1, 4, 6, 7], "keep": 4}, "2": {"kept": [0, 2, 3, 5], "keep": 4}},
         "in_order": [[1, 4, 6, 7], [0, 2, 3, 5]],
-        "dropped": {"1": [0, 2, 3, 5], "2": [1, 4, 6, 7]},
+        "dropped": {"dropped": {"1": [0, 2, 3, 5], "2": [1, 4, 6, 7]}},
     }
     assert json.loads((tmp_path / "list").read_text()) == expected[form]
     assert len((tmp_path / "list").read_text().splitlines()) == 4  # a line for each layer
-    if form != "dropped":  # which nothing in the file tells from kept ones
-        assert run("prune", source, tmp_path / "out", "--plan", tmp_path / "list", "--no-loops") == 0
-        assert read_prune_plan(tmp_path / "out/halfbyte/prune-plan.json").kept() == {1: (1, 4, 6, 7), 2: (0, 2, 3, 5)}
+    assert f"halfbyte prune {source} OUT --plan {tmp_path / 'list'}" in capsys.readouterr().err
+    assert run("prune", source, tmp_path / "out", "--plan", tmp_path / "list", "--no-loops") == 0
+    assert read_prune_plan(tmp_path / "out/halfbyte/prune-plan.json").kept() == {1: (1, 4, 6, 7), 2: (0, 2, 3, 5)}
 
 
 def test_a_keep_list_beside_a_checkpoint(tmp_path):

@@ -238,7 +238,7 @@ _METHODS: Mapping[str, tuple[tuple[str, str], ...]] = {
 def config(evidence: Evidence) -> list[Finding]:
     """config.json has one quantization block, of the method that the tensors are stored for, and counts as they do."""
     if CONFIG in evidence.problems:
-        fix = "run the same `halfbyte quantize` again: config.json is written last" if evidence.made else "download it"
+        fix = "run the command that made it again: config.json is written last" if evidence.made else "download it"
         return [bad("config", evidence.problems[CONFIG], why="no engine loads a folder without it", fix=fix)]
     wrong = _block_problems(evidence)
     if (error := _agreement(evidence)) is not None and error.where == CONFIG:

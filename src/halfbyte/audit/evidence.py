@@ -196,7 +196,7 @@ def _planned(checkpoint: Checkpoint, model: Model, made: Made) -> Plan:
         return make_plan(checkpoint, model, made.recipe, layers=made.layers, kept=made.kept)
     except UsageError as error:
         what = f"this is not the source that the output was made from: {error.what}"
-        raise UsageError(what, where=error.where, fix="give the folder that `halfbyte quantize` was given") from None
+        raise UsageError(what, where=error.where, fix="give the folder that it was made from") from None
 
 
 def _plan_again(source: Path, made: Made | None) -> Plan | None:
@@ -210,5 +210,5 @@ def _plan_again(source: Path, made: Made | None) -> Plan | None:
     other = [name for name in ("source config", "source tensors") if parts.get(name) != made.parts.get(name)]
     if other:
         what = f"this is not the source that the output was made from: {' and '.join(other)} differ"
-        raise UsageError(what, where=str(source), fix="give the folder that `halfbyte quantize` was given")
+        raise UsageError(what, where=str(source), fix="give the folder that it was made from")
     return plan

@@ -14,7 +14,7 @@ from halfbyte.console import Level
 
 MAX_EXAMPLES = 5  # on the screen; a file has them all up to MAX_KEPT
 MAX_KEPT = 100
-RUN_AGAIN = "run the same `halfbyte quantize` again: it verifies every shard and makes the damaged ones anew"
+RUN_AGAIN = "run the command that made it again: it verifies every shard and makes the damaged ones anew"
 
 
 @dataclass(frozen=True, slots=True)

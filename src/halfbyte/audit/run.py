@@ -12,11 +12,13 @@ from halfbyte.audit import byte_checks, checks
 from halfbyte.audit.calibration import calibration
 from halfbyte.audit.evidence import Evidence, gather
 from halfbyte.audit.findings import Audit, Finding, bad, good, note
+from halfbyte.audit.loops import loops
 from halfbyte.audit.pruned import prune
 from halfbyte.audit.repeat import repeat
 from halfbyte.errors import CheckpointError, MachineError
 from halfbyte.folders import FOLDER
 from halfbyte.pipeline import PLAN
+from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.write import write_whole
 
 RESULT = "audit.json"
@@ -24,6 +26,7 @@ DEFAULT_SAMPLE = 2
 _NO_MODEL = "not checked: without a readable config.json no tensor has a role"
 _NO_PLAN = f"not checked: no {FOLDER}/{PLAN}, so halfbyte did not make this"
 _NO_SOURCE = "not checked: give --against SRC"
+_NO_EXPERTS = "not checked: which experts these are is not known"
 
 
 def _plan(evidence: Evidence) -> list[Finding]:
@@ -49,6 +52,7 @@ CHECKS: Mapping[str, tuple[Callable[[Evidence], list[Finding]], str]] = {
     "fused": (byte_checks.fused, "model"),
     "calibration": (calibration, "plan"),
     "prune": (prune, "model"),
+    "loops": (loops, ""),
     "kept": (byte_checks.kept, "source"),
 }
 
@@ -70,7 +74,7 @@ def _run(name: str, check: Callable[[Evidence], list[Finding]], needs: str, evid
     if needs in ("plan", "source") and evidence.made is None:
         return [note(name, _NO_PLAN)]
     if needs == "source" and evidence.plan is None:
-        return [note(name, _NO_SOURCE)]
+        return [note(name, _NO_EXPERTS if PRUNE_PLAN in evidence.problems else _NO_SOURCE)]
     try:
         return check(evidence)
     except CheckpointError as error:  # a file that changed while it was read

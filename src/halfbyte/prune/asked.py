@@ -20,7 +20,7 @@ from halfbyte.errors import RecipeError, UsageError
 from halfbyte.models.model import Model
 from halfbyte.plan.pruned import moe_layers, router_shape
 from halfbyte.prune.keep_list import plan_of_keep_list
-from halfbyte.prune.plan_file import KIND, PrunePlan, read_json
+from halfbyte.prune.plan_file import PrunePlan, read_json
 from halfbyte.prune.restore import restore
 from halfbyte.recipe import load_recipe
 from halfbyte.recipe_errors import explain
@@ -33,6 +33,7 @@ _DECIDED = ("keep", "drop", "spread", "method", "select", "blend", "protect", "m
 _GOALS = ("plan_only", "keep_list")
 _MEASURE = "measure first: halfbyte calibrate SRC -r RECIPE --data ... -o STATS, then give --stats STATS"
 _OF_DATA = ("samples", "length")
+_MOST_WEIGHT = 1_000_000  # of a domain: sums of scores stay finite
 
 
 def refuse_contradictions(choice: Mapping[str, Any], out_folder: Path | None) -> None:
@@ -158,18 +159,24 @@ def parse_blend(text: str) -> dict[str, float]:
     for pair in text.split(","):
         domain, equals, weight = pair.partition("=")
         try:
-            found[domain] = float(weight)
+            value = float(weight)
         except ValueError:
-            equals = ""
+            equals, value = "", 0.0
         if not (domain and equals):
             raise UsageError(f"'{pair}' is not a domain and its weight", where="--blend", fix="write code=2,prose=1")
+        if not 0 <= value <= _MOST_WEIGHT:  # nor nan
+            fix = f"write a number from 0 to {_MOST_WEIGHT}"
+            raise UsageError(f"'{weight}' cannot be the weight of '{domain}'", where="--blend", fix=fix)
+        if domain in found:
+            raise UsageError(f"'{domain}' is there twice", where="--blend", fix="give each domain one weight")
+        found[domain] = value
     return found
 
 
 def read_plan(path: Path, checkpoint: Checkpoint, model: Model, layers: int | None) -> PrunePlan:
     """Read a prune plan, or a keep list as others publish it."""
     found = read_json(path)
-    if isinstance(found, dict) and found.get("kind") == KIND:  # pyright: ignore[reportUnknownMemberType]
+    if isinstance(found, dict) and "kind" in found:  # a file of another kind is no bare list, whatever else it has
         return PrunePlan.of(found, where=str(path))
     router = router_shape(model, checkpoint.config)
     return plan_of_keep_list(found, router, moe_layers(model, layers), where=str(path))

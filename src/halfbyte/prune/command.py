@@ -72,9 +72,10 @@ def prune_command(out: Output, source: Path, out_folder: Path | None, **choice: 
     """
     from halfbyte import show  # noqa: PLC0415 - `halfbyte --help` stays instant
     from halfbyte.pipeline import quantize  # noqa: PLC0415
-    from halfbyte.prune import asked, decide  # noqa: PLC0415
+    from halfbyte.prune import asked, decide, list_files  # noqa: PLC0415
 
     asked.refuse_contradictions(choice, out_folder)
+    list_files.refuse_to_replace(choice, source)
     checkpoint, model = decide.open_model(source)
     plan, recipe = _plan_and_recipe(out, choice, checkpoint, model)
     if out_folder is None:
@@ -101,7 +102,9 @@ def prune_command(out: Output, source: Path, out_folder: Path | None, **choice: 
     loops = None if choice["no_loops"] else _loop_test(out, source, result, before, choice["prompts"])
     show.result(out, result, before, loops)
     if loops is not None and loops.flagged:
-        fix = f"restore experts: halfbyte prune {source} OUT2 --plan {out_folder}/halfbyte/prune-plan.json --restore 32"
+        gone = result.pruned.experts - max(map(len, result.pruned.kept().values()))
+        again = f"--plan {out_folder}/halfbyte/prune-plan.json --restore {max(1, gone // 2)}"
+        fix = f"restore experts: halfbyte prune {source} OUT2 {again}"
         raise CheckFailedError(f"the pruned model {loops.sentence}", where=str(out_folder), fix=fix)
     out.hint(f"halfbyte audit {out_folder} --against {source}")
 
@@ -112,10 +115,10 @@ def _plan_and_recipe(
     """Return who stays, where --plan or --spread say so before the run, and the recipe of it all."""
     from halfbyte.prune import asked, decide  # noqa: PLC0415
 
-    plan = asked.asked_plan(choice, checkpoint, model) if choice["plan_file"] else None
+    plan = None
+    if choice["plan_file"]:
+        plan = decide.applied_to(asked.asked_plan(choice, checkpoint, model), checkpoint)
     recipe = asked.recipe_of_plan(plan, choice["shards"]) if plan else asked.asked_recipe(choice)
-    if plan is not None and decide.is_of_another(plan, checkpoint):
-        out.note("the plan was made on other weights: that is right only where these are the same model, stored anew")
     if plan is not None and choice["stats"] is not None:
         made = decide.undecided(checkpoint, model, recipe, choice["layers"])
         decide.refuse_other_source(plan, made)

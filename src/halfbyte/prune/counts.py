@@ -57,15 +57,14 @@ def count_advice(count: int, experts: int, *, parallel: Sequence[int] = ()) -> l
         what = f"{count} experts lose the fast router kernels of vLLM and SGLang, which exist for 256 and 384"
         found.append(Advice("note", what, instead))
     if not facts.loads_well:
-        near = " or ".join(str(near) for near in _around(count, LOADS_WELL) if 0 < near <= experts)
-        found.append(
-            Advice("note", f"{count} is no multiple of 32, as engines like it", f"keep {near}" if near else "")
-        )
+        near = " or ".join(str(near) for near in _around(count, LOADS_WELL) if 0 < near < experts)
+        if near:  # a model of 32 experts has no such choice
+            found.append(Advice("note", f"{count} is no multiple of 32, as engines like it", f"keep {near}"))
     if not facts.flashinfer_fp8:
         found.append(Advice("note", f"FlashInfer's FP8 experts need a multiple of 4 up to 512, and {count} is none"))
     for size in parallel:
         if count % size:
-            near = " or ".join(str(near) for near in _around(count, size) if 0 < near <= experts)
+            near = " or ".join(str(near) for near in _around(count, size) if 0 < near < experts)
             what = f"{count} experts cannot be split over {size} devices by expert parallelism"
             found.append(Advice("bad", what, f"keep {near}" if near else ""))
     return found

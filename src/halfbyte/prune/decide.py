@@ -23,7 +23,7 @@ from halfbyte.plan.rules import Job
 from halfbyte.prune.budgets import Budgets
 from halfbyte.prune.choose import choose, choose_layer, gather, spread, with_coverage
 from halfbyte.prune.plan_checks import check_layers
-from halfbyte.prune.plan_file import PLAN, LayerChoice, PrunePlan
+from halfbyte.prune.plan_file import CHOSEN_ON, PLAN, LayerChoice, PrunePlan
 from halfbyte.prune.router import RouterShape
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
 from halfbyte.source.hold import HoldingReader
@@ -35,9 +35,17 @@ def describe_source(checkpoint: Checkpoint, weights: Mapping[str, str]) -> dict[
     return {"weights": short_name(weights), "config": config_name(checkpoint.config)}
 
 
-def is_of_another(plan: PrunePlan, checkpoint: Checkpoint) -> bool:
-    """Whether a plan says that it was made on other weights: those of a checkpoint before it was quantized, perhaps."""
-    return plan.source.get("weights") not in (None, short_name(identity(checkpoint)))
+def applied_to(plan: PrunePlan, checkpoint: Checkpoint) -> PrunePlan:
+    """Return a plan that names the weights it is applied to, and others that it was chosen on as such.
+
+    Those may be of a checkpoint before it was quantized.
+    """
+    here = describe_source(checkpoint, identity(checkpoint))
+    if plan.source.get("weights") == here["weights"]:
+        return plan
+    first = plan.source.get(CHOSEN_ON, plan.source)
+    other = first.get("weights") not in (None, here["weights"])
+    return replace(plan, source={**here, **({CHOSEN_ON: dict(first)} if other else {})})
 
 
 def refuse_pruned_source(checkpoint: Checkpoint) -> None:
@@ -48,11 +56,16 @@ def refuse_pruned_source(checkpoint: Checkpoint) -> None:
         raise UsageError("the source is pruned already", where=str(path), fix=fix)
 
 
+def not_on_a_gpu() -> UsageError:
+    """Return what is said of a recipe that prunes, and of a GPU."""
+    fix = "use --device cpu; or measure (halfbyte calibrate) and run halfbyte prune SRC OUT --stats STATS"
+    return UsageError("pruning is not built into the pass on the GPU yet", where="--device", fix=fix)
+
+
 def refuse_unclear(made: Plan, plan: PrunePlan | None, *, has_statistics: bool, on_cpu: bool) -> None:
     """Refuse, before weights are read, what is pruned already, and what says in no way which experts stay."""
     if not on_cpu:
-        fix = "use --device cpu; or measure (halfbyte calibrate) and run halfbyte prune SRC OUT --stats STATS"
-        raise UsageError("pruning is not built into the pass on the GPU yet", where="--device", fix=fix)
+        raise not_on_a_gpu()
     refuse_pruned_source(made.checkpoint)
     assert made.recipe.prune is not None
     if plan is not None:

@@ -6,7 +6,8 @@ by_layer   {"1": [0, 2, ...], ...}                       also below "keep", "kep
                                                          other keys beside it (glm-expert-pruning has "keep")
 counted    {"1": {"kept": [0, 2, ...], "keep": 192}}     glm-5.2-nonuniform's plan; "kept_experts" is read too
 in_order   [[0, 2, ...], ...]                            a list for each layer with routed experts, in their order
-dropped    any of them with the experts that go          where the caller says so: nothing in such a file tells
+dropped    {"dropped": {"1": [1, 3, ...], ...}}          the experts that go, by layer or in order; without the word
+                                                         nothing would tell them from those that stay
 
 They name layers by the checkpoint's numbers and experts by those before pruning. The order of a list says nothing: the
 kept experts are renumbered in ascending order, as the public REAP code does. What the keep192 list of Kimi-K2.6 looks
@@ -29,16 +30,18 @@ from halfbyte.write import write_whole
 
 Form = Literal["by_layer", "counted", "in_order", "dropped"]
 _OUTER = ("keep", "kept", "kept_by_layer", "layers")
+_DROPPED = "dropped"
 _INNER = ("kept", "kept_experts")
 _TOTALS = ("n_expert", "num_experts", "old_num_experts")
 _FORMS = 'write {"1": [kept experts], ...} with the numbers of layers, or a list of lists in the order of the layers'
 
 
 def plan_of_keep_list(
-    found: Any, router: RouterShape, layers_expected: Collection[int], *, dropped: bool = False, where: str = "the list"
+    found: Any, router: RouterShape, layers_expected: Collection[int], *, where: str = "the list"
 ) -> PrunePlan:
     """Make a plan of a published list; UsageError for one that is not whole, or not of this model."""
-    lists = _lists(found, router, sorted(layers_expected), where)
+    inside, dropped = _unwrapped(found, router, where)
+    lists = _lists(inside, sorted(layers_expected), where)
     layers: dict[int, LayerChoice] = {}
     for layer, listed in sorted(lists.items()):
         kept = _sorted(listed, f"{where}: layer {layer}")
@@ -54,12 +57,14 @@ def plan_of_keep_list(
 def write_keep_list(path: Path, plan: PrunePlan, form: Form = "by_layer") -> None:
     """Write a plan's list, whole or not at all: a line for each layer."""
     found = keep_list(plan, form)
+    text = f'{{"{_DROPPED}": {_by_line(found[_DROPPED])}}}' if form == "dropped" else _by_line(found)
+    write_whole(path, f"{text}\n".encode())
+
+
+def _by_line(found: dict[str, Any] | list[Any]) -> str:
     if isinstance(found, dict):
-        pairs = cast("dict[str, Any]", found).items()
-        text = "{\n" + ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in pairs) + "\n}\n"
-    else:
-        text = "[\n" + ",\n".join(f"  {json.dumps(value)}" for value in found) + "\n]\n"
-    write_whole(path, text.encode())
+        return "{\n" + ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in found.items()) + "\n}"
+    return "[\n" + ",\n".join(f"  {json.dumps(value)}" for value in found) + "\n]"
 
 
 def keep_list(plan: PrunePlan, form: Form = "by_layer") -> Any:
@@ -70,17 +75,31 @@ def keep_list(plan: PrunePlan, form: Form = "by_layer") -> Any:
     if form == "in_order":
         return list(kept.values())
     if form == "dropped":
-        return {layer: sorted(set(range(plan.experts)) - set(experts)) for layer, experts in kept.items()}
+        everyone = set(range(plan.experts))
+        return {_DROPPED: {layer: sorted(everyone - set(experts)) for layer, experts in kept.items()}}
     return kept
 
 
-def _lists(found: Any, router: RouterShape, expected: Sequence[int], where: str) -> dict[int, list[Any]]:
-    found = _unwrapped(found, router, where)
+def is_keep_list(found: Any) -> bool:
+    """Whether a file's content has a form that `keep_list` writes, of whatever model."""
+    if isinstance(found, dict) and list(cast("dict[str, Any]", found)) == [_DROPPED]:
+        found = cast("dict[str, Any]", found)[_DROPPED]
+    if isinstance(found, dict):
+        blocks = cast("dict[str, Any]", found)
+        if not all(name.isdecimal() for name in blocks):
+            return False
+        found = [cast("dict[str, Any]", one).get("kept") if isinstance(one, dict) else one for one in blocks.values()]
+    if not isinstance(found, list) or not found:
+        return False
+    lists = cast("list[Any]", found)
+    return all(isinstance(one, list) and all(type(expert) is int for expert in cast("list[Any]", one)) for one in lists)
+
+
+def _lists(found: dict[str, Any] | list[Any], expected: Sequence[int], where: str) -> dict[int, list[Any]]:
     if isinstance(found, list):
-        inside = cast("list[Any]", found)
-        if len(inside) != len(expected) or not all(isinstance(one, list) for one in inside):
+        if len(found) != len(expected) or not all(isinstance(one, list) for one in found):
             _refuse(f"these are not lists of {len(expected)} layers", where, _FORMS)
-        return dict(zip(expected, cast("list[list[Any]]", inside), strict=True))
+        return dict(zip(expected, cast("list[list[Any]]", found), strict=True))
     lists: dict[int, list[Any]] = {}
     for name, inside in found.items():
         if isinstance(inside, dict):
@@ -95,19 +114,21 @@ def _lists(found: Any, router: RouterShape, expected: Sequence[int], where: str)
     return lists
 
 
-def _unwrapped(found: Any, router: RouterShape, where: str) -> dict[str, Any] | list[Any]:
-    """Return the part of a file that holds the lists."""
+def _unwrapped(found: Any, router: RouterShape, where: str) -> tuple[dict[str, Any] | list[Any], bool]:
+    """Return the part of a file that holds the lists, and whether they are of those that go."""
+    dropped = False
     if isinstance(found, dict):
         whole = cast("Mapping[str, Any]", found)
         total = next((whole[key] for key in _TOTALS if key in whole), router.experts)
         if total != router.experts:
             what = f"this list is of a model with {total} experts a layer, and this one has {router.experts}"
             _refuse(what, where, "give the list of this model")
-        inside = next((whole[key] for key in _OUTER if isinstance(whole.get(key), (dict, list))), whole)
-        found = cast("dict[str, Any] | list[Any]", inside)
+        below = next((key for key in (*_OUTER, _DROPPED) if isinstance(whole.get(key), (dict, list))), None)
+        dropped = below == _DROPPED
+        found = whole if below is None else cast("dict[str, Any] | list[Any]", whole[below])
     if not isinstance(found, (dict, list)) or not found:
         _refuse("this is no keep list", where, _FORMS)
-    return cast("dict[str, Any] | list[Any]", found)
+    return cast("dict[str, Any] | list[Any]", found), dropped
 
 
 def _sorted(listed: list[Any], where: str) -> list[Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, NoReturn, cast, get_args
 
 from halfbyte.decisions import Prune, PruneMethod, PruneSelect, PruneStatistics
 from halfbyte.errors import UsageError
-from halfbyte.prune.plan_file import KIND, VERSION, LayerChoice, PrunePlan, is_score
+from halfbyte.prune.plan_file import CHOSEN_ON, KIND, VERSION, LayerChoice, PrunePlan, is_score
+from halfbyte.prune.ranking import SUPER, SUPER_DROPPED, UNOBSERVED
+from halfbyte.prune.restore import RESTORED
 from halfbyte.prune.router import RouterShape, check_count
 
 _AGAIN = "make the plan again: halfbyte prune"
@@ -31,6 +33,7 @@ def checked_plan(found: Any, *, layers_expected: Collection[int] | None, where: 
     router = _router(whole["router"], f"{where}: router")
     for key in _BLOCKS:
         _block(whole[key], f"{where}: {key}")
+    _block(whole["source"].get(CHOSEN_ON, {}), f"{where}: source: {CHOSEN_ON}")
     for key in ("non_uniform", "edited"):
         if not isinstance(whole[key], bool):
             _refuse(f"'{key}' is neither true nor false", where, "write true or false")
@@ -39,8 +42,9 @@ def checked_plan(found: Any, *, layers_expected: Collection[int] | None, where: 
     rule = None if whole["rule"] is None else _rule(whole["rule"], f"{where}: rule")
     blocks: dict[str, Any] = {key: whole[key] for key in _BLOCKS}
     plan = PrunePlan(router=router, layers=layers, rule=rule, non_uniform=whole["non_uniform"], **blocks)
-    edited = whole["edited"] or whole["kept_sha256"] != plan.kept_sha256()
-    return PrunePlan(router=router, layers=layers, rule=rule, non_uniform=plan.non_uniform, edited=edited, **blocks)
+    if whole["kept_sha256"] != plan.kept_sha256():
+        return replace(plan, edited=True, coverage={})  # which was of others; statistics can say it anew
+    return replace(plan, edited=whole["edited"])
 
 
 def check_kept(layer: int, kept: Sequence[Any], router: RouterShape, where: str) -> tuple[int, ...]:
@@ -120,8 +124,16 @@ def _layer(layer: int, found: Mapping[str, Any], router: RouterShape, where: str
             _refuse(f"there is no expert '{name}'", f"{here}: reasons", f"the experts are 0 to {router.experts - 1}")
         if not isinstance(reason, str) or not reason:
             _refuse(f"the reason of expert {name} is no text", f"{here}: reasons", "write why, in words")
-        reasons[int(name)] = reason
+        true = _true_reason(reason, stays=int(name) in kept)
+        reasons |= {} if true is None else {int(name): true}
     return LayerChoice(kept, tuple(None if score is None else float(score) for score in scores), reasons)
+
+
+def _true_reason(reason: str, *, stays: bool) -> str | None:
+    """Return the reason as it holds for who stays now: an edit may drop an expert that had a reason to stay."""
+    if reason in (SUPER, SUPER_DROPPED):
+        return SUPER if stays else SUPER_DROPPED
+    return None if reason in (UNOBSERVED, RESTORED) and not stays else reason
 
 
 def _router(found: Any, where: str) -> RouterShape:

@@ -11,7 +11,8 @@
 
 Layers are named by their number in the checkpoint, experts by theirs before pruning. `scores` has one number for each
 expert of the source, null for those that were not observed; it is empty where there are none. `reasons` says why an
-expert stays or goes whatever its score. Who edits `kept` edits `count` with it. All of it is checked when it is read.
+expert stays or goes whatever its score. Who edits `kept` edits `count` with it. All of it is checked when it is read;
+what an edit made untrue is left out then: `coverage`, and reasons to stay of experts that go.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from halfbyte.write import write_whole
 KIND = "halfbyte prune plan"
 VERSION = 1
 PLAN = "prune-plan.json"
+CHOSEN_ON = "chosen_on"  # of a plan's source: the weights that it was made on, where it is applied to others
 
 
 @dataclass(frozen=True, slots=True)

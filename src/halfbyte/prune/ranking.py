@@ -17,6 +17,7 @@ from halfbyte.prune.router import RouterShape
 
 SUPER = "super expert"
 UNOBSERVED = "unobserved"
+SUPER_DROPPED = "super expert, dropped by hand"
 
 
 def ranking(scores: NDArray[np.float64], router: RouterShape, first: Collection[int] = ()) -> NDArray[np.int64]:

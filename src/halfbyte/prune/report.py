@@ -8,13 +8,14 @@ from typing import Any
 from halfbyte.advice import Advice
 from halfbyte.prune.budgets import WARNING
 from halfbyte.prune.counts import count_advice
-from halfbyte.prune.plan_file import PrunePlan
-from halfbyte.prune.ranking import SUPER, UNOBSERVED
+from halfbyte.prune.plan_file import CHOSEN_ON, PrunePlan
+from halfbyte.prune.ranking import SUPER, SUPER_DROPPED, UNOBSERVED
 from halfbyte.prune.restore import RESTORED
 
 # A GLM-5.2 build whose worst domain was covered to 46 % degenerated on 3 of 5 open prompts, one with 81 % on none
 # (glm-expert-pruning). The line between them is a guess in the middle.
 LOW_COVERAGE = 0.6
+LOW_MASS = 0.5  # below it, most of what experts added to the tokens of a domain is gone
 
 
 def domain_rows(plan: PrunePlan) -> list[dict[str, Any]]:
@@ -57,8 +58,13 @@ def sentences(plan: PrunePlan, *, parallel: Sequence[int] = ()) -> list[Advice]:
         found.append(Advice("bad", WARNING, "keep as many in each layer"))
     else:
         found += count_advice(counts[0], plan.experts, parallel=parallel)
+    if CHOSEN_ON in plan.source:
+        what = "the plan was made on other weights: that is right only where these are the same model, stored anew"
+        found.append(Advice("note", what))
     if plan.edited:
-        found.append(Advice("note", "the kept experts were edited by hand after the plan was made"))
+        unknown = "" if plan.coverage else ": what they cover is not known"
+        fix = "" if plan.coverage else "give --stats to see it"
+        found.append(Advice("note", f"the kept experts were edited by hand after the plan was made{unknown}", fix))
     return sorted(found, key=lambda advice: advice.level != "bad")
 
 
@@ -73,16 +79,20 @@ def _about_domains(plan: PrunePlan) -> list[Advice]:
             f"{row['domain']} keeps {row['mean']:.0%} of what experts chosen for it alone would "
             f"({row['worst']:.0%} in layer {row['worst_layer']})"
         )
+        light = row["mass"] is not None and row["mass"] < LOW_MASS
         if row["mass"] is not None:
             text += f", and {row['mass']:.0%} of what its tokens were given"
-        fix = "keep more, calibrate on more of it, or choose with prune.select max_min" if low else ""
-        found.append(Advice("bad" if low else "good", text, fix))
+        if low:
+            fix = "keep more, calibrate on more of it, or choose with prune.select max_min"
+            found.append(Advice("bad", text, fix))
+        else:
+            found.append(Advice("note", text, "keep more") if light else Advice("good", text))
     return found
 
 
 def _about_layers(plan: PrunePlan) -> list[Advice]:
     rows = layer_rows(plan)
-    found: list[Advice] = []
+    found = _about_lost_super_experts(plan)
     dropped = {row["layer"]: row["dropped"] for row in rows if row["dropped"] is not None}
     if dropped:
         most = max(dropped, key=lambda layer: dropped[layer])
@@ -98,6 +108,20 @@ def _about_layers(plan: PrunePlan) -> list[Advice]:
         if total:
             found.append(Advice("note", f"{_many(total, name)} in {_many(layers, 'layer')}: {what}", fix))
     return found
+
+
+def _about_lost_super_experts(plan: PrunePlan) -> list[Advice]:
+    lost = [
+        f"{expert} of layer {layer}"
+        for layer, choice in sorted(plan.layers.items())
+        for expert, reason in choice.reasons.items()
+        if reason == SUPER_DROPPED
+    ]
+    if not lost:
+        return []
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    what = f"dropped by hand: super expert {lost[0]}{more} (models that lose one repeat themselves)"
+    return [Advice("bad", what, "keep it in the plan")]
 
 
 def _many(number: int, name: str) -> str:

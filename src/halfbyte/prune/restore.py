@@ -40,7 +40,9 @@ def restore(plan: PrunePlan, more: int, *, where: Where = "each") -> PrunePlan:
             raise UsageError(what, where=f"layer {layer}", fix=f"restore {there} or fewer")
     layers = {layer: _with(choice, rows[layer][: each[layer]]) for layer, choice in plan.layers.items()}
     differ = len({len(choice.kept) for choice in layers.values()}) > 1
-    return replace(plan, layers=layers, coverage={}, non_uniform=plan.non_uniform or differ)
+    keep = sum(len(choice.kept) for choice in layers.values()) // len(layers)  # of layers that differ: the mean
+    rule = None if plan.rule is None else replace(plan.rule, keep=keep, drop=None)
+    return replace(plan, layers=layers, rule=rule, coverage={}, non_uniform=plan.non_uniform or differ)
 
 
 def _dropped_rows(layer: int, choice: LayerChoice, router: RouterShape) -> list[tuple[int, ...]]:

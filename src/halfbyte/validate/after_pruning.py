@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from halfbyte.errors import CheckpointError, MachineError, TensorError, UsageError
-from halfbyte.folders import FOLDER
+from halfbyte.folders import FOLDER, LOOPS
 from halfbyte.validate.generate import decoded_nbytes
 from halfbyte.validate.loop_rate import TEMPERATURES, Judged, LoopRate, judge, loop_rate
 from halfbyte.validate.prompts import open_prompts
 from halfbyte.write import write_whole
 
-LOOPS = "loops.json"
 PROMPTS = 16
 TOKENS = 256
 # kimi-mini has 80 MB, and it and its source take 40 s on one core: the time grows with what a step reads.

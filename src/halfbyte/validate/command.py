@@ -39,7 +39,7 @@ def loops_command(out: Output, folder: Path, source: Path | None, count: int | N
         *(("looping", example) for example in found.examples),
     ]
     out.facts(Judged(found, beside, verdict).as_dict(), lines)
-    out.verdicts([("bad" if verdict.flagged else "good", verdict.sentence)])
+    out.verdicts([(verdict.level, verdict.sentence)])
     if verdict.flagged:
         raise CheckFailedError(verdict.sentence, where=str(folder), fix="keep or restore more experts, then ask again")
     if source is None:

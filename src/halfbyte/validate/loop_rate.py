@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from halfbyte.errors import UsageError
 from halfbyte.validate.generate import Written, open_writer
@@ -70,6 +70,12 @@ class Verdict:
     sentence: str
     flagged: bool
     p: float | None  # of the sign test, where there is a source
+    unclear: bool = False  # worse than it should be, in too few texts to prove anything
+
+    @property
+    def level(self) -> Literal["good", "note", "bad"]:
+        """Return how the console marks it."""
+        return "bad" if self.flagged else "note" if self.unclear else "good"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +136,7 @@ def judge(found: LoopRate, source: LoopRate | None = None) -> Verdict:
     low, high = found.interval
     sentence = f"loops in {found.loops} of {found.texts} texts ({100 * low:.0f}-{100 * high:.0f} %)"
     if source is None:
-        return Verdict(sentence, low > TOLERATED, None)
+        return Verdict(sentence, low > TOLERATED, None, unclear=bool(found.loops))
     if len(source.by_prompt) != len(found.by_prompt) or source.texts != found.texts:
         raise UsageError("the two were not asked the same", fix="give both the same prompts")
     pairs = list(zip(found.by_prompt, source.by_prompt, strict=True))
@@ -138,7 +144,10 @@ def judge(found: LoopRate, source: LoopRate | None = None) -> Verdict:
     sentence += f", the source in {source.loops}"
     if found.short or source.short:
         sentence += f"; {found.short} end after a few words, the source's {source.short}"
-    return Verdict(sentence, p < SIGNIFICANT, p)
+    more = sum(found.by_prompt) > sum(source.by_prompt)
+    if more and p >= SIGNIFICANT:
+        sentence += f"; more than the source, but no proof (p {p:.2g}): ask with more prompts"
+    return Verdict(sentence, p < SIGNIFICANT, p, unclear=more)
 
 
 def _one_line(text: str) -> str:

@@ -165,3 +165,35 @@ def test_no_plan(pruned, out):
     found = audit(out, against=pruned / "source")
     assert found.failed == ["prune"]
     assert "cannot be read" in prune_finding(found).text
+
+
+def loops_finding(out):
+    (finding,) = [finding for finding in audit(out).findings if finding.check == "loops"]
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("text", "level", "says"),
+    [
+        (None, "note", "not measured; halfbyte loops"),
+        (
+            '{"flagged": true, "loops": 9, "texts": 32, "short": 3}',
+            "bad",
+            "9 of 32 texts loop, 3 end after a few words",
+        ),
+        ('{"flagged": false, "loops": 0, "texts": 32, "short": 1}', "good", "0 of 32 texts loop, 1 end after a few"),
+        ("[1", "note", "cannot be read"),
+    ],
+)
+def test_a_looping_build_is_flagged_for_whoever_publishes_it(out, text, level, says):
+    if text is not None:
+        (out / "halfbyte" / "loops.json").write_text(text)
+    finding = loops_finding(out)
+    assert finding.level == level
+    assert says in finding.text
+
+
+def test_without_its_plan_nobody_asks_for_the_source_again(pruned, out):
+    (out / "halfbyte" / "prune-plan.json").unlink()
+    found = {finding.check: finding.text for finding in audit(out, against=pruned / "source").findings}
+    assert found["kept"] == found["repeat"] == "not checked: which experts these are is not known"

@@ -250,3 +250,13 @@ def test_the_smallest_of_several(planned, monkeypatch, names, limit, mode, allow
             mode,
         )
     assert shares == pytest.approx(allowed)
+
+
+def test_a_plan_does_not_promise_what_a_run_refuses(pico, halfbyte):
+    source = pico()
+    for command in (("plan", source), ("quantize", source, source.parent / "out")):
+        code, _, errors = halfbyte(
+            *command, "-r", "kimi-k2.6-nvfp4-reap192", "--set", "prune.keep=4", "--device", "cuda"
+        )
+        assert code == 2
+        assert "pruning is not built into the pass on the GPU yet" in errors

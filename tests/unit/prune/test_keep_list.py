@@ -42,8 +42,9 @@ def test_published_forms_are_read(found):
 
 def test_lists_of_the_dropped():
     gone = {"1": [7, 1, 3, 5], "2": [0, 4, 5, 6], "5": [0, 1, 2, 3]}
-    assert read(gone, dropped=True).kept() == KEPT
-    assert read(list(gone.values()), dropped=True).kept() == KEPT
+    assert read({"dropped": gone}).kept() == KEPT
+    assert read({"n_expert": 8, "dropped": list(gone.values())}).kept() == KEPT
+    assert read({"dropped": gone, "kept": BY_LAYER}).kept() == KEPT
 
 
 def test_forms_are_written_as_they_are_published():
@@ -51,7 +52,7 @@ def test_forms_are_written_as_they_are_published():
     assert keep_list(plan) == BY_LAYER
     assert keep_list(plan, "in_order") == LISTS
     assert keep_list(plan, "counted")["5"] == {"kept": [4, 5, 6, 7], "keep": 4}
-    assert keep_list(plan, "dropped")["2"] == [0, 4, 5, 6]
+    assert keep_list(plan, "dropped")["dropped"]["2"] == [0, 4, 5, 6]
 
 
 @settings(max_examples=25, deadline=None)
@@ -61,7 +62,7 @@ def test_to_a_list_and_back(seed, groups):
     plan = choose(layers, "abc", rule(8), shape, layers_expected=layers)
     for form in ("by_layer", "counted", "in_order", "dropped"):
         found = json.loads(json.dumps(keep_list(plan, form)))
-        again = plan_of_keep_list(found, shape, layers, dropped=form == "dropped")
+        again = plan_of_keep_list(found, shape, layers)
         assert again.kept() == plan.kept()
         assert again.kept_sha256() == plan.kept_sha256()
 
@@ -107,4 +108,4 @@ def test_lists_that_are_not_whole_or_of_another_model(found, what):
 )
 def test_dropped_lists_are_checked_too(gone, what):
     with pytest.raises(UsageError, match=what):
-        read({**BY_LAYER, "2": gone}, dropped=True)
+        read({"dropped": {**BY_LAYER, "2": gone}})

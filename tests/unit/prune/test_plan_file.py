@@ -105,6 +105,7 @@ REFUSED = [
     (("statistics",), KeyError, "'statistics' is missing"),
     (("layerz",), {}, "nobody reads 'layerz'"),
     (("coverage",), [], "there is no block of keys here"),
+    (("source",), {"chosen_on": 3}, "there is no block of keys here"),
     (("non_uniform",), "no", "'non_uniform' is neither true nor false"),
     (("edited",), 1, "'edited' is neither true nor false"),
     (("router", "top_k"), 0, "'top_k' is 0"),

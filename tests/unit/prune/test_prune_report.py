@@ -60,15 +60,20 @@ def test_rows():
 def test_sentences():
     said = [(advice.level, advice.text) for advice in sentences(plan())]
     assert said == [
-        ("good", "prose keeps 61% of what experts chosen for it alone would (22% in layer 1), "
+        ("note", "prose keeps 61% of what experts chosen for it alone would (22% in layer 1), "
          "and 42% of what its tokens were given"),
         ("good", "code keeps 100% of what experts chosen for it alone would (100% in layer 1), "
          "and 83% of what its tokens were given"),
         ("note", "verse had no tokens: what it keeps is not known"),
         ("note", "36.2% of the scores go (39.1% in layer 1)"),
-        ("note", "2 is no multiple of 32, as engines like it"),
         ("note", "FlashInfer's FP8 experts need a multiple of 4 up to 512, and 2 is none"),
     ]  # fmt: skip
+
+
+def test_a_domain_that_keeps_less_than_half_of_what_it_was_given_is_no_good_news():
+    prose, code = sentences(plan())[:2]
+    assert (prose.level, prose.fix) == ("note", "keep more")
+    assert (code.level, code.fix) == ("good", "")
 
 
 def test_a_domain_that_loses_too_much_comes_first_with_what_to_do():
@@ -93,7 +98,29 @@ def test_sentences_about_who_stays_and_about_edits():
     assert f"2 experts in {layers} layer{'s' * (layers > 1)}: restored" in texts
     assert not any("keeps" in text and "chosen for it" in text for text in texts)  # not known without statistics
     edited = PrunePlan(router=router(4), layers={1: LayerChoice((0, 1))}, rule=None, edited=True)
-    assert sentences(edited)[-1].text == "the kept experts were edited by hand after the plan was made"
+    assert sentences(edited)[-1].text.startswith("the kept experts were edited by hand after the plan was made")
+
+
+def test_an_edit_leaves_nothing_behind_that_it_made_untrue():
+    layers = {1: random_stats(1), 2: random_stats(2)}
+    layers[1].experts.out_amax[3] = 5000
+    layers[1].experts.count[5] = 0
+    made = choose(layers, "abc", rule(8, protect=True), router(16), layers_expected=layers)
+    assert made.layers[1].reasons == {3: "super expert", 5: "unobserved"}
+    found = made.as_dict()
+    gone = [expert for expert in range(16) if expert not in made.kept()[1]]
+    found["layers"]["1"]["kept"] = sorted({*made.kept()[1], *gone[:2]} - {3, 5})
+    edited = PrunePlan.of(found)
+    assert edited.edited and edited.coverage == {}
+    assert edited.layers[1].reasons == {3: "super expert, dropped by hand"}
+    said = [(advice.level, advice.text) for advice in sentences(edited)]
+    assert said[0][0] == "bad" and said[0][1].startswith("dropped by hand: super expert 3 of layer 1 (")
+    assert not any("kept whatever the score" in text or "chosen for it" in text for _, text in said)
+    again = PrunePlan.of(edited.as_dict())  # as it is in OUT
+    assert again == edited and sentences(again) == sentences(edited)
+    found = again.as_dict()
+    found["layers"]["1"]["kept"] = list(made.kept()[1])
+    assert PrunePlan.of(found).layers[1].reasons == {3: "super expert"}
 
 
 def test_layers_that_differ_are_warned_of_first():

@@ -20,8 +20,13 @@ def test_the_best_of_the_dropped_come_back_in_each_layer():
     assert back.kept() == {1: (0, 2, 3, 5), 4: (2, 3, 4, 5)}  # of 3 and 4, alike, the lower number
     assert back.layers[1].reasons == {3: "restored", 5: "restored"}
     assert back.layers[1].scores == one.layers[1].scores
-    assert (back.coverage, back.non_uniform, back.rule) == ({}, False, one.rule)
+    assert (back.coverage, back.non_uniform, back.rule) == ({}, False, rule(4))
     assert one.kept() == {1: (0, 2), 4: (4, 5)}
+
+
+def test_a_share_that_goes_is_a_number_that_stays_after_that():
+    one = choose({1: random_stats(1)}, "abc", rule(drop=0.5), router(16), layers_expected=[1])
+    assert restore(one, 3).rule == rule(11)
 
 
 def test_what_a_restored_plan_covers_is_measured_again():
@@ -37,7 +42,7 @@ def test_where_they_help_most_is_relative_to_the_layer():
     one = plan(layers, 1, router(4))
     back = restore(one, 1, where="most")
     assert back.kept() == {1: (0, 1, 2), 2: (0,)}
-    assert back.non_uniform
+    assert back.non_uniform and back.rule == rule(2)
     assert restore(one, 1).kept() == {1: (0, 1), 2: (0, 1)}
 
 

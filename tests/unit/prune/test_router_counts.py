@@ -97,6 +97,9 @@ def test_sentences_about_counts():
     assert count_advice(192, 384, parallel=[8]) == [Advice("note", lost, "keep 256 to have them")]
     assert count_advice(128, 256)[0].fix == ""  # nothing between 128 and 256 has them
     assert count_advice(96, 128) == []  # the source had none to lose
+    assert count_advice(24, 32) == []  # all 32 would be no pruning
+    assert count_advice(40, 64) == [Advice("note", "40 is no multiple of 32, as engines like it", "keep 32")]
+    assert count_advice(6, 8, parallel=[8])[-1].fix == ""
     texts = [(advice.level, advice.text, advice.fix) for advice in count_advice(190, 200, parallel=[4, 5])]
     assert texts == [
         ("note", "190 is no multiple of 32, as engines like it", "keep 160 or 192"),

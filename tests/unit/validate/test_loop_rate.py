@@ -151,6 +151,8 @@ def test_the_verdict_is_a_sign_test_over_prompts(worse, flagged):
     verdict = judge(bad, whole)
     assert verdict.flagged == flagged
     assert verdict.p == 0.5**worse
+    assert verdict.level == ("bad" if flagged else "note" if worse else "good")
+    assert ("more than the source, but no proof" in verdict.sentence) == (verdict.level == "note")
 
 
 def test_both_texts_of_a_prompt_are_one_piece_of_evidence():

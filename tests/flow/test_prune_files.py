@@ -1,0 +1,61 @@
+"""What prune writes beside a checkpoint: it replaces only plans and keep lists, and never a file of the source."""
+
+import json
+
+import pytest
+from calibratable import digests
+from pico import write_pico
+from pruning import plan_of, some
+
+from halfbyte import cli
+from halfbyte.prune.keep_list import is_keep_list
+from halfbyte.prune.plan_file import read_prune_plan, write_prune_plan
+
+
+@pytest.fixture
+def source(tmp_path):
+    folder = write_pico(tmp_path / "source", experts=8)
+    write_prune_plan(tmp_path / "plan", plan_of(folder, some(folder, 4)))
+    return folder
+
+
+def run(source, *options):
+    return cli.run([str(word) for word in ("prune", source, "--plan", source.parent / "plan", *options)])
+
+
+@pytest.mark.parametrize("option", ["--plan-only", "--keep-list"])
+@pytest.mark.parametrize("name", ["config.json", "new.json", "../source/new.json", "../link/new.json"])
+def test_the_source_is_only_read(source, tmp_path, capsys, option, name):
+    (tmp_path / "link").symlink_to(source)
+    before = digests(source)
+    assert run(source, option, source / name) == 2
+    assert f"{option} would write into the source" in capsys.readouterr().err
+    assert digests(source) == before
+
+
+@pytest.mark.parametrize("option", ["--plan-only", "--keep-list"])
+@pytest.mark.parametrize(
+    "content", ["notes", "", "{}", "[]", "7", '{"model_type": "x"}', '{"kind": "halfbyte plan"}', '{"1": 2}', "[[0.5]]"]
+)
+def test_files_of_others_are_not_replaced(source, tmp_path, capsys, option, content):
+    path = tmp_path / "there"
+    path.write_text(content)
+    assert run(source, option, path) == 2
+    assert f"{option} would replace a file that is neither a prune plan nor a keep list" in capsys.readouterr().err
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("form", ["by_layer", "counted", "in_order", "dropped"])
+def test_plans_and_lists_are_replaced(source, tmp_path, form):
+    path = tmp_path / "there"
+    assert run(source, "--keep-list", path, "--form", form) == 0
+    assert is_keep_list(json.loads(path.read_text()))
+    assert run(source, "--plan-only", path) == 0
+    assert read_prune_plan(path).kept() == read_prune_plan(tmp_path / "plan").kept()
+    assert run(source, "--keep-list", path) == 0
+
+
+def test_one_file_is_not_both(source, tmp_path, capsys):
+    assert run(source, "--keep-list", tmp_path / "x", "--plan-only", tmp_path / "x") == 2
+    assert "are the same file" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()

@@ -11,7 +11,6 @@ Writes benchmarks/results/engine_<machine>_<yyyymm>.{json,md}.
 
 import argparse
 import datetime
-import json
 import os
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ import threading
 import time
 from pathlib import Path
 
-from bench_numerics import ROOT, cpu_model
+from bench_numerics import ROOT, cpu_model, save
 from synth import KIMI_K26, replace, write_layers
 
 from halfbyte.numerics.chunks import usable_cores
@@ -202,10 +201,7 @@ def main():
         f"# halfbyte quantize on {result['cpu']}, {result['cores']} cores, {result['date']}\n\n`{result['command']}`, "
     )
     head += f"{result['nbytes'] / 1e9:.1f} GB of INT4 source with Kimi-K2.6's shapes.\n\n"
-    stem = ROOT / "benchmarks" / "results" / f"engine_{options.machine}_{result['date'][:7].replace('-', '')}"
-    stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(head + table(result) + "\n")
-    print(head + table(result))
+    save(f"engine_{options.machine}", result, head + table(result) + "\n")
 
 
 if __name__ == "__main__":

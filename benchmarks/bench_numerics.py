@@ -121,6 +121,14 @@ def measure(folder):
     return result
 
 
+def save(name, result, page, folder=ROOT / "benchmarks" / "results"):
+    """Keep a result and the page about it, named by what it is, the machine and the month; show the page."""
+    stem = folder / f"{name}_{result['date'][:7].replace('-', '')}"
+    stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    stem.with_suffix(".md").write_text(page)
+    print(page)
+
+
 def cpu_model():
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -165,10 +173,7 @@ def main():
     result["versions"] = {"python": platform.python_version(), "numpy": np.__version__, "numba": numba_version()}
     result["peak_rss_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     text = f"# Number formats on {result['cpu']}, {result['date']}\n\n{HEAD.format(**result)}\n{table(result)}\n"
-    stem = options.out / f"numerics_{options.machine}_{result['date'][:7].replace('-', '')}"
-    stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(text)
-    print(text)
+    save(f"numerics_{options.machine}", result, text, options.out)
 
 
 def numba_version():

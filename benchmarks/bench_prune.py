@@ -11,14 +11,13 @@ Writes benchmarks/results/prune_<machine>_<yyyymm>.{json,md}.
 
 import argparse
 import datetime
-import json
 import random
 import shutil
 import sys
 from pathlib import Path
 
 from bench_engine import COPIES, copy, forget, rate, size, timed
-from bench_numerics import ROOT, cpu_model
+from bench_numerics import cpu_model, save
 from synth import KIMI_K26, replace, write_layers
 
 from halfbyte.numerics.chunks import usable_cores
@@ -92,10 +91,7 @@ def main():
     kept = result["runs"][PRUNE][0]["nbytes"]
     head = f"# halfbyte prune on {result['cpu']}, {result['cores']} cores, {result['date']}\n\n`{result['command']}`: "
     head += f"{kept / 1e9:.1f} of {result['source_nbytes'] / 1e9:.1f} GB of INT4 with Kimi-K2.6's shapes stay.\n\n"
-    stem = ROOT / "benchmarks" / "results" / f"prune_{options.machine}_{result['date'][:7].replace('-', '')}"
-    stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(head + table(result) + "\n")
-    print(head + table(result))
+    save(f"prune_{options.machine}", result, head + table(result) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Writes benchmarks/results/reads_<machine>_<yyyymm>.{json,md}.
 
 import argparse
 import datetime
-import json
 import mmap
 import os
 import threading
@@ -17,7 +16,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from bench_numerics import ROOT, cpu_model
+from bench_numerics import cpu_model, save
 
 from halfbyte.direct_io import aligned
 
@@ -128,10 +127,7 @@ def main():
     result = {"date": today, "cpu": cpu_model(), "kernel": os.uname().release, "rows": rows}
     head = f"# Reading and writing large files on {result['cpu']}, {today}\n\n`benchmarks/bench_reads.py FILE`, "
     head += f"Linux {result['kernel']}, up to {MOST / 1e9:.1f} GB.\n\n"
-    stem = ROOT / "benchmarks" / "results" / f"reads_{options.machine}_{today[:7].replace('-', '')}"
-    stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(head + table(rows) + "\n")
-    print(head + table(rows))
+    save(f"reads_{options.machine}", result, head + table(rows) + "\n")
 
 
 if __name__ == "__main__":

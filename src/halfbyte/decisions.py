@@ -50,6 +50,7 @@ PruneMethod = Literal[
 PruneStatistics = Literal["calibrate", "given"]
 PruneSelect = Literal["mean", "max_min"]
 
+MOST_WEIGHT = 1_000_000  # of a domain in a blend: sums of scores stay finite
 COMPENSATED = "compensated"  # scales and codes by what each linear is given, see numerics/reference/compensate.py
 
 

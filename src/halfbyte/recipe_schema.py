@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 from halfbyte import decisions
 from halfbyte.decisions import (
     COMPENSATED,
+    MOST_WEIGHT,
     Action,
     Activations,
     Backstop,
@@ -72,8 +73,6 @@ TARGETS: Mapping[Format, Target] = {
     "mxfp4": Target(("none", "dynamic"), (), names_producer=True, patterns="re:"),
     "mxfp4_ct": Target(("none", "dynamic"), (), names_producer=False, patterns="re:"),
 }
-
-_MOST_WEIGHT = 1e6  # of a domain: with far more, sums would overflow
 
 
 class Part(BaseModel):
@@ -313,8 +312,10 @@ class Prune(Part):
         if self.select == "max_min":
             yield Problem("'blend' means nothing for max_min", ("blend",), "remove it, or set select to mean")
         for domain, weight in self.blend.items():
-            if not 0 <= weight <= _MOST_WEIGHT:
-                yield Problem(f"{weight:g} cannot weigh '{domain}'", ("blend", domain), "write a number from 0 to 1e6")
+            if not 0 <= weight <= MOST_WEIGHT:
+                yield Problem(
+                    f"{weight:g} cannot weigh '{domain}'", ("blend", domain), f"write a number from 0 to {MOST_WEIGHT}"
+                )
         if not any(self.blend.values()):
             yield Problem("no domain of 'blend' weighs anything", ("blend",), "give one a weight above 0, or remove it")
 

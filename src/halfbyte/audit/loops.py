@@ -19,15 +19,15 @@ def loops(evidence: Evidence) -> list[Finding]:
     ask = f"halfbyte loops {evidence.root} --against SRC"
     try:
         found: Any = json.loads((evidence.root / FOLDER / LOOPS).read_text(encoding="utf-8"))
-        flagged, said = bool(found["flagged"]), f"{int(found['loops'])} of {int(found['texts'])} texts loop"
+        level, said = found["level"], f"{int(found['loops'])} of {int(found['texts'])} texts loop"
         said += f", {int(found['short'])} end after a few words"
     except FileNotFoundError:
         return [note(CHECK, f"not measured; {ask}")]
     except (OSError, ValueError, TypeError, KeyError):
         return [note(CHECK, f"{FOLDER}/{LOOPS} cannot be read; {ask}")]
-    if flagged:
+    if level == "bad":
         why = "the source does not do this as often: open-ended answers may never end"
         return [
             bad(CHECK, said, why=why, fix="keep or restore more experts (halfbyte prune --restore), then ask again")
         ]
-    return [good(CHECK, said)]
+    return [good(CHECK, said) if level == "good" else note(CHECK, f"{said}: too few texts to tell; {ask}")]

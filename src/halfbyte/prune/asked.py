@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from halfbyte import recipe_schema
 from halfbyte.calibrate.named_files import with_data
-from halfbyte.decisions import Recipe, Role
+from halfbyte.decisions import MOST_WEIGHT, Recipe, Role
 from halfbyte.errors import RecipeError, UsageError
 from halfbyte.models.model import Model
 from halfbyte.plan.pruned import moe_layers, router_shape
@@ -33,7 +33,6 @@ _DECIDED = ("keep", "drop", "spread", "method", "select", "blend", "protect", "m
 _GOALS = ("plan_only", "keep_list")
 _MEASURE = "measure first: halfbyte calibrate SRC -r RECIPE --data ... -o STATS, then give --stats STATS"
 _OF_DATA = ("samples", "length")
-_MOST_WEIGHT = 1_000_000  # of a domain: sums of scores stay finite
 
 
 def refuse_contradictions(choice: Mapping[str, Any], out_folder: Path | None) -> None:
@@ -164,8 +163,8 @@ def parse_blend(text: str) -> dict[str, float]:
             equals, value = "", 0.0
         if not (domain and equals):
             raise UsageError(f"'{pair}' is not a domain and its weight", where="--blend", fix="write code=2,prose=1")
-        if not 0 <= value <= _MOST_WEIGHT:  # nor nan
-            fix = f"write a number from 0 to {_MOST_WEIGHT}"
+        if not 0 <= value <= MOST_WEIGHT:  # nor nan
+            fix = f"write a number from 0 to {MOST_WEIGHT}"
             raise UsageError(f"'{weight}' cannot be the weight of '{domain}'", where="--blend", fix=fix)
         if domain in found:
             raise UsageError(f"'{domain}' is there twice", where="--blend", fix="give each domain one weight")

@@ -93,6 +93,7 @@ class Judged:
             "source": None if self.source is None else self.source.as_dict(),
             "p": self.verdict.p,
             "flagged": self.verdict.flagged,
+            "level": self.verdict.level,
         }
 
 

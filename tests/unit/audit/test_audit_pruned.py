@@ -177,11 +177,13 @@ def loops_finding(out):
     [
         (None, "note", "not measured; halfbyte loops"),
         (
-            '{"flagged": true, "loops": 9, "texts": 32, "short": 3}',
+            '{"level": "bad", "loops": 9, "texts": 32, "short": 3}',
             "bad",
             "9 of 32 texts loop, 3 end after a few words",
         ),
-        ('{"flagged": false, "loops": 0, "texts": 32, "short": 1}', "good", "0 of 32 texts loop, 1 end after a few"),
+        ('{"level": "good", "loops": 0, "texts": 32, "short": 1}', "good", "0 of 32 texts loop, 1 end after a few"),
+        ('{"level": "note", "loops": 1, "texts": 32, "short": 1}', "note", "too few texts to tell"),
+        ('{"loops": 1, "texts": 32, "short": 1}', "note", "cannot be read"),
         ("[1", "note", "cannot be read"),
     ],
 )

@@ -352,7 +352,7 @@ def compare_activations(total):
 def count_differing_quotients(count_ptr, SIZE: tl.constexpr):
     factor = f32_of((127 << 23) | (tl.program_id(0) * SIZE + tl.arange(0, SIZE)))[:, None]
     weight = f32_of((127 << 23) | (tl.arange(0, 128) << 16))[None, :]
-    ours = quotient_of(weight, factor, tl.math.div_rn(1.0, factor))
+    ours = quotient_of(weight, factor, tl.math.div_rn(1.0, factor), 1)
     wrong = (bits_of(ours) != bits_of(tl.math.div_rn(weight, factor))).to(tl.int32)
     tl.atomic_add(count_ptr, tl.sum(tl.sum(wrong, axis=1), axis=0))
 

@@ -19,9 +19,25 @@ from halfbyte.numerics.gpu.device import (
     e2m1_code,
     e2m1_value,
     f32_of,
+    is_ordinary,
+    quotient_of,
 )
 
 _VALUES = 2048
+
+
+@triton.jit
+def _quotients(size, factor, tensor_scale, RULE: tl.constexpr, STEPS: tl.constexpr):
+    """Sizes over the factor of their block. IEEE division is slow where a value is 0, as it often is after a ReLU."""
+    if RULE == MXFP4_CT:
+        return size * tl.math.div_rn(1.0, factor)  # a power of two: products are quotients
+    else:
+        if is_ordinary(tensor_scale * 2688.0):
+            # Above 6 factors all is one; what is far above would overflow.
+            quotient = quotient_of(tl.minimum(size, 8.0 * factor), factor, tl.math.div_rn(1.0, factor), STEPS)
+        else:
+            quotient = tl.math.div_rn(size, divisor_of(factor))
+        return quotient
 
 
 @triton.jit
@@ -45,7 +61,8 @@ def _through_fp4(
     amax = f32_of(tl.max(bits & 0x7FFFFFFF, axis=1))
     tensor_scale = tl.load(tensor_scale_ptr)
     factor = decode_factor(block_scale(amax, tensor_scale, RULE), tensor_scale, RULE)[:, None]
-    value = e2m1_value(e2m1_code(tl.math.div_rn(size, divisor_of(factor)))) * factor
+    quotient = _quotients(size, factor, tensor_scale, RULE, 1 if IS_BF16 else 2)
+    value = e2m1_value(e2m1_code(quotient)) * factor
     value = f32_of(bits_of(value) | (bits & (-2147483647 - 1)))  # a zero keeps its sign
     if IS_BF16:
         tl.store(out_ptr + at, bf16_bits(value).to(tl.int16), mask=inside)

@@ -48,8 +48,8 @@ def _quotients(even, odd, factor, RULE: tl.constexpr, FAST: tl.constexpr):
         return even, odd, even, odd
     elif FAST:
         reciprocal = tl.math.div_rn(1.0, divisor)
-        even_quotient = quotient_of(even, divisor, reciprocal)
-        odd_quotient = quotient_of(odd, divisor, reciprocal)
+        even_quotient = quotient_of(even, divisor, reciprocal, 1)
+        odd_quotient = quotient_of(odd, divisor, reciprocal, 1)
         if RULE == NVFP4_GIVEN:  # a scale of 0 saturates whatever is not zero itself
             even_quotient = tl.where(factor > 0.0, even_quotient, tl.where(even > 0.0, 8.0, 0.0))
             odd_quotient = tl.where(factor > 0.0, odd_quotient, tl.where(odd > 0.0, 8.0, 0.0))

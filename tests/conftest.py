@@ -1,9 +1,14 @@
 """What every test may use. Lying here, this file also puts `tests/` on the path, so that tests can import pico."""
 
 import pytest
+from hypothesis import HealthCheck, settings
 from pico import write_pico
 
 from halfbyte import cli
+
+# A busy machine draws slowly; how long a draw takes says nothing about the code under test.
+settings.register_profile("halfbyte", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("halfbyte")
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from halfbyte.errors import MachineError, UsageError
 from halfbyte.write import PART
 
 FOLDER = "halfbyte"  # in every output: plan, journal, statistics, findings
+PLAN = "plan.json"  # what was to be made, of what, and how
 LOOPS = "loops.json"  # what the loop test of a pruned checkpoint found
 
 

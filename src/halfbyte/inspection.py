@@ -16,6 +16,7 @@ from halfbyte.gains import Gain, encoded, gains
 from halfbyte.models.declared import stored_as_declared
 from halfbyte.models.linears import StoredLinear
 from halfbyte.models.model import Model, describe
+from halfbyte.prune.record import read_record
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
 from halfbyte.source.example import example
 from halfbyte.source.hub import SCHEME, open_hub
@@ -112,7 +113,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         shared_experts=model.shared_experts,
         roles=roles,
         recipes=tuple(gains(model)),
-        verdicts=(*_agreements(checkpoint, model), *_advice(model)),
+        verdicts=(*_agreements(checkpoint, model), *_pruned(checkpoint), *_advice(model)),
     )
 
 
@@ -211,6 +212,23 @@ def _agreements(checkpoint: Checkpoint, model: Model) -> list[tuple[Level, str]]
         more = f" and {len(strays) - 1} more" if len(strays) > 1 else ""
         found.append(("note", f"'{strays[0]}'{more} is in the folder, but in no index: it is not read"))
     return found
+
+
+def _pruned(checkpoint: Checkpoint) -> list[tuple[Level, str]]:
+    """Say what the folder records of its pruning; what warned then is a note here, where nothing is checked."""
+    try:
+        record = read_record(checkpoint.root)
+    except UsageError as error:
+        return [("note", f"{error.what}: {error.where}")]
+    if record is None:
+        return []
+    from halfbyte.prune.report import sentences  # noqa: PLC0415 - NumPy, which only these need
+
+    found = [record.sentence, *(advice.text for advice in sentences(record.plan) if advice.level == "bad")]
+    loops = record.loops
+    if loops is not None and loops.get("flagged"):
+        found.append(f"the pruned model loops in {loops.get('loops')} of {loops.get('texts')} texts")
+    return [("note", text) for text in found]
 
 
 def _advice(model: Model) -> list[tuple[Level, str]]:

@@ -20,6 +20,7 @@ from halfbyte.ended import explained
 from halfbyte.errors import UsageError
 from halfbyte.folders import (
     FOLDER,
+    PLAN,
     alone,
     is_foreign,
     refuse_full,
@@ -36,6 +37,7 @@ from halfbyte.plan.pruned import Kept, kept_digest
 from halfbyte.plan.rules import ENCODE, ROUTED, Job
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.prune.plan_file import PrunePlan, write_prune_plan
+from halfbyte.prune.record import carry
 from halfbyte.rest import write_rest
 from halfbyte.run import Means, Progress, Runner
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
@@ -52,8 +54,7 @@ if TYPE_CHECKING:
     from halfbyte.plan.file import PlanFile
     from halfbyte.prune.decide import LayerByLayer
 
-PLAN = "plan.json"
-CHOSEN = "chosen"  # in it: the digest of the experts that stayed, where they were chosen on the way
+CHOSEN = "chosen"  # in plan.json: the digest of the experts that stayed, where they were chosen on the way
 JOURNAL = "journal.jsonl"
 STATS = "stats"  # a folder: statistics while they are made, and then one file
 COVERAGE = "coverage.json"  # how many tokens each expert saw
@@ -81,6 +82,10 @@ class Result:
 def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None, kept: Kept | None = None) -> Plan:
     """Decide everything that `quantize` would do. Reads headers only."""
     checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
+    if recipe.prune is not None:
+        from halfbyte.prune.decide import refuse_pruned_source  # noqa: PLC0415 - most recipes prune nothing
+
+        refuse_pruned_source(checkpoint)
     model = describe(checkpoint)
     refuse_other_config(checkpoint, model)
     made = make_plan(checkpoint, model, recipe, layers=layers, kept=kept)
@@ -156,7 +161,7 @@ def _check_asked(
         planned.refuse_other(made)
     if made.recipe.prune is None:
         return
-    from halfbyte.prune.decide import refuse_unclear  # noqa: PLC0415 - most recipes prune nothing
+    from halfbyte.prune.decide import refuse_unclear  # noqa: PLC0415
 
     refuse_unclear(made, prune_plan, has_statistics=stats is not None, on_cpu=means.on_cpu)
 
@@ -362,6 +367,8 @@ def _begin(
     for stale in out.glob(f"*{PART}"):
         stale.unlink()  # of a run that was killed
     plan = {**made.as_dict(), "source": weights, **({"calibration": dict(measured.about)} if measured else {})}
+    if pruned is None and made.recipe.prune is None:
+        plan |= carry(made.checkpoint.root, out)
     write_whole(out / FOLDER / PLAN, json.dumps(plan, indent=1).encode())
     if measured is not None and measured.file is not None:
         (out / FOLDER / STATS).mkdir(exist_ok=True)

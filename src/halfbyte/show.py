@@ -180,9 +180,7 @@ def prune_plan(out: Output, plan: PrunePlan, made: Plan, files: Mapping[str, Pat
 
 
 def _experts(plan: PrunePlan) -> str:
-    counts = sorted(set(plan.counts().values()))
-    kept = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"{kept} of {plan.experts} stay in each of {len(plan.layers)} layers"
+    return f"{plan.counted()} stay in each of {len(plan.layers)} layers"
 
 
 def _pruned(plan: PrunePlan) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from typing import Any, cast
 
 from halfbyte.decisions import Recipe
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.folders import FOLDER
+from halfbyte.folders import FOLDER, PLAN
 from halfbyte.models.architecture import SUFFIXES, Architecture, Place, architecture_of
 from halfbyte.models.linears import Signature, Stored, StoredLinear, identify, signature
 from halfbyte.models.model import Model, describe
-from halfbyte.pipeline import CHOSEN, JOURNAL, PLAN
+from halfbyte.pipeline import CHOSEN, JOURNAL
 from halfbyte.plan.manifest import Plan, make_plan
 from halfbyte.plan.pruned import Kept, kept_digest
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN

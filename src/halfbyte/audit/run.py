@@ -16,8 +16,7 @@ from halfbyte.audit.loops import loops
 from halfbyte.audit.pruned import prune
 from halfbyte.audit.repeat import repeat
 from halfbyte.errors import CheckpointError, MachineError
-from halfbyte.folders import FOLDER
-from halfbyte.pipeline import PLAN
+from halfbyte.folders import FOLDER, PLAN
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.write import write_whole
 

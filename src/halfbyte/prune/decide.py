@@ -24,6 +24,7 @@ from halfbyte.prune.budgets import Budgets
 from halfbyte.prune.choose import choose, choose_layer, gather, spread, with_coverage
 from halfbyte.prune.plan_checks import check_layers
 from halfbyte.prune.plan_file import CHOSEN_ON, PLAN, LayerChoice, PrunePlan
+from halfbyte.prune.record import read_record
 from halfbyte.prune.router import RouterShape
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
 from halfbyte.source.hold import HoldingReader
@@ -50,10 +51,11 @@ def applied_to(plan: PrunePlan, checkpoint: Checkpoint) -> PrunePlan:
 
 def refuse_pruned_source(checkpoint: Checkpoint) -> None:
     """Refuse what was pruned before: numbers of experts would mean others than the statistics of the whole model."""
-    path = checkpoint.root / FOLDER / PLAN
-    if path.exists():
+    record = read_record(checkpoint.root)
+    if record is not None:
+        what = f"the source is pruned already: {record.plan.counted()} experts stay in each layer"
         fix = "prune the checkpoint that it was made from, and keep fewer experts"
-        raise UsageError("the source is pruned already", where=str(path), fix=fix)
+        raise UsageError(what, where=str(checkpoint.root / FOLDER / PLAN), fix=fix)
 
 
 def not_on_a_gpu() -> UsageError:
@@ -63,10 +65,9 @@ def not_on_a_gpu() -> UsageError:
 
 
 def refuse_unclear(made: Plan, plan: PrunePlan | None, *, has_statistics: bool, on_cpu: bool) -> None:
-    """Refuse, before weights are read, what is pruned already, and what says in no way which experts stay."""
+    """Refuse, before weights are read, what says in no way which experts stay."""
     if not on_cpu:
         raise not_on_a_gpu()
-    refuse_pruned_source(made.checkpoint)
     assert made.recipe.prune is not None
     if plan is not None:
         refuse_other_source(plan, made)

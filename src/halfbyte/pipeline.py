@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from halfbyte.calibrate.store import STATS as STATS_FILE
 from halfbyte.calibrate.store import refuse_other
@@ -23,6 +23,7 @@ from halfbyte.folders import (
     PLAN,
     alone,
     is_foreign,
+    read_plan,
     refuse_full,
     refuse_nested,
     refuse_unwritable,
@@ -38,6 +39,7 @@ from halfbyte.plan.rules import ENCODE, ROUTED, Job
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.prune.plan_file import PrunePlan, write_prune_plan
 from halfbyte.prune.record import carry
+from halfbyte.prune.report import stored_advice
 from halfbyte.rest import write_rest
 from halfbyte.run import Means, Progress, Runner
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
@@ -48,6 +50,7 @@ from halfbyte.source.verify import Stamp, stamps_as_json, stamps_from_json, veri
 from halfbyte.write import PART, Journal, file_sha256, write_whole
 
 if TYPE_CHECKING:
+    from halfbyte.advice import Advice
     from halfbyte.calibrate.given import Statistics
     from halfbyte.calibrate.report import Report
     from halfbyte.calibrate.stats import LayerStats
@@ -77,6 +80,7 @@ class Result:
     verified_shards: int | None  # None: verification was not asked for
     coverage: Report | None  # how the calibration data covered the experts; None: no data was needed
     pruned: PrunePlan | None = None  # which experts stayed; None: all of them
+    advice: tuple[Advice, ...] = ()  # what to know of how they are stored
 
 
 def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None, kept: Kept | None = None) -> Plan:
@@ -150,6 +154,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
         verified_shards=None if stamps is None else len(stamps),
         coverage=coverage,
         pruned=pruned,
+        advice=stored_advice(made),
     )
 
 
@@ -294,19 +299,6 @@ def _coverage(made: Plan, out: Path, layers: Mapping[int, LayerStats]) -> Report
     coverage = report(layers, made.recipe.quantize.input_scale if made.recipe.quantize else None)
     write_whole(out / FOLDER / COVERAGE, (json.dumps(coverage.as_dict(), indent=1) + "\n").encode())
     return coverage
-
-
-def read_plan(out: Path) -> dict[str, Any]:
-    """Return the plan.json of an output folder."""
-    path = out / FOLDER / PLAN
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-        if all(isinstance(found[key], dict) for key in ("parts", "shards", "recipe")):
-            return cast("dict[str, Any]", found)
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
-    fix = "restore the file, or remove the folder and begin anew"
-    raise UsageError("the plan of this folder cannot be read", where=str(path), fix=fix)
 
 
 def _check_folder(out: Path, made: Plan, measured: Statistics | None) -> None:

@@ -8,6 +8,7 @@ from pico import write_pico
 from pruning import plan_of, prune, some
 
 from halfbyte import cli
+from halfbyte.models.model import describe
 from halfbyte.prune.decide import describe_source
 from halfbyte.prune.plan_file import read_prune_plan, write_prune_plan
 from halfbyte.source.checkpoint import open_checkpoint
@@ -211,3 +212,31 @@ def test_a_layer_for_multi_token_prediction_needs_a_choice_too(tmp_path):
     with pytest.raises(Exception, match=r"layer 3 is for multi-token prediction.*--layers 3"):
         prune(source, tmp_path / "out", chosen)
     prune(source, tmp_path / "out", chosen, layers=3)
+
+
+ONE_PASS = "-r kimi-k2.6-nvfp4-nvidia --set prune.method=reap --set prune.statistics=calibrate --set prune.keep=4"
+
+
+def test_int4_stays_int4_and_the_way_to_nvfp4_is_one_that_works(place, tmp_path, capsys):
+    word = f"! the experts stay INT4, as they are stored; for NVFP4 in one pass: halfbyte quantize SRC OUT {ONE_PASS}"
+    stats, reap = ["--stats", place / "stats"], ["-r", REAP, "--set", "prune.keep=4"]
+    for command in (
+        ["prune", place / "source", tmp_path / "pruned", "--keep", 4, *stats],
+        ["prune", place / "source", "-o", tmp_path / "plan", "--keep", 4, *stats],
+        ["quantize", place / "source", tmp_path / "recipe", *reap, *stats],
+        ["plan", place / "source", *reap, "--no-measure"],
+    ):
+        assert run(*command) == 0
+        assert word in capsys.readouterr().out.splitlines()
+        if command[0] != "quantize":  # a finished run says the same again, and JSON says it too
+            assert run(*command, "--json") == 0
+            assert "stay INT4" in json.loads(capsys.readouterr().out)["advice"][-1]["text"]
+    assert run("quantize", place / "source", tmp_path / "nvfp4", *ONE_PASS.split(), *stats) == 0
+    assert "stay INT4" not in capsys.readouterr().out
+    assert {
+        linear.format for linear in describe(open_checkpoint(tmp_path / "nvfp4")).linears.values() if linear.expert
+    } == {"nvfp4"}
+    options = ["--plan", tmp_path / "plan"]
+    bf16 = write_pico(tmp_path / "bf16", "bf16", experts=8)
+    assert run("prune", bf16, tmp_path / "other", *options) == 0
+    assert "stay INT4" not in capsys.readouterr().out

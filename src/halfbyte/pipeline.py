@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 CHOSEN = "chosen"  # in plan.json: the digest of the experts that stayed, where they were chosen on the way
 JOURNAL = "journal.jsonl"
 STATS = "stats"  # a folder: statistics while they are made, and then one file
+STATS_SHA256 = "statistics_sha256"  # in plan.json: of that file, as the run left it
 COVERAGE = "coverage.json"  # how many tokens each expert saw
 CPU = "cpu"
 VERIFIED = "verified.json"  # source shards that had the known hash, so that they are not read again
@@ -141,7 +142,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
         ):
             chooser = _chooser(made, measured, weights)
             coverage = _run(made, out, runner, measured, chooser, means)
-        pruned = _note_experts(out, chooser) or pruned
+        pruned = _seal(out, measured, chooser) or pruned
         write_rest(made if pruned is None else replace(made, kept=pruned.kept()), out, others)
     return Result(
         out=out,
@@ -195,14 +196,17 @@ def _chooser(made: Plan, measured: Statistics | None, weights: Mapping[str, str]
     return LayerByLayer(made, weights, measured.about)
 
 
-def _note_experts(out: Path, chooser: LayerByLayer | None) -> PrunePlan | None:
-    """Write which experts stayed, where that was chosen on the way, and seal it in the plan."""
-    if chooser is None:
-        return None
-    pruned = chooser.plan()
-    write_prune_plan(out / FOLDER / PRUNE_PLAN, pruned)
-    sealed = {**read_plan(out), CHOSEN: kept_digest(pruned.kept())}
-    write_whole(out / FOLDER / PLAN, json.dumps(sealed, indent=1).encode())
+def _seal(out: Path, measured: Statistics | None, chooser: LayerByLayer | None) -> PrunePlan | None:
+    """Seal in the plan what was measured, and which experts stayed where that was chosen on the way."""
+    pruned = chooser.plan() if chooser is not None else None
+    sealed: dict[str, str] = {}
+    if pruned is not None:
+        write_prune_plan(out / FOLDER / PRUNE_PLAN, pruned)
+        sealed[CHOSEN] = kept_digest(pruned.kept())
+    if measured is not None and (statistics := out / FOLDER / STATS / STATS_FILE).is_file():
+        sealed[STATS_SHA256] = file_sha256(statistics)
+    if sealed:
+        write_whole(out / FOLDER / PLAN, json.dumps({**read_plan(out), **sealed}, indent=1).encode())
     return pruned
 
 

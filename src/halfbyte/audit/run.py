@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from halfbyte.audit import byte_checks, checks
-from halfbyte.audit.calibration import calibration
+from halfbyte.audit.calibration import STATISTICS, calibration, statistics
 from halfbyte.audit.evidence import Evidence, gather
 from halfbyte.audit.findings import Audit, Finding, bad, good, note
 from halfbyte.audit.loops import loops
@@ -49,6 +49,7 @@ CHECKS: Mapping[str, tuple[Callable[[Evidence], list[Finding]], str]] = {
     "bytes": (byte_checks.hashes, ""),
     "scales": (byte_checks.scales, "model"),
     "fused": (byte_checks.fused, "model"),
+    STATISTICS: (statistics, ""),
     "calibration": (calibration, "plan"),
     "prune": (prune, "model"),
     "loops": (loops, ""),

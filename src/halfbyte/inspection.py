@@ -16,7 +16,6 @@ from halfbyte.gains import Gain, encoded, gains
 from halfbyte.models.declared import stored_as_declared
 from halfbyte.models.linears import StoredLinear
 from halfbyte.models.model import Model, describe
-from halfbyte.prune.record import read_record
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
 from halfbyte.source.example import example
 from halfbyte.source.hub import SCHEME, open_hub
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
 # What a token does not pass through: embeddings are looked up, images are rare, buffers are no parameters.
 _NOT_ACTIVE = ("embed", "vision", "projector", "other_buffers")
+_RECORDS = "halfbyte"  # `folders.FOLDER`, whose module loads NumPy
 _FOUR_BIT = ("int4", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct")
 
 
@@ -94,6 +94,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
     model = describe(checkpoint)
     roles = _roles(model)
     parameters = {row.role: row.parameters for row in roles}
+    pruned = _pruned(checkpoint)
     return Inspection(
         source=checkpoint.root.name,
         family=model.architecture.title,
@@ -112,8 +113,8 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         active_experts=model.active_experts,
         shared_experts=model.shared_experts,
         roles=roles,
-        recipes=tuple(gains(model)),
-        verdicts=(*_agreements(checkpoint, model), *_pruned(checkpoint), *_advice(model)),
+        recipes=tuple(gains(model, pruned=bool(pruned))),
+        verdicts=(*_agreements(checkpoint, model), *pruned, *_advice(model)),
     )
 
 
@@ -216,14 +217,17 @@ def _agreements(checkpoint: Checkpoint, model: Model) -> list[tuple[Level, str]]
 
 def _pruned(checkpoint: Checkpoint) -> list[tuple[Level, str]]:
     """Say what the folder records of its pruning; what warned then is a note here, where nothing is checked."""
+    if not (checkpoint.root / _RECORDS).is_dir():
+        return []
+    from halfbyte.prune.record import read_record  # noqa: PLC0415 - NumPy, which only these need
+    from halfbyte.prune.report import sentences  # noqa: PLC0415
+
     try:
         record = read_record(checkpoint.root)
     except UsageError as error:
         return [("note", f"{error.what}: {error.where}")]
     if record is None:
         return []
-    from halfbyte.prune.report import sentences  # noqa: PLC0415 - NumPy, which only these need
-
     found = [record.sentence, *(advice.text for advice in sentences(record.plan) if advice.level == "bad")]
     loops = record.loops
     if loops is not None and loops.get("flagged"):

@@ -148,12 +148,14 @@ def plan_command(out: Output, source: str | None, file: Path | None, other: Path
     from halfbyte.collector import paused
     from halfbyte.inspection import open_source
     from halfbyte.pipeline import plan
+    from halfbyte.plan.manifest import refuse_nothing_to_prune
 
     limit = chosen_device_memory(choice)
     with paused():
         recipe = chosen_recipe(choice)
         fit = _fitter(choice["gpus"])
         made = plan(open_source(source, choice["example"]), recipe, layers=choice["layers"])
+        refuse_nothing_to_prune(made)
         seconds = device = None
         if choice["device"] != CPU:
             from halfbyte.plan.device import on_device

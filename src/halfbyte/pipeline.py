@@ -33,7 +33,7 @@ from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import describe
 from halfbyte.numerics.blas import one_blas_thread
 from halfbyte.plan.ignore_list import refuse_misread
-from halfbyte.plan.manifest import Plan, make_plan, refuse_other_plan
+from halfbyte.plan.manifest import Plan, make_plan, refuse_nothing_to_prune, refuse_other_plan
 from halfbyte.plan.pruned import Kept, kept_digest
 from halfbyte.plan.rules import ENCODE, ROUTED, Job
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
@@ -169,6 +169,8 @@ def _check_asked(
         return
     from halfbyte.prune.decide import refuse_unclear  # noqa: PLC0415
 
+    if prune_plan is None:
+        refuse_nothing_to_prune(made)
     refuse_unclear(made, prune_plan, has_statistics=stats is not None, on_cpu=means.on_cpu)
 
 

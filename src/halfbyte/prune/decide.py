@@ -17,7 +17,7 @@ from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER
 from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import Model, describe
-from halfbyte.plan.manifest import Plan, make_plan
+from halfbyte.plan.manifest import Plan, make_plan, refuse_nothing_to_prune
 from halfbyte.plan.pruned import Kept, moe_layers, refuse_wrong_choice, router_shape
 from halfbyte.plan.rules import Job
 from halfbyte.prune.budgets import Budgets
@@ -92,6 +92,7 @@ def _layers(made: Plan, measured: Statistics) -> dict[int, LayerStats]:
 def spread_plan(made: Plan, stats: Path) -> tuple[PrunePlan, Budgets]:
     """Choose as many experts in all, but in each layer as many as it needs; and say what that buys."""
     assert made.recipe.prune is not None
+    refuse_nothing_to_prune(made)
     weights = identity(made.checkpoint)
     measured = _given(made, stats, weights)
     wanted, router = moe_layers(made.model, made.layers), router_shape(made.model, made.checkpoint.config)
@@ -157,6 +158,8 @@ def decided(
 ) -> tuple[Plan, PrunePlan]:
     """Decide everything that a run would do, with the experts that stay, and write nothing."""
     made = undecided(checkpoint, model, recipe, layers)
+    if plan is None:
+        refuse_nothing_to_prune(made)
     weights = identity(checkpoint)
     if plan is not None:
         refuse_other_source(plan, made)

@@ -250,7 +250,8 @@ def _statistics(
         from halfbyte.calibrate.given import given  # noqa: PLC0415
 
         rule = made.recipe.quantize.input_scale if made.recipe.quantize else None
-        return given(stats, made.checkpoint, weights, layers, rule)
+        choosing = made.recipe.quantize is None  # no scale rests on them
+        return given(stats, made.checkpoint, weights, layers, rule, choosing=choosing)
     from halfbyte.calibrate.choose import measured_here  # noqa: PLC0415 - most recipes take no forward
 
     folder = out / FOLDER / STATS

@@ -116,11 +116,14 @@ def with_statistics(plan: PrunePlan, made: Plan, stats: Path) -> PrunePlan:
 
 
 def _given(made: Plan, stats: Path, weights: Mapping[str, str]) -> Statistics:
-    return given(stats, made.checkpoint, weights, made.layers or made.model.layers)
+    return given(stats, made.checkpoint, weights, made.layers or made.model.layers, choosing=True)
 
 
 def _origin(made: Plan, weights: Mapping[str, str], about: Mapping[str, Any]) -> dict[str, Any]:
-    return {"source": describe_source(made.checkpoint, weights), "statistics": dict(about)}
+    source: dict[str, Any] = {**describe_source(made.checkpoint, weights)}
+    if about["source"] != source["weights"]:  # those that it was quantized from
+        source[CHOSEN_ON] = {"weights": about["source"], "config": about["config"]}
+    return {"source": source, "statistics": dict(about)}
 
 
 def by_statistics(

@@ -18,6 +18,7 @@ from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER, LOOPS, PLAN
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.prune.plan_file import PrunePlan, read_prune_plan
+from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.identity import short_name
 from halfbyte.write import write_whole
 
@@ -74,6 +75,15 @@ def made_from(folder: Path) -> str | None:
     """Return the short name of the weights that a folder was made from; None where that is not recorded."""
     found = _object(folder / FOLDER / PLAN).get("source")
     return short_name(cast("dict[str, str]", found)) if isinstance(found, dict) else None
+
+
+def quantized_from(checkpoint: Checkpoint) -> str | None:
+    """Return the short name of the weights that a checkpoint is made from, if its shards are those that were planned.
+
+    Its experts are then the same, under the same numbers, unless it was pruned.
+    """
+    planned = _object(checkpoint.root / FOLDER / PLAN).get("shards")
+    return made_from(checkpoint.root) if planned == dict(checkpoint.shards) else None
 
 
 def _object(path: Path) -> dict[str, Any]:

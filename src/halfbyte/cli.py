@@ -148,12 +148,14 @@ def plan_command(out: Output, source: str | None, file: Path | None, other: Path
     from halfbyte.collector import paused
     from halfbyte.inspection import open_source
     from halfbyte.pipeline import plan
+    from halfbyte.plan.manifest import refuse_nothing_to_prune
 
     limit = chosen_device_memory(choice)
     with paused():
         recipe = chosen_recipe(choice)
         fit = _fitter(choice["gpus"])
         made = plan(open_source(source, choice["example"]), recipe, layers=choice["layers"])
+        refuse_nothing_to_prune(made)
         seconds = device = None
         if choice["device"] != CPU:
             from halfbyte.plan.device import on_device
@@ -281,14 +283,19 @@ def audit_command(out: Output, out_folder: Path, source: Path | None, sample: in
 @click.argument("b", type=click.Path(path_type=Path))
 @click.pass_obj
 def diff_command(out: Output, a: Path, b: Path) -> None:
-    """Compare the checkpoints A and B tensor by tensor: same bytes, same value, different, missing."""
+    """Compare the checkpoints A and B tensor by tensor: same bytes, same value, different, missing.
+
+    If one is the other, pruned, experts are compared by the numbers that they had. Exit code 1 unless all is the same.
+    """
     from halfbyte.audit.diff import diff
 
     found = diff(a, b)
     out.facts(found.as_dict(), found.lines())
     if not found.equal:
         fix = "the names above differ; --json has all of them"
-        raise CheckFailedError("the checkpoints are not the same model", where=f"{a} and {b}", fix=fix)
+        if found.alike:
+            fix = f"nothing: experts are missing, as {found.renumbered.pruned} records" if found.renumbered else ""
+        raise CheckFailedError(found.verdict(), where=f"{a} and {b}", fix=fix)
 
 
 cli.add_command(compare_command)

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.write import PART
 
 FOLDER = "halfbyte"  # in every output: plan, journal, statistics, findings
+PLAN = "plan.json"  # what was to be made, of what, and how
 LOOPS = "loops.json"  # what the loop test of a pruned checkpoint found
+
+
+def read_plan(out: Path) -> dict[str, Any]:
+    """Return the plan.json of an output folder."""
+    path = out / FOLDER / PLAN
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        if all(isinstance(found[key], dict) for key in ("parts", "shards", "recipe")):
+            return cast("dict[str, Any]", found)
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    fix = "restore the file, or remove the folder and begin anew"
+    raise UsageError("the plan of this folder cannot be read", where=str(path), fix=fix)
 
 
 def refuse_nested(source: Path, out: Path) -> None:

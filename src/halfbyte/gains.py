@@ -47,16 +47,21 @@ class Stock(NamedTuple):
 
 
 Kinds = Sequence[tuple[StoredLinear, int]]  # one linear of each kind, and how many there are
+_TWICE = "prunes, and this is pruned already"
 _NOTHING, _F32_SCALAR = Stock(0, 0), Stock(4, 1)
 
 
-def gains(model: Model) -> list[Gain]:
-    """Return what every shipped recipe would make of this model, the smallest first."""
+def gains(model: Model, *, pruned: bool = False) -> list[Gain]:
+    """Return what every shipped recipe would make of this model, the smallest first; nothing is pruned twice."""
     kinds = model.kinds()
     plain: dict[str, Stock] = {}
     for place, tensor in model.plain.values():
         plain[place.role] = plain.get(place.role, _NOTHING).plus(_stock([(tensor.dtype, tensor.shape)]))
-    found = [_gain(load_recipe(name), model, kinds, plain) for name in recipe_names()]
+    recipes = [load_recipe(name) for name in recipe_names()]
+    found = [
+        Gain(recipe.name, None, None, _TWICE) if pruned and recipe.prune else _gain(recipe, model, kinds, plain)
+        for recipe in recipes
+    ]
     return sorted(found, key=lambda gain: (gain.nbytes is None, gain.nbytes or 0))
 
 
@@ -68,7 +73,7 @@ def _stock(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> Stock:
 
 def _gain(recipe: Recipe, model: Model, kinds: Kinds, plain: Mapping[str, Stock]) -> Gain:
     roles: Mapping[str, str] = {str(role): action for role, action in recipe.roles.items()}
-    why_not = _why_not(recipe, roles, [linear for linear, _ in kinds], plain)
+    why_not = _not_pruned(recipe, model) or _why_not(recipe, roles, [linear for linear, _ in kinds], plain)
     if why_not:
         return Gain(recipe.name, None, None, why_not)
     try:
@@ -83,6 +88,18 @@ def _gain(recipe: Recipe, model: Model, kinds: Kinds, plain: Mapping[str, Stock]
     for role, stock in plain.items():
         total = total.plus(stock.share(kept if role == "router" else Fraction(1)))
     return Gain(recipe.name, *total)
+
+
+def _not_pruned(recipe: Recipe, model: Model) -> str | None:
+    """Return why a recipe that prunes cannot run on this model."""
+    if recipe.prune is None:
+        return None
+    if not model.experts:
+        return "prunes experts, and there are none"
+    count = recipe.prune.count(model.experts)
+    if count >= model.experts:
+        return f"keeps {count} experts, and there are {model.experts}"
+    return f"keeps {count} experts, and a token needs {model.active_experts}" if count < model.active_experts else None
 
 
 def _why_not(
@@ -103,9 +120,9 @@ def encoded(format: str, shape: tuple[int, int]) -> Stock:
 
 def _kept_experts(recipe: Recipe, model: Model) -> Fraction:
     """Return the share of experts that stay."""
-    if recipe.prune is None or not model.experts:
+    if recipe.prune is None:
         return Fraction(1)
-    return Fraction(min(recipe.prune.count(model.experts), model.experts), model.experts)
+    return Fraction(recipe.prune.count(model.experts), model.experts)
 
 
 def _new_kv_scales(recipe: Recipe, model: Model) -> Stock:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # What a token does not pass through: embeddings are looked up, images are rare, buffers are no parameters.
 _NOT_ACTIVE = ("embed", "vision", "projector", "other_buffers")
+_RECORDS = "halfbyte"  # `folders.FOLDER`, whose module loads NumPy
 _FOUR_BIT = ("int4", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct")
 
 
@@ -93,6 +94,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
     model = describe(checkpoint)
     roles = _roles(model)
     parameters = {row.role: row.parameters for row in roles}
+    pruned = _pruned(checkpoint)
     return Inspection(
         source=checkpoint.root.name,
         family=model.architecture.title,
@@ -111,8 +113,8 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         active_experts=model.active_experts,
         shared_experts=model.shared_experts,
         roles=roles,
-        recipes=tuple(gains(model)),
-        verdicts=(*_agreements(checkpoint, model), *_advice(model)),
+        recipes=tuple(gains(model, pruned=bool(pruned))),
+        verdicts=(*_agreements(checkpoint, model), *pruned, *_advice(model)),
     )
 
 
@@ -211,6 +213,26 @@ def _agreements(checkpoint: Checkpoint, model: Model) -> list[tuple[Level, str]]
         more = f" and {len(strays) - 1} more" if len(strays) > 1 else ""
         found.append(("note", f"'{strays[0]}'{more} is in the folder, but in no index: it is not read"))
     return found
+
+
+def _pruned(checkpoint: Checkpoint) -> list[tuple[Level, str]]:
+    """Say what the folder records of its pruning; what warned then is a note here, where nothing is checked."""
+    if not (checkpoint.root / _RECORDS).is_dir():
+        return []
+    from halfbyte.prune.record import read_record  # noqa: PLC0415 - NumPy, which only these need
+    from halfbyte.prune.report import sentences  # noqa: PLC0415
+
+    try:
+        record = read_record(checkpoint.root)
+    except UsageError as error:
+        return [("note", f"{error.what}: {error.where}")]
+    if record is None:
+        return []
+    found = [record.sentence, *(advice.text for advice in sentences(record.plan) if advice.level == "bad")]
+    loops = record.loops
+    if loops is not None and loops.get("flagged"):
+        found.append(f"the pruned model loops in {loops.get('loops')} of {loops.get('texts')} texts")
+    return [("note", text) for text in found]
 
 
 def _advice(model: Model) -> list[tuple[Level, str]]:

@@ -16,6 +16,7 @@ from halfbyte.errors import InterruptedRunError, UsageError
 from halfbyte.folders import alone_measuring, has_whole_files, refuse_full, refuse_nested, without_parts
 from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import describe
+from halfbyte.plan.manifest import refuse_more_layers
 from halfbyte.run import Progress
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.identity import identity
@@ -60,7 +61,8 @@ def calibrate(  # noqa: PLR0913 - keyword-only, and none of the options decides 
     refuse_other_config(checkpoint, model)
     from halfbyte.calibrate.choose import measure_alone  # noqa: PLC0415 - the other commands take no forward
 
-    all_layers = min(layers or model.layers, model.layers)
+    refuse_more_layers(model, layers)
+    all_layers = layers or model.layers
     weights = identity(checkpoint)
     measured = measure_alone(
         checkpoint, model, recipe, weights, folder, all_layers, device=device, device_memory=device_memory

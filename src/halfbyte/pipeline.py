@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from halfbyte.calibrate.store import STATS as STATS_FILE
 from halfbyte.calibrate.store import refuse_other
@@ -20,8 +20,10 @@ from halfbyte.ended import explained
 from halfbyte.errors import UsageError
 from halfbyte.folders import (
     FOLDER,
+    PLAN,
     alone,
     is_foreign,
+    read_plan,
     refuse_full,
     refuse_nested,
     refuse_unwritable,
@@ -31,11 +33,13 @@ from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import describe
 from halfbyte.numerics.blas import one_blas_thread
 from halfbyte.plan.ignore_list import refuse_misread
-from halfbyte.plan.manifest import Plan, make_plan, refuse_other_plan
+from halfbyte.plan.manifest import Plan, make_plan, refuse_nothing_to_prune, refuse_other_plan
 from halfbyte.plan.pruned import Kept, kept_digest
 from halfbyte.plan.rules import ENCODE, ROUTED, Job
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.prune.plan_file import PrunePlan, write_prune_plan
+from halfbyte.prune.record import carry
+from halfbyte.prune.report import stored_advice
 from halfbyte.rest import write_rest
 from halfbyte.run import Means, Progress, Runner
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
@@ -46,16 +50,17 @@ from halfbyte.source.verify import Stamp, stamps_as_json, stamps_from_json, veri
 from halfbyte.write import PART, Journal, file_sha256, write_whole
 
 if TYPE_CHECKING:
+    from halfbyte.advice import Advice
     from halfbyte.calibrate.given import Statistics
     from halfbyte.calibrate.report import Report
     from halfbyte.calibrate.stats import LayerStats
     from halfbyte.plan.file import PlanFile
     from halfbyte.prune.decide import LayerByLayer
 
-PLAN = "plan.json"
-CHOSEN = "chosen"  # in it: the digest of the experts that stayed, where they were chosen on the way
+CHOSEN = "chosen"  # in plan.json: the digest of the experts that stayed, where they were chosen on the way
 JOURNAL = "journal.jsonl"
 STATS = "stats"  # a folder: statistics while they are made, and then one file
+STATS_SHA256 = "statistics_sha256"  # in plan.json: of that file, as the run left it
 COVERAGE = "coverage.json"  # how many tokens each expert saw
 CPU = "cpu"
 VERIFIED = "verified.json"  # source shards that had the known hash, so that they are not read again
@@ -76,11 +81,16 @@ class Result:
     verified_shards: int | None  # None: verification was not asked for
     coverage: Report | None  # how the calibration data covered the experts; None: no data was needed
     pruned: PrunePlan | None = None  # which experts stayed; None: all of them
+    advice: tuple[Advice, ...] = ()  # what to know of how they are stored
 
 
 def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None, kept: Kept | None = None) -> Plan:
     """Decide everything that `quantize` would do. Reads headers only."""
     checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
+    if recipe.prune is not None:
+        from halfbyte.prune.decide import refuse_pruned_source  # noqa: PLC0415 - most recipes prune nothing
+
+        refuse_pruned_source(checkpoint)
     model = describe(checkpoint)
     refuse_other_config(checkpoint, model)
     made = make_plan(checkpoint, model, recipe, layers=layers, kept=kept)
@@ -132,7 +142,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
         ):
             chooser = _chooser(made, measured, weights)
             coverage = _run(made, out, runner, measured, chooser, means)
-        pruned = _note_experts(out, chooser) or pruned
+        pruned = _seal(out, measured, chooser) or pruned
         write_rest(made if pruned is None else replace(made, kept=pruned.kept()), out, others)
     return Result(
         out=out,
@@ -145,6 +155,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
         verified_shards=None if stamps is None else len(stamps),
         coverage=coverage,
         pruned=pruned,
+        advice=stored_advice(made),
     )
 
 
@@ -156,8 +167,10 @@ def _check_asked(
         planned.refuse_other(made)
     if made.recipe.prune is None:
         return
-    from halfbyte.prune.decide import refuse_unclear  # noqa: PLC0415 - most recipes prune nothing
+    from halfbyte.prune.decide import refuse_unclear  # noqa: PLC0415
 
+    if prune_plan is None:
+        refuse_nothing_to_prune(made)
     refuse_unclear(made, prune_plan, has_statistics=stats is not None, on_cpu=means.on_cpu)
 
 
@@ -185,14 +198,17 @@ def _chooser(made: Plan, measured: Statistics | None, weights: Mapping[str, str]
     return LayerByLayer(made, weights, measured.about)
 
 
-def _note_experts(out: Path, chooser: LayerByLayer | None) -> PrunePlan | None:
-    """Write which experts stayed, where that was chosen on the way, and seal it in the plan."""
-    if chooser is None:
-        return None
-    pruned = chooser.plan()
-    write_prune_plan(out / FOLDER / PRUNE_PLAN, pruned)
-    sealed = {**read_plan(out), CHOSEN: kept_digest(pruned.kept())}
-    write_whole(out / FOLDER / PLAN, json.dumps(sealed, indent=1).encode())
+def _seal(out: Path, measured: Statistics | None, chooser: LayerByLayer | None) -> PrunePlan | None:
+    """Seal in the plan what was measured, and which experts stayed where that was chosen on the way."""
+    pruned = chooser.plan() if chooser is not None else None
+    sealed: dict[str, str] = {}
+    if pruned is not None:
+        write_prune_plan(out / FOLDER / PRUNE_PLAN, pruned)
+        sealed[CHOSEN] = kept_digest(pruned.kept())
+    if measured is not None and (statistics := out / FOLDER / STATS / STATS_FILE).is_file():
+        sealed[STATS_SHA256] = file_sha256(statistics)
+    if sealed:
+        write_whole(out / FOLDER / PLAN, json.dumps({**read_plan(out), **sealed}, indent=1).encode())
     return pruned
 
 
@@ -234,7 +250,8 @@ def _statistics(
         from halfbyte.calibrate.given import given  # noqa: PLC0415
 
         rule = made.recipe.quantize.input_scale if made.recipe.quantize else None
-        return given(stats, made.checkpoint, weights, layers, rule)
+        choosing = made.recipe.quantize is None  # no scale rests on them
+        return given(stats, made.checkpoint, weights, layers, rule, choosing=choosing)
     from halfbyte.calibrate.choose import measured_here  # noqa: PLC0415 - most recipes take no forward
 
     folder = out / FOLDER / STATS
@@ -289,19 +306,6 @@ def _coverage(made: Plan, out: Path, layers: Mapping[int, LayerStats]) -> Report
     coverage = report(layers, made.recipe.quantize.input_scale if made.recipe.quantize else None)
     write_whole(out / FOLDER / COVERAGE, (json.dumps(coverage.as_dict(), indent=1) + "\n").encode())
     return coverage
-
-
-def read_plan(out: Path) -> dict[str, Any]:
-    """Return the plan.json of an output folder."""
-    path = out / FOLDER / PLAN
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-        if all(isinstance(found[key], dict) for key in ("parts", "shards", "recipe")):
-            return cast("dict[str, Any]", found)
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
-    fix = "restore the file, or remove the folder and begin anew"
-    raise UsageError("the plan of this folder cannot be read", where=str(path), fix=fix)
 
 
 def _check_folder(out: Path, made: Plan, measured: Statistics | None) -> None:
@@ -362,6 +366,8 @@ def _begin(
     for stale in out.glob(f"*{PART}"):
         stale.unlink()  # of a run that was killed
     plan = {**made.as_dict(), "source": weights, **({"calibration": dict(measured.about)} if measured else {})}
+    if pruned is None and made.recipe.prune is None:
+        plan |= carry(made.checkpoint.root, out)
     write_whole(out / FOLDER / PLAN, json.dumps(plan, indent=1).encode())
     if measured is not None and measured.file is not None:
         (out / FOLDER / STATS).mkdir(exist_ok=True)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halfbyte.console import Bar, Column, Output
+from halfbyte.console import Bar, Column, Level, Output
 from halfbyte.errors import UsageError
 from halfbyte.measuring import Measured
 from halfbyte.pipeline import Result
 from halfbyte.plan import summary
 from halfbyte.plan.manifest import Plan
 from halfbyte.prune.plan_file import PrunePlan
-from halfbyte.prune.report import domain_rows, sentences
+from halfbyte.prune.report import domain_rows, sentences, stored_advice
 from halfbyte.run import Progress
 from halfbyte.serve.fit import RESERVE_NBYTES, UTILIZATION, Fit
 from halfbyte.status import Status
@@ -22,6 +22,7 @@ from halfbyte.units import size
 from halfbyte.write import write_whole
 
 if TYPE_CHECKING:
+    from halfbyte.advice import Advice
     from halfbyte.plan.device import DeviceEstimate, OnDevice
     from halfbyte.plan.estimate import Estimate
     from halfbyte.validate.after_pruning import LoopTest
@@ -53,6 +54,7 @@ def plan(  # noqa: PLR0913 - what is not known is not shown
     if made.kept is not None:
         when = "" if made.chosen else "; which, is known when they are measured"
         lines.append(("experts", f"{made.experts} of {made.model.experts} stay in each layer{when}"))
+        value["advice"] = [advice.as_dict() for advice in stored_advice(made)]
     if device is not None:
         value["device"] = device.as_dict()
         lines += device.lines()
@@ -68,6 +70,7 @@ def plan(  # noqa: PLR0913 - what is not known is not shown
     if not out.as_json:
         _roles(out, value["roles"])
     out.facts(value, lines)
+    out.verdicts(_said(stored_advice(made)))
 
 
 def _before(made: Plan) -> int:
@@ -156,11 +159,11 @@ def result(out: Output, made: Result, before: int | None = None, loops: LoopTest
         "coverage": made.coverage.summary() if made.coverage else None,
     }
     if made.pruned is not None:
-        value |= {"source_nbytes": before, **_pruned(made.pruned)}
+        value |= {"source_nbytes": before, **_pruned(made.pruned, made.advice)}
     if loops is not None:
         value["loops"] = loops.as_dict()
     out.facts(value, lines)
-    _advise(out, made.pruned)
+    _advise(out, made.pruned, made.advice)
     if loops is not None:
         out.verdicts([("note" if loops.judged is None else loops.judged.verdict.level, loops.sentence)])
 
@@ -175,28 +178,30 @@ def prune_plan(out: Output, plan: PrunePlan, made: Plan, files: Mapping[str, Pat
     ]
     written = {what.replace(" ", "_"): str(file) for what, file in files.items()}
     value = {**written, "source_nbytes": before, "write_nbytes": made.write_nbytes}
-    out.facts({**value, **_pruned(plan)}, lines)
-    _advise(out, plan)
+    out.facts({**value, **_pruned(plan, stored_advice(made))}, lines)
+    _advise(out, plan, stored_advice(made))
 
 
 def _experts(plan: PrunePlan) -> str:
-    counts = sorted(set(plan.counts().values()))
-    kept = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"{kept} of {plan.experts} stay in each of {len(plan.layers)} layers"
+    return f"{plan.counted()} stay in each of {len(plan.layers)} layers"
 
 
-def _pruned(plan: PrunePlan) -> dict[str, Any]:
+def _pruned(plan: PrunePlan, more: Sequence[Advice]) -> dict[str, Any]:
     return {
         "experts": plan.experts,
         "kept": {str(layer): count for layer, count in plan.counts().items()},
         "domains": domain_rows(plan),
-        "advice": [advice.as_dict() for advice in sentences(plan)],
+        "advice": [advice.as_dict() for advice in (*sentences(plan), *more)],
     }
 
 
-def _advise(out: Output, plan: PrunePlan | None) -> None:
+def _advise(out: Output, plan: PrunePlan | None, more: Sequence[Advice]) -> None:
     if plan is not None:
-        out.verdicts([(one.level, f"{one.text}; {one.fix}" if one.fix else one.text) for one in sentences(plan)])
+        out.verdicts(_said([*sentences(plan), *more]))
+
+
+def _said(advice: Sequence[Advice]) -> list[tuple[Level, str]]:
+    return [(one.level, f"{one.text}; {one.fix}" if one.fix else one.text) for one in advice]
 
 
 def _of(before: int | None) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from halfbyte.errors import UsageError
-from halfbyte.folders import FOLDER
-from halfbyte.pipeline import JOURNAL, PLAN, read_plan
+from halfbyte.folders import FOLDER, PLAN, read_plan
+from halfbyte.pipeline import JOURNAL
 from halfbyte.source.checkpoint import CONFIG
 from halfbyte.write import Journal
 

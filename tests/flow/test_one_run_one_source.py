@@ -111,7 +111,10 @@ def test_layers_without_experts_are_refused_and_all_layers_are_no_truncation(sou
     with pytest.raises(UsageError, match="hold no experts") as caught:
         plan(source, RECIPE, layers=1)
     assert caught.value.fix == "give 2 or more"
-    assert plan(source, RECIPE, layers=99).fingerprint() == plan(source, RECIPE).fingerprint()
+    assert plan(source, RECIPE, layers=3).fingerprint() == plan(source, RECIPE).fingerprint()
+    with pytest.raises(UsageError, match="4 layers are asked for, and the model has 3") as caught:
+        plan(source, RECIPE, layers=4)
+    assert caught.value.fix == "give 3 or fewer, or leave it out for all of them"
 
 
 def test_diff_sees_a_change_that_bf16_would_hide(source, tmp_path):

@@ -10,7 +10,7 @@ from calibratable import arguments, digests, small, texts
 from pico import write_pico
 
 from halfbyte.errors import EXIT_INTERRUPTED, UsageError
-from halfbyte.pipeline import read_plan
+from halfbyte.folders import read_plan
 
 MXFP4 = "kimi-k2.6-mxfp4-wafer"
 # A machine without pydantic and pyarrow. YAML is hidden from halfbyte at least, from everyone unless the first argument

@@ -8,6 +8,7 @@ from pico import write_pico
 from pruning import plan_of, prune, some
 
 from halfbyte import cli
+from halfbyte.models.model import describe
 from halfbyte.prune.decide import describe_source
 from halfbyte.prune.plan_file import read_prune_plan, write_prune_plan
 from halfbyte.source.checkpoint import open_checkpoint
@@ -51,9 +52,14 @@ PLAN = ("--plan", "{}/plan.json")
     ("source", "options", "what", "fix"),
     [
         ("source", ("--keep", "1", *STATS), "1 experts are too few: each token is given to 2", "keep 2 or more"),
-        ("source", ("--keep", "9", *STATS), "9 experts cannot stay of 8", "keep 8 or fewer"),
-        ("grouped", ("--keep", "6", *STATS), "6 experts do not make 4 equal groups", "keep 4 or 8"),
-        ("grouped", ("--keep", "4", *STATS), "1 expert in a group is too few", "keep 8 or more"),
+        ("source", ("--keep", "9", *STATS), "9 experts cannot stay of 8", "keep 7 or fewer"),
+        ("source", ("--keep", "8", *STATS), "to keep 8 is to drop none", "keep 7 or fewer"),
+        ("source", ("--keep", "8", "--spread", *STATS), "to keep 8 is to drop none", "keep 7 or fewer"),
+        ("source", ("--drop", "5%", *STATS), "5.00% of 8 experts is less than one", "drop 12.5% or more"),
+        ("source", ("--keep", "4", "--layers", "99", *STATS), "99 layers are asked for, and the model has 3", "give 3"),
+        ("source", ("--layers", "4", *PLAN), "4 layers are asked for, and the model has 3", "give 3 or fewer"),
+        ("grouped", ("--keep", "6", *STATS), "6 experts do not make 4 equal groups", "needs all"),
+        ("grouped", ("--keep", "4", *STATS), "1 expert in a group is too few", "needs all"),
         ("source", ("--keep", "4", "--drop", "50%", *STATS), "--keep and --drop are both given", "one of"),
         ("source", STATS, "it is not said how many experts stay", "--keep 192"),
         ("source", ("--keep", "4"), "nothing says which experts stay", "--stats"),
@@ -211,3 +217,54 @@ def test_a_layer_for_multi_token_prediction_needs_a_choice_too(tmp_path):
     with pytest.raises(Exception, match=r"layer 3 is for multi-token prediction.*--layers 3"):
         prune(source, tmp_path / "out", chosen)
     prune(source, tmp_path / "out", chosen, layers=3)
+
+
+ONE_PASS = "-r kimi-k2.6-nvfp4-nvidia --set prune.method=reap --set prune.statistics=calibrate --set prune.keep=4"
+
+
+def test_int4_stays_int4_and_the_way_to_nvfp4_is_one_that_works(place, tmp_path, capsys):
+    word = f"! the experts stay INT4, as they are stored; for NVFP4 in one pass: halfbyte quantize SRC OUT {ONE_PASS}"
+    stats, reap = ["--stats", place / "stats"], ["-r", REAP, "--set", "prune.keep=4"]
+    for command in (
+        ["prune", place / "source", tmp_path / "pruned", "--keep", 4, *stats],
+        ["prune", place / "source", "-o", tmp_path / "plan", "--keep", 4, *stats],
+        ["quantize", place / "source", tmp_path / "recipe", *reap, *stats],
+        ["plan", place / "source", *reap, "--no-measure"],
+    ):
+        assert run(*command) == 0
+        assert word in capsys.readouterr().out.splitlines()
+        if command[0] != "quantize":  # a finished run says the same again, and JSON says it too
+            assert run(*command, "--json") == 0
+            assert "stay INT4" in json.loads(capsys.readouterr().out)["advice"][-1]["text"]
+    assert run("quantize", place / "source", tmp_path / "nvfp4", *ONE_PASS.split(), *stats) == 0
+    assert "stay INT4" not in capsys.readouterr().out
+    assert {
+        linear.format for linear in describe(open_checkpoint(tmp_path / "nvfp4")).linears.values() if linear.expert
+    } == {"nvfp4"}
+    options = ["--plan", tmp_path / "plan"]
+    bf16 = write_pico(tmp_path / "bf16", "bf16", experts=8)
+    assert run("prune", bf16, tmp_path / "other", *options) == 0
+    assert "stay INT4" not in capsys.readouterr().out
+
+
+def test_more_layers_than_there_are(place, tmp_path, capsys):
+    recipe, out = ["-r", REAP, "--set", "prune.keep=4"], tmp_path / "out"
+    data = ["--data", f"news={place / 'texts.jsonl'}", "--samples", 6]
+    for command in (
+        ["plan", place / "source", *recipe, "--no-measure"],
+        ["quantize", place / "source", out, *recipe, *data],
+        ["calibrate", place / "source", *recipe, *data, "-o", out],
+        ["prune", place / "source", "-o", out, *(word.format(place) for word in STATS), "--keep", 4],
+    ):
+        assert run(*command, "--layers", 99) == 2
+        assert "99 layers are asked for, and the model has 3" in capsys.readouterr().err
+        assert not out.exists()
+
+
+def test_a_recipe_that_would_keep_every_expert(place, tmp_path, capsys):
+    for keep, what in ((8, "to keep 8 is to drop none"), (192, "192 experts cannot stay of 8")):
+        options = ["-r", REAP, "--set", f"prune.keep={keep}", "--data", f"news={place / 'texts.jsonl'}"]
+        for command in (["plan", place / "source", "--no-measure"], ["quantize", place / "source", tmp_path / "out"]):
+            assert run(*command, *options) == 2
+            assert what in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

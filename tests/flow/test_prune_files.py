@@ -3,11 +3,12 @@
 import json
 
 import pytest
-from calibratable import digests
+from calibratable import SHORT, digests, small, texts
 from pico import write_pico
 from pruning import plan_of, some
 
 from halfbyte import cli
+from halfbyte.audit.run import audit
 from halfbyte.prune.keep_list import is_keep_list
 from halfbyte.prune.plan_file import read_prune_plan, write_prune_plan
 
@@ -59,3 +60,38 @@ def test_one_file_is_not_both(source, tmp_path, capsys):
     assert run(source, "--keep-list", tmp_path / "x", "--plan-only", tmp_path / "x") == 2
     assert "are the same file" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+def changed(path, at):
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("how", ["given", "measured"])
+def test_audit_finds_a_changed_byte_of_the_statistics(tmp_path, how):
+    """Of a checkpoint that was only pruned, nothing else rests on them."""
+    source, out = small(tmp_path / "source", experts=8), tmp_path / "out"
+    data = ["--data", f"news={texts(tmp_path / 'texts.jsonl')}", "--samples", 6]
+    if how == "given":
+        recipe = ["-r", "kimi-k2.6-nvfp4-reap192", "--set", SHORT]
+        assert command("calibrate", source, *recipe, *data, "-o", tmp_path / "stats") == 0
+        data = ["--stats", tmp_path / "stats"]
+    else:
+        data += ["--length", 24]
+    assert command("prune", source, out, "--keep", 4, *data, "--no-loops") == 0
+    path = out / "halfbyte/stats/stats.safetensors"
+    size = path.stat().st_size
+    assert audit(out).failed == []
+    assert {finding.check: finding.level for finding in audit(out).findings}["statistics"] == "good"
+    for at in (9, size // 3, size // 2, size - 1):
+        changed(path, at)
+        assert audit(out).failed == ["statistics"]
+        changed(path, at)
+    assert audit(out, against=source).failed == []
+    path.unlink()
+    assert {finding.check: finding.level for finding in audit(out).findings}["statistics"] == "note"
+
+
+def command(*argv):
+    return cli.run([str(word) for word in argv])

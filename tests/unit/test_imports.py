@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from pico import write_pico
 
 import halfbyte
 
@@ -51,6 +52,17 @@ def test_what_is_planned_is_done_without_the_libraries_that_read_recipes():
     modules = ("pipeline", "show", "plan.file", "calibrate.given", "calibrate.named_files", "transform.from_data")
     loaded = loaded_by("import " + ", ".join(f"halfbyte.{name}" for name in (*modules, "audit.run")))
     assert not loaded & {"pydantic", "torch", "transformers"}  # numba looks for YAML, and does without
+
+
+def test_pruning_a_large_model_imports_no_torch_to_say_that_it_is_not_asked(tmp_path):
+    """Which took as long as copying some gigabytes."""
+    source = write_pico(tmp_path / "source", experts=8)
+    code = (
+        "from pathlib import Path; from halfbyte.validate import after_pruning; after_pruning.QUICK_NBYTES = 1000\n"
+        f"found = after_pruning.loop_test(Path('{tmp_path}/out'), Path('{source}'))\n"
+        "assert 'would take minutes' in found.unmeasured"
+    )
+    assert not loaded_by(code) & {"torch", "transformers"}
 
 
 def test_help_is_instant():

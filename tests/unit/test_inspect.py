@@ -81,7 +81,7 @@ def test_what_a_recipe_would_make_is_what_its_plan_writes(pico, kind):
             compared += 1
     assert compared == len(recipe_names()) - 1
     applies = {gain.recipe for gain in found.recipes if gain.nbytes is not None}
-    assert {"kimi-k2.6-bf16", "kimi-k2.6-nvfp4-reap192"} <= applies
+    assert "kimi-k2.6-bf16" in applies and "kimi-k2.6-nvfp4-reap192" not in applies  # which keeps 192 of 4 experts
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -248,3 +248,14 @@ def test_units():
     ]  # fmt: skip
     assert [count(n, 2) for n in (7, 1500, 31_687_072_768, 1_026_408_232_448)] == ["7", "1.50 k", "31.69 B", "1.03 T"]
     assert count(1_014_686_023_680, largest="B") == "1,014.7 B"
+
+
+def test_a_recipe_that_prunes_is_offered_only_where_it_can_run(pico):
+    reap = "kimi-k2.6-nvfp4-reap192"
+
+    def offered(checkpoint):
+        return next(gain for gain in inspect(checkpoint).recipes if gain.recipe == reap)
+
+    assert offered(example("kimi-k2.6")).why_not is None
+    small = offered(open_checkpoint(pico("int4-k2.6")))
+    assert (small.nbytes, small.why_not) == (None, "keeps 192 experts, and there are 4")

@@ -20,8 +20,9 @@ from halfbyte.plan.pruned import kept_in
 from halfbyte.plan.rules import ENCODE
 from halfbyte.source.read import Reader
 from halfbyte.transform.scales import INPUT_SCALES, Scales, input_scales, scales_of
+from halfbyte.write import file_sha256
 
-CHECK = "calibration"
+CHECK, STATISTICS = "calibration", "statistics"
 
 
 def calibration(evidence: Evidence) -> list[Finding]:
@@ -46,6 +47,20 @@ def calibration(evidence: Evidence) -> list[Finding]:
     if not expected:
         return [note(CHECK, "not checked: no scale in this folder was calibrated")]
     return [good(CHECK, f"{len(expected):,} scales follow from the statistics, to the bit; {said}")]
+
+
+def statistics(evidence: Evidence) -> list[Finding]:
+    """The file of statistics is as the run left it: of experts that went, nothing else says why they did."""
+    if evidence.made is None or evidence.made.stats_sha256 is None:
+        return []
+    name = f"{FOLDER}/{STATS_FOLDER}/{STATS}"
+    path = evidence.root / name
+    if not path.is_file():
+        return [note(STATISTICS, f"not checked: {name} is missing")]
+    if file_sha256(path) != evidence.made.stats_sha256:
+        why = "scales and the choice of experts rest on it, and others would repeat them"
+        return [bad(STATISTICS, f"{name} was changed after the run", why=why, fix=f"restore {path}")]
+    return [good(STATISTICS, f"{name} has the SHA-256 that the plan says")]
 
 
 def _expected(evidence: Evidence, layers: dict[int, LayerStats], quantize: Quantize) -> Scales:

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from halfbyte.audit.byte_checks import chunks, same_bytes
+from halfbyte.audit.renumbered import Renumbered, cut_routers, cut_shape, read_rows, renumbering
 from halfbyte.models.architecture import COMPANIONS
 from halfbyte.models.linears import StoredLinear
 from halfbyte.models.model import Model, describe
 from halfbyte.numerics.codec import decode
 from halfbyte.numerics.encoded import Array
 from halfbyte.numerics.reference.floats import bf16_to_f32
+from halfbyte.plan.pruned import Kept, pruned_linears
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.headers import TensorInfo
 from halfbyte.source.read import NUMPY_DTYPES, Reader
@@ -53,11 +55,25 @@ class Diff:
     different: tuple[Difference, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
+    renumbered: Renumbered | None = None  # one is the other, pruned: what went is in none of these
+
+    @property
+    def alike(self) -> bool:
+        """Whether all that is in both, or should be, is the same."""
+        return not (self.different or self.only_a or self.only_b)
 
     @property
     def equal(self) -> bool:
         """Whether both are the same model."""
-        return not (self.different or self.only_a or self.only_b)
+        return self.alike and self.renumbered is None
+
+    def verdict(self) -> str:
+        """Return in words how two that are not the same differ."""
+        if self.renumbered is None or not self.alike:
+            return "the checkpoints are not the same model"
+        return (
+            f"{self.renumbered.pruned} is {self.renumbered.whole} without some of its experts; what stayed is the same"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Return the facts for --json."""
@@ -66,6 +82,7 @@ class Diff:
         ]
         return {
             "equal": self.equal,
+            "renumbered": None if self.renumbered is None else {**self.renumbered.as_dict(), "alike": self.alike},
             "same_bytes": self.same_bytes,
             "same_value": self.same_value,
             "different": different,
@@ -75,13 +92,21 @@ class Diff:
 
     def lines(self) -> list[tuple[str, str]]:
         """Return what is shown: counts, and the first names of whatever is not the same."""
-        shown = [("same bytes", f"{self.same_bytes:,}"), ("same value", f"{self.same_value:,}")]
+        shown = [] if self.renumbered is None else [("pruned", self._pruned(self.renumbered))]
+        shown += [("same bytes", f"{self.same_bytes:,}"), ("same value", f"{self.same_value:,}")]
         shown.append(("different", f"{len(self.different):,}"))
         shown += [("", difference.sentence()) for difference in self.different[:_SHOWN]]
         for label, names in (("only in A", self.only_a), ("only in B", self.only_b)):
             shown.append((label, f"{len(names):,}"))
             shown += [("", name) for name in names[:_SHOWN]]
         return shown
+
+    def _pruned(self, renumbered: Renumbered) -> str:
+        """Say what went, and whether what stayed is the same."""
+        kept = "what stayed is not the same"
+        if self.alike:
+            kept = f"all kept {'values' if self.same_value else 'bytes'} equal"
+        return f"{renumbered.pruned}: {renumbered.sentence()}; {kept}"
 
 
 def _finite(number: float | None) -> float | None:
@@ -92,12 +117,24 @@ def _finite(number: float | None) -> float | None:
 def diff(a: Path, b: Path) -> Diff:
     """Compare two checkpoint folders."""
     left, right = open_checkpoint(a), open_checkpoint(b)
-    items_a, items_b = (dict(_items(describe(side, uneven=True))) for side in (left, right))
+    renumbered = renumbering(left, right)
+    models = {"A": describe(left, uneven=True), "B": describe(right, uneven=True)}
+    cut: Mapping[str, tuple[TensorInfo, ...]] = {}
+    items = {name: dict(_items(model)) for name, model in models.items()}
+    if renumbered is not None:
+        whole = models[renumbered.whole]
+        items[renumbered.whole] = dict(_items(whole, renumbered.plan.kept()))
+        cut = cut_routers(whole, renumbered.plan)
+    items_a, items_b = items["A"], items["B"]
     same = value = 0
     different: list[Difference] = []
     with Reader(left) as reader_a, Reader(right) as reader_b:
         for name in (name for name in items_a if name in items_b):
-            found = _compare(name, (items_a[name], reader_a), (items_b[name], reader_b))
+            sides = (items_a[name], reader_a), (items_b[name], reader_b)
+            if name in cut and renumbered is not None:
+                found = _compare_rows(name, cut[name], *(sides if renumbered.whole == "A" else sides[::-1]))
+            else:
+                found = _compare(name, *sides)
             if isinstance(found, Difference):
                 different.append(found)
             elif found:
@@ -106,14 +143,19 @@ def diff(a: Path, b: Path) -> Diff:
                 value += 1
     only_a = tuple(name for name in items_a if name not in items_b)
     only_b = tuple(name for name in items_b if name not in items_a)
-    return Diff(same, value, tuple(different), only_a, only_b)
+    return Diff(same, value, tuple(different), only_a, only_b, renumbered)
 
 
-def _items(model: Model) -> Iterator[tuple[str, Item]]:
-    """Yield linears by module, and whatever is not a part of one's weights by name, in the order of the files."""
-    for module, linear in sorted(model.linears.items(), key=lambda pair: _place(pair[1])):
-        yield module, linear
-        yield from ((info.name, info) for suffix, info in linear.parts.items() if suffix in COMPANIONS)
+def _items(model: Model, kept: Kept | None = None) -> Iterator[tuple[str, Item]]:
+    """Yield linears by module, and whatever is not a part of one's weights by name, in the order of the files.
+
+    With `kept`, only experts that stay, under the names that they have in a checkpoint that is pruned to those.
+    """
+    linears = model.linears.values() if kept is None else pruned_linears(model, kept)
+    for linear in sorted(linears, key=_place):
+        yield linear.module, linear
+        named = ((f"{linear.module}.{suffix}", suffix, info) for suffix, info in linear.parts.items())
+        yield from ((name, info) for name, suffix, info in named if suffix in COMPANIONS)
     yield from ((name, info) for name, (_, info) in model.plain.items())
 
 
@@ -145,6 +187,20 @@ def _compare(name: str, a: Side, b: Side) -> Difference | bool:
             if unequal.any():
                 largest = max(largest, float(np.nanmax(np.abs(left - right)[unequal], initial=0)) or float("inf"))
     return Difference(name, "value", largest) if largest else False
+
+
+def _compare_rows(name: str, stretches: tuple[TensorInfo, ...], whole: Side, pruned: Side) -> Difference | bool:
+    """Compare the rows of a router that stay with the router that has no others."""
+    info = pruned[0]
+    assert isinstance(info, TensorInfo)
+    if (info.dtype, info.shape) != (stretches[0].dtype, cut_shape(stretches)):
+        return Difference(name, f"shape {list(cut_shape(stretches))} and {list(info.shape)}", None)
+    before, after = read_rows(whole[1], stretches), pruned[1].raw(info).reshape(-1)
+    if np.array_equal(before, after):
+        return True
+    left, right = (_floats(raw, info.dtype) for raw in (before, after))
+    apart = None if left is None or right is None else float(np.abs(left - right).max())
+    return Difference(name, "rows of the experts that stayed", apart)
 
 
 def _parts(item: Item) -> Mapping[str, TensorInfo]:

@@ -14,11 +14,11 @@ from typing import Any, cast
 
 from halfbyte.decisions import Recipe
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.folders import FOLDER
+from halfbyte.folders import FOLDER, PLAN
 from halfbyte.models.architecture import SUFFIXES, Architecture, Place, architecture_of
 from halfbyte.models.linears import Signature, Stored, StoredLinear, identify, signature
 from halfbyte.models.model import Model, describe
-from halfbyte.pipeline import CHOSEN, JOURNAL, PLAN
+from halfbyte.pipeline import CHOSEN, JOURNAL, STATS_SHA256
 from halfbyte.plan.manifest import Plan, make_plan
 from halfbyte.plan.pruned import Kept, kept_digest
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
@@ -40,6 +40,7 @@ class Made:
     parts: Mapping[str, str]
     shards: Mapping[str, int]
     kept: Kept | None = None  # the experts that stayed, where the recipe prunes
+    stats_sha256: str | None = None  # of the file of statistics; None: there is none, or the run did not end
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ def _read_plan(path: Path, problems: dict[str, str]) -> Made | None:
         shards = {str(name): int(nbytes) for name, nbytes in raw["shards"].items()}
         layers = None if parts["layers"] == "all" else int(parts["layers"])
         kept = _read_prune_plan(path.with_name(PRUNE_PLAN), raw, problems) if recipe.prune is not None else None
-        made = Made(str(raw["fingerprint"]), recipe, layers, parts, shards, kept)
+        made = Made(str(raw["fingerprint"]), recipe, layers, parts, shards, kept, raw.get(STATS_SHA256))
     except (KeyError, ValueError, TypeError, AttributeError):  # pydantic's own is a ValueError
         problems[PLAN] = "plan.json is not a plan of this version of halfbyte"
         return None

@@ -7,23 +7,33 @@ from typing import Any
 
 from halfbyte.audit.evidence import Evidence
 from halfbyte.audit.findings import Finding, bad, good, note
+from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER, LOOPS
+from halfbyte.prune.record import read_record
 
 CHECK = "loops"
 
 
 def loops(evidence: Evidence) -> list[Finding]:
     """Nothing here is asked again: `halfbyte loops OUT --against SRC` does that."""
-    if evidence.made is None or evidence.made.recipe.prune is None:
+    if evidence.made is None:
         return []
-    ask = f"halfbyte loops {evidence.root} --against SRC"
+    ask, when = f"halfbyte loops {evidence.root} --against SRC", ""
     try:
-        found: Any = json.loads((evidence.root / FOLDER / LOOPS).read_text(encoding="utf-8"))
+        if evidence.made.recipe.prune is not None:
+            found: Any = json.loads((evidence.root / FOLDER / LOOPS).read_text(encoding="utf-8"))
+        else:
+            record = read_record(evidence.root)
+            if record is None:
+                return []
+            found, when = record.loops, " (before it was written anew)"
+        if found is None:
+            return [note(CHECK, f"not measured; {ask}")]
         level, said = found["level"], f"{int(found['loops'])} of {int(found['texts'])} texts loop"
-        said += f", {int(found['short'])} end after a few words"
+        said += f", {int(found['short'])} end after a few words{when}"
     except FileNotFoundError:
         return [note(CHECK, f"not measured; {ask}")]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, UsageError):
         return [note(CHECK, f"{FOLDER}/{LOOPS} cannot be read; {ask}")]
     if level == "bad":
         why = "the source does not do this as often: open-ended answers may never end"

@@ -15,12 +15,15 @@ from numpy.typing import NDArray
 from halfbyte.audit.byte_checks import chunks, same_bytes
 from halfbyte.audit.evidence import Evidence
 from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
+from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER
 from halfbyte.models.agreement import PER_LAYER
 from halfbyte.numerics.reference.floats import bf16_to_f32
 from halfbyte.plan.pruned import Kept, counts_by_layer, kept_in
 from halfbyte.plan.rules import ROUTED, ROUTER, Job
+from halfbyte.prune.decide import of_layers
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
+from halfbyte.prune.record import read_record
 from halfbyte.source.headers import TensorInfo
 from halfbyte.source.read import Reader
 
@@ -44,8 +47,10 @@ class _Tally:
 
 def prune(evidence: Evidence) -> list[Finding]:
     """Every kept gate row, bias entry and expert tensor is that of the source's expert which the plan names."""
-    if evidence.made is None or evidence.made.recipe.prune is None:
+    if evidence.made is None:
         return []
+    if evidence.made.recipe.prune is None:
+        return _before(evidence, evidence.made.layers)
     if (problem := evidence.problems.get(PRUNE_PLAN)) is not None:
         return [bad(CHECK, problem, why="nobody can say which experts these are", fix=f"restore {FOLDER}/{PRUNE_PLAN}")]
     kept = evidence.made.kept
@@ -66,6 +71,21 @@ def prune(evidence: Evidence) -> list[Finding]:
     experts = f"{count(tally.tensors, 'expert tensor')} ({tally.nbytes:,} bytes)"
     made = f", {experts} identical" if tally.tensors else ", experts made anew (see repeat)"
     return [good(CHECK, f"{head}: {rows} match the source, max difference {tally.largest}{made}")]
+
+
+def _before(evidence: Evidence, layers: int | None) -> list[Finding]:
+    """Say of a checkpoint that was made of a pruned one what its record says, and whether that can be true."""
+    try:
+        record = read_record(evidence.root)
+    except UsageError as error:
+        return [bad(CHECK, error.what, why="nobody can say which experts these are", fix=f"{error.fix}: {error.where}")]
+    if record is None:
+        return []
+    wrong = _disagreements(evidence, of_layers(record.plan, layers).kept())
+    if wrong:
+        text, fix = "the record of the pruning and the checkpoint disagree", f"restore {FOLDER}/{PRUNE_PLAN}"
+        return [bad(CHECK, text, why=_WHY, fix=fix, examples=wrong)]
+    return [good(CHECK, f"{record.sentence}, {_config(evidence)}; rows and experts: audit the one that it was made of")]
 
 
 def _disagreements(evidence: Evidence, kept: Kept) -> list[str]:

@@ -9,15 +9,14 @@ from functools import partial
 from pathlib import Path
 
 from halfbyte.audit import byte_checks, checks
-from halfbyte.audit.calibration import calibration
+from halfbyte.audit.calibration import STATISTICS, calibration, statistics
 from halfbyte.audit.evidence import Evidence, gather
 from halfbyte.audit.findings import Audit, Finding, bad, good, note
 from halfbyte.audit.loops import loops
 from halfbyte.audit.pruned import prune
 from halfbyte.audit.repeat import repeat
 from halfbyte.errors import CheckpointError, MachineError
-from halfbyte.folders import FOLDER
-from halfbyte.pipeline import PLAN
+from halfbyte.folders import FOLDER, PLAN
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.write import write_whole
 
@@ -50,6 +49,7 @@ CHECKS: Mapping[str, tuple[Callable[[Evidence], list[Finding]], str]] = {
     "bytes": (byte_checks.hashes, ""),
     "scales": (byte_checks.scales, "model"),
     "fused": (byte_checks.fused, "model"),
+    STATISTICS: (statistics, ""),
     "calibration": (calibration, "plan"),
     "prune": (prune, "model"),
     "loops": (loops, ""),

@@ -11,6 +11,7 @@ from halfbyte.calibrate.stats import LayerStats
 from halfbyte.calibrate.store import Store, read_stats, stats_file
 from halfbyte.decisions import InputScale
 from halfbyte.errors import UsageError
+from halfbyte.prune.record import quantized_from
 from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.hold import HoldingReader
 from halfbyte.source.identity import config_name, short_name
@@ -40,11 +41,21 @@ class Statistics:
 
 
 def given(
-    path: Path, checkpoint: Checkpoint, weights: Mapping[str, str], layers: int, rule: InputScale | None = None
+    path: Path,
+    checkpoint: Checkpoint,
+    weights: Mapping[str, str],
+    layers: int,
+    rule: InputScale | None = None,
+    *,
+    choosing: bool = False,
 ) -> Statistics:
-    """Take statistics that were measured before, on this model, with all that the recipe's rule asks for."""
+    """Take statistics that were measured before, on this model, with all that the recipe's rule asks for.
+
+    Where they only choose experts, those of the checkpoint that this one was quantized from do as well.
+    """
     about, found = read_stats(path)
-    _refuse_other_model(about, checkpoint, weights, str(path))
+    names = {short_name(weights), quantized_from(checkpoint) if choosing else None} - {None}
+    _refuse_other_model(about, checkpoint, names, choosing=choosing, where=str(path))
     missing = [layer for layer in range(layers) if layer not in found]
     if missing:
         raise UsageError(f"these statistics have no layer {missing[0]}", where=str(path), fix="measure all layers")
@@ -59,12 +70,15 @@ def given(
 
 
 def _refuse_other_model(
-    about: Mapping[str, Any], checkpoint: Checkpoint, weights: Mapping[str, str], where: str
+    about: Mapping[str, Any], checkpoint: Checkpoint, names: Collection[str | None], *, choosing: bool, where: str
 ) -> None:
     """The same weights and the same config.json: either decides every activation."""
     measure = "halfbyte calibrate SRC -r RECIPE -o STATS"
-    if about.get("source") != short_name(weights):
+    if about.get("source") not in names:
         what, fix = "these statistics were measured on other weights", f"measure this checkpoint: {measure}"
+        if choosing:
+            fix += "; or, if they are of the same model stored otherwise, make a plan there (halfbyte prune -o FILE)"
+            fix += " and apply it here: --plan FILE"
     elif "config" not in about:
         what = "these statistics do not say under which config.json they were measured: an earlier version wrote them"
         fix = f"measure again: {measure}"

@@ -29,7 +29,7 @@ from halfbyte.plan.pruned import (
     router_shape,
 )
 from halfbyte.plan.rules import DECODE, Job, make_jobs
-from halfbyte.prune.router import keep_count
+from halfbyte.prune.router import keep_count, refuse_nothing_to_drop
 from halfbyte.source.checkpoint import Checkpoint
 
 BYTES_VERSION = 1  # raised whenever the same recipe and source would give other bytes; see CHANGELOG, Output bytes
@@ -131,7 +131,8 @@ def make_plan(
 
     Where the recipe prunes and `kept` does not say which experts stay, everything else is decided all the same.
     """
-    layers = layers if layers is not None and layers < model.layers else None  # all of them is not a truncation
+    refuse_more_layers(model, layers)
+    layers = None if layers == model.layers else layers  # all of them is not a truncation
     chosen = kept is not None or recipe.prune is None
     with paused():
         if kept is not None:
@@ -144,6 +145,19 @@ def make_plan(
             jobs = [job for job in jobs if job.layer is None or job.layer < layers]
         shards = lay_out_shards(jobs, recipe.shard_nbytes)
     return Plan(checkpoint, model, recipe, tuple(jobs), tuple(shards), layers, kept, chosen)
+
+
+def refuse_more_layers(model: Model, layers: int | None) -> None:
+    """Refuse a number of layers that the model has not: nobody who asks for it knows what it would be."""
+    if layers is not None and layers > model.layers:
+        what = f"{layers} layers are asked for, and the model has {model.layers}"
+        raise UsageError(what, where="--layers", fix=f"give {model.layers} or fewer, or leave it out for all of them")
+
+
+def refuse_nothing_to_prune(plan: Plan) -> None:
+    """Refuse a recipe that prunes, and keeps every expert of this model."""
+    if plan.recipe.prune is not None:
+        refuse_nothing_to_drop(plan.recipe.prune, router_shape(plan.model, plan.checkpoint.config))
 
 
 def _any_choice(checkpoint: Checkpoint, model: Model, rule: Prune, layers: int | None) -> Kept:

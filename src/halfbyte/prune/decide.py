@@ -17,13 +17,14 @@ from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER
 from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import Model, describe
-from halfbyte.plan.manifest import Plan, make_plan
+from halfbyte.plan.manifest import Plan, make_plan, refuse_nothing_to_prune
 from halfbyte.plan.pruned import Kept, moe_layers, refuse_wrong_choice, router_shape
 from halfbyte.plan.rules import Job
 from halfbyte.prune.budgets import Budgets
 from halfbyte.prune.choose import choose, choose_layer, gather, spread, with_coverage
 from halfbyte.prune.plan_checks import check_layers
 from halfbyte.prune.plan_file import CHOSEN_ON, PLAN, LayerChoice, PrunePlan
+from halfbyte.prune.record import read_record
 from halfbyte.prune.router import RouterShape
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
 from halfbyte.source.hold import HoldingReader
@@ -50,10 +51,11 @@ def applied_to(plan: PrunePlan, checkpoint: Checkpoint) -> PrunePlan:
 
 def refuse_pruned_source(checkpoint: Checkpoint) -> None:
     """Refuse what was pruned before: numbers of experts would mean others than the statistics of the whole model."""
-    path = checkpoint.root / FOLDER / PLAN
-    if path.exists():
+    record = read_record(checkpoint.root)
+    if record is not None:
+        what = f"the source is pruned already: {record.plan.counted()} experts stay in each layer"
         fix = "prune the checkpoint that it was made from, and keep fewer experts"
-        raise UsageError("the source is pruned already", where=str(path), fix=fix)
+        raise UsageError(what, where=str(checkpoint.root / FOLDER / PLAN), fix=fix)
 
 
 def not_on_a_gpu() -> UsageError:
@@ -63,10 +65,9 @@ def not_on_a_gpu() -> UsageError:
 
 
 def refuse_unclear(made: Plan, plan: PrunePlan | None, *, has_statistics: bool, on_cpu: bool) -> None:
-    """Refuse, before weights are read, what is pruned already, and what says in no way which experts stay."""
+    """Refuse, before weights are read, what says in no way which experts stay."""
     if not on_cpu:
         raise not_on_a_gpu()
-    refuse_pruned_source(made.checkpoint)
     assert made.recipe.prune is not None
     if plan is not None:
         refuse_other_source(plan, made)
@@ -91,6 +92,7 @@ def _layers(made: Plan, measured: Statistics) -> dict[int, LayerStats]:
 def spread_plan(made: Plan, stats: Path) -> tuple[PrunePlan, Budgets]:
     """Choose as many experts in all, but in each layer as many as it needs; and say what that buys."""
     assert made.recipe.prune is not None
+    refuse_nothing_to_prune(made)
     weights = identity(made.checkpoint)
     measured = _given(made, stats, weights)
     wanted, router = moe_layers(made.model, made.layers), router_shape(made.model, made.checkpoint.config)
@@ -114,11 +116,14 @@ def with_statistics(plan: PrunePlan, made: Plan, stats: Path) -> PrunePlan:
 
 
 def _given(made: Plan, stats: Path, weights: Mapping[str, str]) -> Statistics:
-    return given(stats, made.checkpoint, weights, made.layers or made.model.layers)
+    return given(stats, made.checkpoint, weights, made.layers or made.model.layers, choosing=True)
 
 
 def _origin(made: Plan, weights: Mapping[str, str], about: Mapping[str, Any]) -> dict[str, Any]:
-    return {"source": describe_source(made.checkpoint, weights), "statistics": dict(about)}
+    source: dict[str, Any] = {**describe_source(made.checkpoint, weights)}
+    if about["source"] != source["weights"]:  # those that it was quantized from
+        source[CHOSEN_ON] = {"weights": about["source"], "config": about["config"]}
+    return {"source": source, "statistics": dict(about)}
 
 
 def by_statistics(
@@ -156,6 +161,8 @@ def decided(
 ) -> tuple[Plan, PrunePlan]:
     """Decide everything that a run would do, with the experts that stay, and write nothing."""
     made = undecided(checkpoint, model, recipe, layers)
+    if plan is None:
+        refuse_nothing_to_prune(made)
     weights = identity(checkpoint)
     if plan is not None:
         refuse_other_source(plan, made)

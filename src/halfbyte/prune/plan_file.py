@@ -76,6 +76,12 @@ class PrunePlan:
         """Return how many stay, by layer."""
         return {layer: len(kept) for layer, kept in self.kept().items()}
 
+    def counted(self) -> str:
+        """Return how many of how many stay in a layer, in words."""
+        counts = sorted(set(self.counts().values()))
+        kept = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        return f"{kept} of {self.experts}"
+
     def kept_sha256(self) -> str:
         """Return what identifies the choice, whatever the reasons for it."""
         lists = {str(layer): list(kept) for layer, kept in self.kept().items()}

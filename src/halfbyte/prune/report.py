@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from halfbyte.advice import Advice
+from halfbyte.plan.manifest import Plan
+from halfbyte.plan.rules import KEEP, ROUTED
 from halfbyte.prune.budgets import WARNING
 from halfbyte.prune.counts import count_advice
 from halfbyte.prune.plan_file import CHOSEN_ON, PrunePlan
@@ -15,6 +17,7 @@ from halfbyte.prune.restore import RESTORED
 # A GLM-5.2 build whose worst domain was covered to 46 % degenerated on 3 of 5 open prompts, one with 81 % on none
 # (glm-expert-pruning). The line between them is a guess in the middle.
 LOW_COVERAGE = 0.6
+_INT4, _NVFP4 = "int4", "kimi-k2.6-nvfp4-nvidia"  # the format that is read, a recipe that writes the other
 LOW_MASS = 0.5  # below it, most of what experts added to the tokens of a domain is gone
 
 
@@ -66,6 +69,16 @@ def sentences(plan: PrunePlan, *, parallel: Sequence[int] = ()) -> list[Advice]:
         fix = "" if plan.coverage else "give --stats to see it"
         found.append(Advice("note", f"the kept experts were edited by hand after the plan was made{unknown}", fix))
     return sorted(found, key=lambda advice: advice.level != "bad")
+
+
+def stored_advice(made: Plan) -> tuple[Advice, ...]:
+    """Say of INT4 experts that pruning leaves them so: recipes that prune have names in which NVFP4 occurs."""
+    jobs = (job for job in made.jobs if job.role == ROUTED) if made.recipe.prune is not None else ()
+    if not any(job.action == KEEP and linear.format == _INT4 for job in jobs for linear in job.linears):
+        return ()
+    fix = f"for NVFP4 in one pass: halfbyte quantize SRC OUT -r {_NVFP4} --set prune.method=reap"
+    fix += f" --set prune.statistics=calibrate --set prune.keep={made.experts}"
+    return (Advice("note", "the experts stay INT4, as they are stored", fix),)
 
 
 def _about_domains(plan: PrunePlan) -> list[Advice]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from halfbyte.decisions import Prune
 from halfbyte.errors import UsageError
+
+_NONE_CAN_GO = "prune another model: the router of this one needs all of its experts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +36,35 @@ def keep_count(rule: Prune, router: RouterShape) -> int:
     return count
 
 
+def refuse_nothing_to_drop(rule: Prune, router: RouterShape) -> None:
+    """Refuse a rule with which every expert would stay; what a plan of somebody's says is another matter."""
+    if keep_count(rule, router) < router.experts:
+        return
+    if rule.keep is not None:
+        what = f"the layers have {router.experts} experts: to keep {rule.keep} is to drop none"
+        raise UsageError(what, where="prune.keep", fix=_fewer(router))
+    least = math.ceil(1000 * router.n_group / router.experts) / 10  # of a group's experts one, rounded up
+    what = f"{rule.drop:.2%} of {router.experts} experts is less than one: none would go"
+    raise UsageError(what, where="prune.drop", fix=f"drop {least:g}% or more")
+
+
+def _fewer(router: RouterShape) -> str:
+    most = router.experts - router.n_group
+    return f"keep {most} or fewer" if most >= _least(router) else _NONE_CAN_GO
+
+
+def _least(router: RouterShape) -> int:
+    """Return how few experts a layer can have."""
+    if router.n_group == 1:
+        return router.top_k
+    return router.n_group * max(2, -(-router.top_k // router.topk_group))
+
+
 def check_count(count: int, router: RouterShape, *, where: str) -> None:
     """Refuse a number of experts that a layer cannot keep."""
     if count > router.experts:
         what = f"{count} experts cannot stay of {router.experts}"
-        raise UsageError(what, where=where, fix=f"keep {router.experts} or fewer")
+        raise UsageError(what, where=where, fix=_fewer(router))
     if count < router.top_k:
         what = f"{count} experts are too few: each token is given to {router.top_k}"
         raise UsageError(what, where=where, fix=f"keep {router.top_k} or more")
@@ -55,12 +82,16 @@ def _check_groups(count: int, router: RouterShape, where: str) -> None:
         )
     each, rest = divmod(count, groups)
     if rest:
-        near = " or ".join(str(near) for near in (each * groups, (each + 1) * groups) if near)
-        raise UsageError(f"{count} experts do not make {groups} equal groups", where=where, fix=f"keep {near}")
-    least = max(2, -(-router.top_k // router.topk_group))
-    if each < least:
+        able = [near for near in (each * groups, (each + 1) * groups) if _least(router) <= near < router.experts]
+        fix = f"keep {' or '.join(map(str, able))}" if able else _fewer(router)
+        raise UsageError(f"{count} experts do not make {groups} equal groups", where=where, fix=fix)
+    if count < (least := _least(router)):
         why = f"{router.top_k} are taken from {router.topk_group} groups"
         if each == 1:  # and engines stop grouping where groups have one expert each
             why = "groups are rated by their two best"
         number = "1 expert in a group is" if each == 1 else f"{each} experts in a group are"
-        raise UsageError(f"{number} too few: {why}", where=where, fix=f"keep {least * groups} or more")
+        raise UsageError(
+            f"{number} too few: {why}",
+            where=where,
+            fix=f"keep {least} or more" if least < router.experts else _NONE_CAN_GO,
+        )

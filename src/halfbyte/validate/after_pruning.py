@@ -13,7 +13,8 @@ from typing import Any
 
 from halfbyte.errors import CheckpointError, MachineError, TensorError, UsageError
 from halfbyte.folders import FOLDER, LOOPS
-from halfbyte.validate.generate import decoded_nbytes
+from halfbyte.models.model import describe
+from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.validate.loop_rate import TEMPERATURES, Judged, LoopRate, judge, loop_rate
 from halfbyte.validate.prompts import open_prompts
 from halfbyte.write import write_whole
@@ -54,7 +55,7 @@ def loop_test(out: Path, source: Path, prompts: int | None = None) -> LoopTest:
     Without a number of prompts only a model is asked that answers in seconds.
     """
     try:
-        if prompts is None and decoded_nbytes(source) > QUICK_NBYTES:
+        if prompts is None and (_experts_nbytes(source) > QUICK_NBYTES or _decoded_nbytes(source) > QUICK_NBYTES):
             return LoopTest(None, f"the model would take minutes: {_ELSEWHERE}, or ask it here: --loops {PROMPTS}")
         asked = open_prompts(prompts or PROMPTS)
         found = loop_rate(out, prompts=asked, tokens=TOKENS)
@@ -66,6 +67,21 @@ def loop_test(out: Path, source: Path, prompts: int | None = None) -> LoopTest:
     tested = LoopTest(Judged(found, beside, judge(found, beside)))
     write_whole(out / FOLDER / LOOPS, (json.dumps(tested.as_dict(), indent=1) + "\n").encode())
     return tested
+
+
+def _experts_nbytes(source: Path) -> int:
+    """Return what the experts alone take once they are decoded: of a large model that is enough to know.
+
+    It saves the seconds in which torch and transformers are imported, as long as pruning some gigabytes takes.
+    """
+    linears = describe(open_checkpoint(source)).linears.values()
+    return sum(4 * linear.weights for linear in linears if linear.expert is not None)
+
+
+def _decoded_nbytes(source: Path) -> int:
+    from halfbyte.validate.generate import decoded_nbytes  # noqa: PLC0415 - see above
+
+    return decoded_nbytes(source)
 
 
 def _source_rate(source: Path, prompts: list[str]) -> LoopRate | None:

@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from halfbyte.errors import UsageError
-from halfbyte.validate.generate import Written, open_writer
 from halfbyte.validate.loops import has_loop
 from halfbyte.validate.prompts import open_prompts
 from halfbyte.validate.proportions import sign_test, wilson
+
+if TYPE_CHECKING:
+    from halfbyte.validate.generate import Written
 
 TEMPERATURES = (0.0, 0.7)
 TOKENS = 512
@@ -102,6 +104,8 @@ def loop_rate(folder: Path, *, prompts: Sequence[str] | None = None, seed: int =
     asked = list(open_prompts() if prompts is None else prompts)
     if not asked:
         raise UsageError("there are no prompts", fix="give at least one")
+    from halfbyte.validate.generate import open_writer  # noqa: PLC0415 - torch and transformers, for who writes
+
     with open_writer(folder) as writer:
         ids = [writer.asked(prompt) for prompt in asked]
         heat = [temperature for temperature in TEMPERATURES for _ in asked]

@@ -7,8 +7,10 @@ from halfbyte.advice import Advice
 from halfbyte.errors import UsageError
 from halfbyte.prune.choose import keep_count
 from halfbyte.prune.counts import count_advice, count_facts
+from halfbyte.prune.router import refuse_nothing_to_drop
 
 KIMI = router(384, 8)
+NONE_CAN_GO = "prune another model: the router of this one needs all of its experts"
 GROUPED = router(256, 8, 8, 4)
 
 
@@ -31,7 +33,7 @@ def test_counts_that_a_router_can_work_with():
     ("said", "shape", "what", "where", "fix"),
     [
         (rule(7), KIMI, "7 experts are too few: each token is given to 8", "prune.keep", "keep 8 or more"),
-        (rule(385), KIMI, "385 experts cannot stay of 384", "prune.keep", "keep 384 or fewer"),
+        (rule(385), KIMI, "385 experts cannot stay of 384", "prune.keep", "keep 383 or fewer"),
         (rule(drop=0.99), KIMI, "4 experts are too few: each token is given to 8", "prune.drop", "keep 8 or more"),
         (rule(130), GROUPED, "130 experts do not make 8 equal groups", "prune.keep", "keep 128 or 136"),
         (rule(drop=0.3), GROUPED, "180 experts do not make 8 equal groups", "prune.drop", "keep 176 or 184"),
@@ -63,6 +65,14 @@ def test_counts_that_a_router_can_work_with():
             "the router in config.json",
             "check n_group: this checkpoint contradicts itself",
         ),
+        (rule(6), router(8, 2, 4, 2), "6 experts do not make 4 equal groups", "prune.keep", NONE_CAN_GO),
+        (
+            rule(4),
+            router(8, 2, 4, 2),
+            "1 expert in a group is too few: groups are rated by their two best",
+            "prune.keep",
+            NONE_CAN_GO,
+        ),
         (rule(), KIMI, "it is not said how many experts stay", "prune", None),
         (rule(8, drop=0.5), KIMI, "it is not said how many experts stay", "prune", None),
     ],
@@ -73,6 +83,25 @@ def test_counts_that_it_cannot_work_with(said, shape, what, where, fix):
     error = caught.value
     assert (error.what, error.where) == (what, where)
     assert error.fix == (fix or "give exactly one of keep (a count) and drop (a share)")
+
+
+@pytest.mark.parametrize(
+    ("said", "shape", "what", "fix"),
+    [
+        (rule(384), KIMI, "the layers have 384 experts: to keep 384 is to drop none", "keep 383 or fewer"),
+        (rule(256), GROUPED, "the layers have 256 experts: to keep 256 is to drop none", "keep 248 or fewer"),
+        (rule(8), router(8, 8), "the layers have 8 experts: to keep 8 is to drop none", NONE_CAN_GO),
+        (rule(drop=0.001), KIMI, "0.10% of 384 experts is less than one: none would go", "drop 0.3% or more"),
+        (rule(drop=0.1), router(8, 2), "10.00% of 8 experts is less than one: none would go", "drop 12.5% or more"),
+    ],
+)
+def test_rules_that_drop_nothing(said, shape, what, fix):
+    assert keep_count(said, shape) == shape.experts  # which a plan may say
+    with pytest.raises(UsageError) as caught:
+        refuse_nothing_to_drop(said, shape)
+    assert (caught.value.what, caught.value.fix) == (what, fix)
+    if share := fix.removeprefix("drop ").removesuffix("% or more") if "drop" in fix else "":
+        refuse_nothing_to_drop(rule(drop=float(share) / 100), shape)
 
 
 def test_facts_of_counts():

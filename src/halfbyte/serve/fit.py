@@ -21,6 +21,7 @@ from importlib.resources import files
 from typing import Any
 
 from halfbyte.errors import UsageError
+from halfbyte.serve.needs import TOWER, WHOLE, Needs
 from halfbyte.suggest import did_you_mean
 
 UTILIZATION = 0.90
@@ -40,18 +41,6 @@ class Gpus:
 
     def __str__(self) -> str:
         return f"{self.count}x{self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What a checkpoint asks of GPUs. `kv_values` are cached for a token in all layers, in `kv_heads` equal parts."""
-
-    weights_nbytes: int
-    replicated_nbytes: int  # of those, what each GPU holds whole
-    kv_values: int
-    kv_heads: int  # 1 for MLA
-    context: int | None
-    heads: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +111,6 @@ def _plain(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-def kv_values(text_config: Mapping[str, Any], layers: int) -> tuple[int, int]:
-    """Return the values that are cached for a token, and into how many parts tensor parallelism can split them."""
-    number = {key: value for key, value in text_config.items() if type(value) is int}
-    if "kv_lora_rank" in number:  # MLA: one latent and one rotary key, for all heads
-        return layers * (number["kv_lora_rank"] + number.get("qk_rope_head_dim", 0)), 1
-    heads = number.get("num_attention_heads", 0)
-    width = number.get("head_dim") or (number.get("hidden_size", 0) // heads if heads else 0)
-    kv_heads = number.get("num_key_value_heads", heads)
-    return layers * 2 * kv_heads * width, max(1, kv_heads)
-
-
 def fit(needs: Needs, gpus: Gpus, *, utilization: float = UTILIZATION) -> Fit:
     """Divide a checkpoint among GPUs; where it does not fit, say how many would do."""
     found = _divide(needs, gpus, utilization)
@@ -140,8 +118,8 @@ def fit(needs: Needs, gpus: Gpus, *, utilization: float = UTILIZATION) -> Fit:
 
 
 def _divide(needs: Needs, gpus: Gpus, utilization: float) -> Fit:
-    split = needs.weights_nbytes - needs.replicated_nbytes
-    weights = -(-split // gpus.count) + needs.replicated_nbytes
+    whole = sum(part.nbytes for part in needs.parts if part.placed in (WHOLE, TOWER))
+    weights = -(-(needs.weights_nbytes - whole) // gpus.count) + whole
     left = int(gpus.memory_nbytes * utilization) - RESERVE_NBYTES - weights
     heads_here = -(-needs.kv_heads // gpus.count)  # with more GPUs than heads some hold the same ones
     values = needs.kv_values * heads_here // needs.kv_heads

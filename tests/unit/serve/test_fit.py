@@ -231,7 +231,7 @@ def test_what_does_not_fit_says_what_would():
     assert (found.fp8_tokens, found.as_dict()["gpu_kv_nbytes"]) == (0, 0)
     assert found.lines()[-1] == f"verdict    no: {found.problem}; {found.advice}"
     assert fit(K26, parse_gpus("2xH200")).advice == (
-        "8xH200 or pruning to 136 of 384 experts (less than half: expect a damaged model) would do"
+        "8xH200 or pruning to 144 of 384 experts (less than half: expect a damaged model) would do"
     )
     huge = replace(K26, parts=(Part("norms", 10**15, WHOLE),), routed=())
     assert fit(huge, parse_gpus("8xB200")).advice == "no number of B200 would do"

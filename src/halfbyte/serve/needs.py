@@ -1,33 +1,196 @@
-"""What a planned checkpoint will ask of GPUs, from its sizes and its config."""
+"""What a checkpoint asks of GPUs: its bytes, sorted by how engines place them, from a plan or from headers."""
 
 from __future__ import annotations
 
-from halfbyte.plan.manifest import Plan
-from halfbyte.plan.rules import Job
-from halfbyte.serve.fit import Needs, kv_values
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-# vLLM, SGLang and ATOM hold these whole on each GPU; the vision tower with --mm-encoder-tp-mode data, as Kimi's guides
-# recommend. MLA's down-projections feed a latent that all heads share.
-_WHOLE_ROLES = ("router", "norm", "vision", "projector", "other_buffers")
-_WHOLE_LINEARS = ("q_a_proj", "kv_a_proj_with_mqa")
+from halfbyte.models.architecture import Architecture
+from halfbyte.models.model import Model
+from halfbyte.plan.manifest import Plan
+from halfbyte.source.checkpoint import Checkpoint
+
+# How vLLM, SGLang and ATOM place a part. WIDTH is split over tensor parallelism by heads or by the inner width of an
+# MLP; VOCABULARY likewise by rows, in multiples of 64; EXPERTS by width, or by whole experts with expert parallelism;
+# TOWER by width or, with --mm-encoder-tp-mode data, not at all; WHOLE is on every GPU.
+WIDTH, VOCABULARY, EXPERTS, TOWER, WHOLE = "width", "vocabulary", "experts", "tower", "whole"
+
+# MLA's down-projections feed a latent that all heads share, so that every GPU computes all of it.
+_LATENT = ("q_a_proj", "kv_a_proj_with_mqa")
+_LATENT_NAME = "latent attention"
+_BY_ROLE: Mapping[str, tuple[str, str]] = {
+    "routed_experts": ("routed experts", EXPERTS),
+    "attention": ("attention", WIDTH),
+    "shared_experts": ("shared experts", WIDTH),
+    "dense_mlp": ("dense MLP", WIDTH),
+    "embed": ("embedding", VOCABULARY),
+    "head": ("output head", VOCABULARY),
+    "vision": ("vision tower", TOWER),
+    "projector": ("projector", WHOLE),
+    "router": ("routers", WHOLE),
+    "norm": ("norms", WHOLE),
+    "other_buffers": ("buffers", WHOLE),
+}
+ABSORBED = "absorbed kv_b"
+_BF16_NBYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some weights that engines place alike."""
+
+    name: str
+    nbytes: int
+    placed: str
+
+
+class ExpertLayers(NamedTuple):
+    """All layers with the same number of routed experts: how many experts, how many layers, and their bytes."""
+
+    experts: int
+    layers: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Weights by how engines place them, and what is cached for a token.
+
+    `parts` hold what is in the files, and `absorbed kv_b`: vLLM multiplies MLA's kv_b into two matrices for decoding,
+    in BF16, and keeps kv_b itself for prefill. `kv_values` are cached for a token in all `layers`, in `kv_heads` equal
+    parts (1 for MLA, whose `latent` is 512 + 64 values for all heads together; None for others).
+    """
+
+    parts: tuple[Part, ...]
+    routed: tuple[ExpertLayers, ...]
+    layers: int
+    kv_values: int
+    kv_heads: int
+    latent: int | None
+    context: int | None
+    heads: int | None
+    vocabulary: int | None
+    active_experts: int = 0
+    width: int | None = None  # of hidden states
+    expert_width: int | None = None
+    value_latent: int | None = None  # of the latent, the part without the rotary key
+    expanded: int | None = None  # keys and values of all heads that MLA makes of one cached token
+    vision: bool = False
+
+    @property
+    def weights_nbytes(self) -> int:
+        """Return the bytes of all weights in the files that engines load."""
+        return sum(part.nbytes for part in self.parts if part.name != ABSORBED)
+
+    @property
+    def experts(self) -> int:
+        """Return how many routed experts the largest layer has."""
+        return max((row.experts for row in self.routed), default=0)
+
+    def pruned(self, experts: int) -> Needs:
+        """Return what it would need with at most so many experts in each layer; routers lose their rows too."""
+        kept = [(row, min(row.experts, experts)) for row in self.routed]
+        routed = tuple(row._replace(experts=n, nbytes=row.nbytes // row.experts * n) for row, n in kept)
+        before, after = (sum(row.experts * row.layers for row in rows) for rows in (self.routed, routed))
+        nbytes = {"routed experts": sum(row.nbytes for row in routed)}
+        nbytes |= {part.name: part.nbytes * after // before for part in self.parts if part.name == "routers"}
+        parts = tuple(replace(part, nbytes=nbytes.get(part.name, part.nbytes)) for part in self.parts)
+        return replace(self, parts=parts, routed=routed)
+
+
+class _Piece(NamedTuple):
+    role: str
+    layer: int | None
+    leaf: str
+    expert: int | None
+    nbytes: int
 
 
 def needs(plan: Plan) -> Needs:
     """Return what the output of a plan needs."""
-    architecture, config = plan.model.architecture, plan.checkpoint.config
+    pieces = (
+        _Piece(
+            job.role,
+            job.layer,
+            job.linears[0].module.rpartition(".")[2] if job.linears else "",
+            job.linears[0].expert if job.linears else None,
+            job.write_nbytes,
+        )
+        for job in plan.jobs
+    )
+    return _collect(pieces, plan.model.architecture, plan.checkpoint.config, plan.layers or plan.model.layers)
+
+
+def needs_of(checkpoint: Checkpoint, model: Model) -> Needs:
+    """Return what a checkpoint needs as it is."""
+    return _collect(_stored(model), model.architecture, checkpoint.config, model.layers)
+
+
+def _stored(model: Model) -> Iterator[_Piece]:
+    for linear in model.linears.values():
+        leaf = linear.module.rpartition(".")[2]
+        yield _Piece(linear.role, linear.layer, leaf, linear.expert, linear.nbytes)
+    for place, tensor in model.plain.values():
+        yield _Piece(place.role, place.layer, "", None, tensor.nbytes)
+
+
+def _collect(pieces: Iterable[_Piece], architecture: Architecture, config: Mapping[str, Any], layers: int) -> Needs:
     text = architecture.text(config)
-    layers = architecture.number(config, "layers") or plan.model.layers
-    values, kv_heads = kv_values(text, min(layers, plan.layers or layers))
-    context, heads = text.get("max_position_embeddings"), text.get("num_attention_heads")
+    layers = min(layers, architecture.number(config, "layers") or layers)
+    nbytes: Counter[tuple[str, str]] = Counter()
+    experts: dict[int, set[int]] = {}
+    by_layer: Counter[int] = Counter()
+    for piece in pieces:
+        if piece.layer is not None and piece.layer >= layers:
+            continue  # layers for multi-token prediction: engines load them only as a draft
+        name, placed = _BY_ROLE[piece.role]
+        if piece.leaf in _LATENT:
+            name, placed = _LATENT_NAME, WHOLE
+        nbytes[name, placed] += piece.nbytes
+        if placed == EXPERTS and piece.layer is not None and piece.expert is not None:
+            experts.setdefault(piece.layer, set()).add(piece.expert)
+            by_layer[piece.layer] += piece.nbytes
+    alike: dict[int, list[int]] = {}
+    for layer, found in experts.items():
+        alike.setdefault(len(found), []).append(by_layer[layer])
+    values, kv_heads = kv_values(text, layers)
+    number = {key: value for key, value in text.items() if type(value) is int}
+    latent = values // layers if "kv_lora_rank" in number and layers else None
+    parts = [Part(name, size, placed) for (name, placed), size in nbytes.items()]
+    if latent is not None:
+        parts.append(Part(ABSORBED, layers * _expanded(number) * number["kv_lora_rank"] * _BF16_NBYTES, WIDTH))
     return Needs(
-        weights_nbytes=sum(job.write_nbytes for job in plan.jobs),
-        replicated_nbytes=sum(job.write_nbytes for job in plan.jobs if _whole(job)),
+        parts=tuple(sorted(parts, key=lambda part: -part.nbytes)),
+        routed=tuple(ExpertLayers(number, len(rows), sum(rows)) for number, rows in sorted(alike.items())),
+        layers=layers,
         kv_values=values,
         kv_heads=kv_heads,
-        context=context if type(context) is int else None,
-        heads=heads if type(heads) is int else None,
+        latent=latent,
+        context=number.get("max_position_embeddings"),
+        heads=number.get("num_attention_heads"),
+        vocabulary=architecture.number(config, "vocabulary"),
+        active_experts=architecture.number(config, "active_experts") or 0,
+        width=architecture.number(config, "width"),
+        expert_width=architecture.number(config, "expert_width"),
+        value_latent=number.get("kv_lora_rank"),
+        expanded=_expanded(number) if latent is not None else None,
+        vision=any(part.placed == TOWER for part in parts),
     )
 
 
-def _whole(job: Job) -> bool:
-    return job.role in _WHOLE_ROLES or any(linear.module.rpartition(".")[2] in _WHOLE_LINEARS for linear in job.linears)
+def _expanded(number: Mapping[str, int]) -> int:
+    """Return the keys and values of all heads that kv_b makes of a latent."""
+    return number.get("num_attention_heads", 0) * (number.get("qk_nope_head_dim", 0) + number.get("v_head_dim", 0))
+
+
+def kv_values(text_config: Mapping[str, Any], layers: int) -> tuple[int, int]:
+    """Return the values that are cached for a token, and into how many parts tensor parallelism can split them."""
+    number = {key: value for key, value in text_config.items() if type(value) is int}
+    if "kv_lora_rank" in number:  # MLA: one latent and one rotary key, for all heads
+        return layers * (number["kv_lora_rank"] + number.get("qk_rope_head_dim", 0)), 1
+    heads = number.get("num_attention_heads", 0)
+    width = number.get("head_dim") or (number.get("hidden_size", 0) // heads if heads else 0)
+    kv_heads = number.get("num_key_value_heads", heads)
+    return layers * 2 * kv_heads * width, max(1, kv_heads)

@@ -1,0 +1,224 @@
+"""What a launcher must know of a checkpoint, from its config, its headers and its folder; no tensor is read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from halfbyte.folders import FOLDER
+from halfbyte.models.declared import HF_QUANT_CONFIG, quantization_config, refuse_other_config
+from halfbyte.models.linears import PLAIN
+from halfbyte.models.model import Model, describe
+from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
+from halfbyte.serve.needs import Needs, needs_of
+from halfbyte.source.checkpoint import CONFIG, Checkpoint, open_checkpoint
+
+# The spelling of each stored format: who wrote it decides which of an engine's loaders reads it.
+QUANTIZATIONS: Mapping[str, str] = {
+    "nvfp4": "nvfp4-modelopt",
+    "nvfp4_ct": "nvfp4-compressed-tensors",
+    "mxfp4": "mxfp4-quark",
+    "mxfp4_ct": "mxfp4-compressed-tensors",
+    "int4": "int4-compressed-tensors",
+    "fp8_block": "fp8-block",
+    "fp8_channel": "fp8-channel",
+}
+BF16 = "bf16"
+_FULL_ACTIVATIONS: Mapping[str, str] = {
+    "nvfp4": "nvfp4",
+    "nvfp4_ct": "nvfp4",
+    "mxfp4": "mxfp4",
+    "mxfp4_ct": "mxfp4",
+    "fp8_block": "fp8",
+    "fp8_channel": "fp8",
+}
+_KIMI_VOCABULARY = 163_840  # of every release of Kimi-K2; smaller relatives have smaller ones
+_KIMI_EXPERTS = 384
+_KIMI_END_OF_TURN = 163_586  # K2.6 stops here; K2.5 at 163,585
+_INSTRUCT_CONTEXT = 131_072  # the first K2; all later ones have twice that
+_THINKING_EPSILON = 1e-5  # K2-Thinking; the instruct models have 1e-6
+_NAMED = re.compile(r"kimi-k2\.([567])", re.IGNORECASE)
+_COMMIT = re.compile("[0-9a-f]{40}")
+_README_NBYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a launcher must know of a checkpoint.
+
+    `family` is "kimi-k2.6" and the like where it is known, else config's model_type. `activations` is how engines run
+    the inputs of quantized linears: "nvfp4", "mxfp4", "fp8" or "none". `experts` is of the largest layer, 0 where there
+    are none; `source_experts` is how many there were before pruning, None where nothing was pruned or nobody tells.
+    """
+
+    folder: Path
+    family: str
+    architecture: str
+    quantization: str
+    activations: str
+    kv_dtype: str | None  # what the checkpoint's config asks for
+    experts: int
+    uneven: bool
+    source_experts: int | None
+    vision: bool
+    remote_tokenizer: bool  # Kimi's tiktoken files without a tokenizer.json: engines run remote code for it
+    revision: str | None  # the commit on the Hub, where the folder tells it
+    context: int | None
+    heads: int | None
+    needs: Needs
+
+
+def served(folder: Path) -> Served:
+    """Read a checkpoint's folder; CheckpointError for whatever is not whole, or stored otherwise than it declares."""
+    checkpoint = open_checkpoint(folder)
+    model = describe(checkpoint, uneven=True)
+    refuse_other_config(checkpoint, model)
+    return served_checkpoint(checkpoint, model)
+
+
+def served_checkpoint(checkpoint: Checkpoint, model: Model) -> Served:
+    """Return what there is to know of a checkpoint that is open already."""
+    folder, config = checkpoint.root, checkpoint.config
+    block = quantization_config(config, model) or _modelopt_file(folder)
+    format = _format(model)
+    asked = needs_of(checkpoint, model)
+    architectures = config.get("architectures")
+    names = cast("list[Any]", architectures) if isinstance(architectures, list) else []
+    return Served(
+        folder=folder,
+        family=_family(checkpoint, model),
+        architecture=str(names[0]) if names else "",
+        quantization=QUANTIZATIONS.get(format, BF16),
+        activations=_activations(format, block),
+        kv_dtype=_kv_dtype(block),
+        experts=model.experts,
+        uneven=len({row.experts for row in asked.routed}) > 1,
+        source_experts=_source_experts(checkpoint, model),
+        vision=any(place.role == "vision" for place, _ in model.plain.values()),
+        remote_tokenizer=_remote_tokenizer(folder),
+        revision=_revision(folder),
+        context=asked.context,
+        heads=asked.heads,
+        needs=asked,
+    )
+
+
+def _format(model: Model) -> str:
+    """Return the format of most of the quantized bytes, or bf16."""
+    nbytes: Counter[str] = Counter()
+    for linear, number in model.kinds():
+        if linear.format not in PLAIN:
+            nbytes[linear.format] += number * linear.nbytes
+    return nbytes.most_common(1)[0][0] if nbytes else BF16
+
+
+def _activations(format: str, block: Mapping[str, Any]) -> str:
+    """Return how engines run the inputs of quantized linears: the block may ask for weights only."""
+    if format not in _FULL_ACTIVATIONS:
+        return "none"
+    found = [group["input_activations"] for group in _groups(block) if "input_activations" in group]
+    quark = block.get("global_quant_config")
+    if isinstance(quark, Mapping):
+        found.append(cast("Mapping[str, Any]", quark).get("input_tensors"))
+    if (found and not any(found)) or "A16" in str(block.get("quant_algo", "")):
+        return "none"
+    return _FULL_ACTIVATIONS[format]
+
+
+def _groups(block: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    groups = block.get("config_groups")
+    if isinstance(groups, Mapping):
+        for group in cast("Mapping[str, Any]", groups).values():
+            if isinstance(group, Mapping):
+                yield cast("Mapping[str, Any]", group)
+
+
+def _kv_dtype(block: Mapping[str, Any]) -> str | None:
+    scheme = block.get("kv_cache_scheme")
+    if isinstance(scheme, Mapping):
+        row = cast("Mapping[str, Any]", scheme)
+        return "fp8" if (row.get("num_bits"), row.get("type")) == (8, "float") else None
+    return "fp8" if str(block.get("kv_cache_quant_algo", "")).upper() == "FP8" else None
+
+
+def _modelopt_file(folder: Path) -> Mapping[str, Any]:
+    """Return what ModelOpt writes beside config.json; engines read it where config.json says nothing."""
+    inner = _json(folder / HF_QUANT_CONFIG).get("quantization")
+    return cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else {}
+
+
+def _family(checkpoint: Checkpoint, model: Model) -> str:
+    """Tell Kimi's releases apart by what their configs differ in, and by their names where they do not."""
+    config = checkpoint.config
+    text = model.architecture.text(config)
+    model_type = str(config.get("model_type"))
+    if text.get("vocab_size") != _KIMI_VOCABULARY:
+        return model_type
+    if model_type == "kimi_k25":
+        named = next((match[1] for name in _names(checkpoint.root) if (match := _NAMED.search(name))), None)
+        if named is None:
+            named = "6" if config.get("eos_token_id", text.get("eos_token_id")) == _KIMI_END_OF_TURN else "5"
+        return "kimi-k2.7-code" if named == "7" else f"kimi-k2.{named}"
+    if text.get("max_position_embeddings") == _INSTRUCT_CONTEXT:
+        return "kimi-k2-instruct"
+    return "kimi-k2-thinking" if text.get("rms_norm_eps") == _THINKING_EPSILON else "kimi-k2-instruct-0905"
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """Yield the names that a checkpoint goes by: its repository's, its folder's, and those on its card."""
+    place = folder.resolve()
+    if place.parent.name == "snapshots":
+        yield place.parent.parent.name
+    yield place.name
+    try:
+        with (folder / "README.md").open(encoding="utf-8", errors="replace") as file:
+            lines = file.read(_README_NBYTES).splitlines()
+    except OSError:
+        return
+    base = next((row for row, line in enumerate(lines) if line.startswith("base_model:")), None)
+    if base is not None:
+        yield from lines[base : base + 2]
+    yield from [line for line in lines if line.startswith("# ")][:1]
+
+
+def _source_experts(checkpoint: Checkpoint, model: Model) -> int | None:
+    router = _json(checkpoint.root / FOLDER / PRUNE_PLAN).get("router")
+    before = cast("Mapping[str, Any]", router).get("experts") if isinstance(router, Mapping) else None
+    if type(before) is int:
+        return before if before > model.experts else None
+    is_kimi = model.architecture.text(checkpoint.config).get("vocab_size") == _KIMI_VOCABULARY
+    return _KIMI_EXPERTS if is_kimi and 0 < model.experts < _KIMI_EXPERTS else None
+
+
+def _remote_tokenizer(folder: Path) -> bool:
+    if (folder / "tokenizer.json").exists():
+        return False
+    maps = _json(folder / "tokenizer_config.json").get("auto_map")
+    return (folder / "tiktoken.model").exists() or (isinstance(maps, Mapping) and "AutoTokenizer" in maps)
+
+
+def _revision(folder: Path) -> str | None:
+    """Return the commit that a download belongs to: the Hub's cache has it in the path, `--local-dir` in a note."""
+    place = folder.resolve()
+    if place.parent.name == "snapshots" and _COMMIT.fullmatch(place.name):
+        return place.name
+    try:
+        note = (folder / ".cache/huggingface/download" / f"{CONFIG}.metadata").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    commit = note.splitlines()[0].strip() if note.strip() else ""
+    return commit if _COMMIT.fullmatch(commit) else None
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    """Return what a JSON file holds; nothing where it is not there or no object: it only adds to what headers say."""
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

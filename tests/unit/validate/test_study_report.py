@@ -32,9 +32,13 @@ def test_cells_that_are_not_there_are_named(report):
     assert report.unmeasured([*whole[:-1], {**whole[-1], "tuned": True}]) == "at 37 % ean mixed"
 
 
-def test_the_page_is_made_of_its_results_and_says_that_it_was_cut(report):
+def test_the_page_is_made_of_its_results_and_says_where_a_run_was_cut(report):
     results = json.loads(RESULTS.read_text())
-    page = report.page(results, [f"{RESULTS.stem}_kl.svg", f"{RESULTS.stem}_broken.svg"])
+    plots = [f"{RESULTS.stem}_kl.svg", f"{RESULTS.stem}_broken.svg"]
+    page = report.page(results, plots)
     assert page == RESULTS.with_suffix(".md").read_text()
-    assert "The run was cut by its time limit.** 52 pruned builds were measured" in page
+    assert "cut" not in page
+    fewer = {**results, "builds": [row for row in results["builds"] if row["keep"] != 37]}
+    page = report.page(fewer, plots)
+    assert "The run was cut by its time limit.** 59 pruned builds were measured" in page
     assert "anything at 37 %" in page

@@ -86,7 +86,7 @@ def engine_environment(command: Path, extra: Mapping[str, str]) -> dict[str, str
     """Return the whole environment for an engine's command: ours, its own folder first on PATH, and what is extra."""
     made = {**ENVIRONMENT, **os.environ}
     made["PATH"] = f"{command.parent}{os.pathsep}{os.environ.get('PATH', '')}"  # it calls ninja and compilers
-    if command.parent != Path(sys.executable).parent:
+    if command.parent.resolve() != Path(sys.executable).parent.resolve():
         made.pop("PYTHONPATH", None)  # our modules in another environment's Python
     return {**made, **extra}
 

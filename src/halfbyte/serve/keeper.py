@@ -73,7 +73,7 @@ def _until_it_ends(engine: int, woken: int, asked: dict[str, bool], patience: fl
     stages: list[tuple[Callable[[], None], float]] = [
         (lambda: _signal_group(engine, signal.SIGINT), INTERRUPTED_S),
         (lambda: _signal_group(engine, signal.SIGTERM), TERMINATED_S),
-        (lambda: _kill(_descendants()), KILLED_S),
+        (lambda: _kill(descendants(os.getpid())), KILLED_S),
     ]
     listening, until = [0, woken], None
     while True:
@@ -103,15 +103,15 @@ def _until_it_ends(engine: int, woken: int, asked: dict[str, bool], patience: fl
 def _end_the_rest(patience: float) -> list[int]:
     """End what is left when the first process is gone; return the ids of those that nothing ends."""
     for seconds, act in ((LEFT_S, None), (LEFT_S, _kill), (KILLED_S, _kill_all)):
-        left = _descendants()
+        left = descendants(os.getpid())
         if act is not None:
             act(left)
         until = time.monotonic() + seconds * patience
         while left and time.monotonic() < until:
             time.sleep(0.02)
             _reaped(0)
-            left = _descendants()
-    return _descendants()
+            left = descendants(os.getpid())
+    return descendants(os.getpid())
 
 
 def _reaped(engine: int) -> int | None:
@@ -127,8 +127,8 @@ def _reaped(engine: int) -> int | None:
     return code
 
 
-def _descendants() -> list[int]:
-    """Return every process below this one, whatever its group or session."""
+def descendants(of: int) -> list[int]:
+    """Return every process below a process, whatever its group or session."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -136,7 +136,7 @@ def _descendants() -> list[int]:
                 after_name = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
                 children.setdefault(int(after_name[1]), []).append(int(folder.name))
     found: list[int] = []
-    below = [os.getpid()]
+    below = [of]
     while below:
         mine = children.get(below.pop(), [])
         found += mine

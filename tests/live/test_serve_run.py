@@ -40,10 +40,8 @@ except HalfbyteError as error:
     code = error.exit_code
 sys.exit(code)
 """
-ASK = """
-curl -sf "$HALFBYTE_URL/v1/completions" -H 'Content-Type: application/json' \
-  -d '{"model": "'$HALFBYTE_MODEL'", "prompt": "Q: 2 + 3 =", "max_tokens": 4, "temperature": 0}' > "$ANSWER"
-"""
+ASK = """curl -sf "$HALFBYTE_URL/v1/completions" -H 'Content-Type: application/json' \
+  -d '{"model": "'$HALFBYTE_MODEL'", "prompt": "Q: 2 + 3 =", "max_tokens": 4, "temperature": 0}' > "$ANSWER" """
 
 
 @pytest.fixture(scope="module")

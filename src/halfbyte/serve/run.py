@@ -43,7 +43,7 @@ def run_engine(  # noqa: PLR0913 - what a launch consists of
 
     `environment` is what the engine needs beside ours. An engine that does not start, or ends, is a MachineError.
     """
-    out.note(f"log: {log}")
+    out.note(f"starting {url}, log: {log}")
     engine = EngineProcess(command, engine_environment(Path(command[0]), environment), log, patience=patience)
     with stop_signals(engine.kill):
         try:

@@ -1,7 +1,7 @@
 """Tests that need the package vLLM in the environment of the tests, and start no server.
 
 Every test in this folder gets the marker `vllm`. `make test` installs vLLM and promises it by HALFBYTE_REQUIRE_VLLM=1:
-then its absence is a failure. Elsewhere these tests are skipped. vLLM is imported inside of tests and fixtures, never at
+then its absence is a failure. Elsewhere these tests are skipped. vLLM is imported inside tests and fixtures, never at
 the top of a file, and where possible in a process of its own (`in_vllm`): its import takes 10 to 20 seconds and changes
 environment variables, logging and torch's settings for everything that runs after it.
 """

@@ -1,6 +1,7 @@
 """Checkpoints as vLLM would meet them, without a weight: the config and the headers that a plan says it will write."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from halfbyte.models.model import describe
@@ -8,10 +9,18 @@ from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, output_con
 from halfbyte.plan.manifest import make_plan
 from halfbyte.plan.pruned import first_experts
 from halfbyte.recipe import load_recipe
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.source.example import example
+from halfbyte.source.checkpoint import Checkpoint
+from halfbyte.source.geometry import (
+    KIMI_K26,
+    ends,
+    layer_linears,
+    layer_others,
+    release_config,
+    release_shards,
+    text_config,
+)
+from halfbyte.source.headers import TensorSpec, lay_out
 
-KIMI_MINI = Path(__file__).parents[2] / "models" / "kimi-mini"
 NO_PRODUCER = ["quantize.config.producer_version=null"]
 KEPT = '["re:.*self_attn.*", "re:.*lm_head.*", "re:.*vision_tower.*", "re:.*mm_projector.*"]'
 ALL_MLP = ["roles.shared_experts=quantize", "roles.dense_mlp=quantize", f"quantize.config.ignore_patterns={KEPT}"]
@@ -53,34 +62,59 @@ RECIPES = {
 }
 
 
-def planned(source, recipe, *, layers=None, keep=None):
-    """Return what `quantize` would write of a checkpoint: its config and the headers of its shards."""
+def planned(source, recipe, *, keep=None):
+    """Return what `quantize` would write of a checkpoint: its config and the headers of its shards.
+
+    `keep` is a number of experts, or the experts of each layer.
+    """
     model = describe(source)
-    kept = None if keep is None else first_experts(model, keep, layers)
-    plan = make_plan(source, model, recipe, layers=layers, kept=kept)
+    kept = first_experts(model, keep, None) if isinstance(keep, int) else keep
+    plan = make_plan(source, model, recipe, kept=kept)
     tensors = [(tensor.name, tensor.dtype, tensor.shape) for shard in plan.shards for tensor in shard.tensors]
     return {"config": output_config(plan), "modelopt_file": modelopt_file(plan), "tensors": tensors}
 
 
-def stored(folder):
-    """Return a checkpoint that lies on the disk."""
-    checkpoint = open_checkpoint(folder)
-    legacy = folder / MODELOPT_FILE
+def stored(source):
+    """Return a checkpoint as it is."""
+    legacy = source.root / MODELOPT_FILE
     return {
-        "config": checkpoint.config,
+        "config": source.config,
         "modelopt_file": json.loads(legacy.read_text()) if legacy.is_file() else None,
-        "tensors": [(tensor.name, tensor.dtype, tensor.shape) for tensor in checkpoint.tensors.values()],
+        "tensors": [(tensor.name, tensor.dtype, tensor.shape) for tensor in source.tensors.values()],
     }
 
 
-def kimi_mini():
-    return open_checkpoint(KIMI_MINI)
+def imagined(config, specs):
+    """Return a checkpoint of which only headers exist."""
+    head, infos = lay_out(specs, "model.safetensors")
+    tensors = {info.name: info for info in infos}
+    return Checkpoint(Path("imagined"), config, tensors, {"model.safetensors": len(head)})
 
 
-def kimi_k26():
-    return example("kimi-k2.6")
+def relative(**numbers):
+    """Return a relative of Kimi-K2.6 in INT4 with other numbers, as headers."""
+    shape = replace(KIMI_K26, **numbers)
+    return imagined(release_config(shape), [spec for specs in release_shards(shape).values() for spec in specs])
+
+
+def fp8_block(**numbers):
+    """Return a text model in DeepSeek's FP8 with a scale for each block of 128 x 128, as K2 was first released."""
+    shape = replace(KIMI_K26, vision_blocks=0, prefix="", **numbers)
+    specs = list(ends(shape))
+    for layer in range(shape.layers):
+        specs += layer_others(shape, layer)
+        for linear in layer_linears(shape, layer):
+            blocks = (-(-linear.n // 128), -(-linear.k // 128))
+            specs.append(TensorSpec(f"{linear.module}.weight", "F8_E4M3", (linear.n, linear.k)))
+            specs.append(TensorSpec(f"{linear.module}.weight_scale_inv", "F32", blocks))
+    fp8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
+    return imagined({**text_config(shape), "model_type": "deepseek_v3", "quantization_config": fp8}, specs)
 
 
 def recipe_of(kind):
     name, changes = RECIPES[kind]
     return load_recipe(name, changes)
+
+
+def only_prune():
+    return load_recipe("kimi-k2.6-nvfp4-reap192")

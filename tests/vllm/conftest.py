@@ -47,14 +47,14 @@ def vllm_is_here() -> None:
 
 @pytest.fixture(scope="session")
 def in_vllm():
-    """Return a function that runs a script of this folder in a process of its own, and returns the JSON it prints."""
+    """Return a function that runs `python ARGUMENTS...` in its own process, and returns the JSON it prints last."""
 
-    def run(script: str, *arguments: object, timeout_s: int = 600):
-        command = [sys.executable, str(HERE / script), *map(str, arguments)]
+    def run(*arguments: object, timeout_s: int = 600):
+        command = [sys.executable, *map(str, arguments)]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, env={**ENVIRONMENT, **os.environ}, timeout=timeout_s
         )
-        assert done.returncode == 0, f"{script} ended with {done.returncode}:\n{done.stderr[-6000:]}"
+        assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stderr[-6000:]}"
         return json.loads(done.stdout.splitlines()[-1])  # vLLM's libraries may print before it
 
     return run

@@ -33,7 +33,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # order of columns in INT4 checkpoints that reorder them.
 HAS_DEFAULT = re.compile(r"\.(q|k|v|prob)_scale$|_g_idx(_sort_indices)?$")
 # Where INT4 checkpoints say how wide a matrix was: one for gate and up, in the model's type, and never read.
-NEVER_READ = re.compile(r"_weight_shape$")
+NEVER_READ = re.compile(r"[._]weight_shape$")
+# vLLM 0.32 renames these to `self_attn.attn`, which latent attention (MLA) has not, warns, and keeps its scale of 1.
+KV_SCALE = re.compile(r"\.self_attn\.[kv]_proj\.[kv]_scale$")
 INPUT_SCALE = re.compile(r"_?input_(global_)?scale$")
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _CT = f"{_QUANTIZATION}.compressed_tensors"
@@ -97,7 +99,9 @@ def box_of(view: torch.Tensor, whole: torch.Tensor) -> Box:
         begin.append(at // stride if stride else 0)
         at -= begin[-1] * stride
     lengths = {stride: length for stride, length in zip(view.stride(), view.shape, strict=True) if length > 1}
-    sizes = [lengths.pop(stride, 1) if size > 1 else 1 for stride, size in zip(whole.stride(), whole.shape, strict=True)]
+    sizes = [
+        lengths.pop(stride, 1) if size > 1 else 1 for stride, size in zip(whole.stride(), whole.shape, strict=True)
+    ]
     assert not lengths, f"a view of {tuple(view.shape)} is no box of {tuple(whole.shape)}"
     return tuple((first, first + size) for first, size in zip(begin, sizes, strict=True))
 
@@ -245,12 +249,13 @@ def _load(model: Any, tensors: Sequence[tuple[str, str, Sequence[int]]]) -> dict
             continue
         missing += [f"{name}{hole}" for hole in holes]
         twice += [f"{name}{double}" for double in doubles if not NEVER_READ.search(name)]
-    dropped = [name for name, _, _ in tensors if name not in writes.used]
+    unused = [name for name, _, _ in tensors if name not in writes.used]
     return {
         "stage": "done",
-        "parameters": len(parameters),
+        "parameters": {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in parameters.items()},
         "tensors": len(tensors),
-        "dropped": dropped,
+        "dropped": [name for name in unused if not KV_SCALE.search(name)],
+        "unused_kv_scales": [name for name in unused if KV_SCALE.search(name)],
         "missing": missing,
         "twice": twice,
         "defaulted": defaulted,

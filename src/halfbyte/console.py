@@ -106,6 +106,10 @@ class Output:
         """Return a bar on a terminal, one line a step elsewhere, silence if quiet."""
         return Bar(self)
 
+    def waiting(self) -> StatusLine:
+        """Return a line that says what is waited for, one line a change elsewhere, silence if quiet."""
+        return StatusLine(self)
+
     def stderr_console(self) -> Console:
         """Return rich's view of stderr, for what moves."""
         return self._console(sys.stderr)
@@ -182,6 +186,34 @@ class Bar:
             self._rich.update(self._task, completed=done, total=total)
         else:
             self._out.note(line)
+
+
+class StatusLine:
+    """What is waited for and how long already: on a terminal one line that changes, elsewhere a line a change."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._rich: Any = None
+        self._said = ""
+
+    def __enter__(self) -> StatusLine:
+        if sys.stderr.isatty() and not self._out.quiet:
+            self._rich = self._out.stderr_console().status("")
+            self._rich.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._rich is not None:
+            self._rich.stop()
+
+    def show(self, what: str, seconds: float) -> None:
+        """Say what is waited for now, after so many seconds."""
+        text = f"{what}, {seconds:.0f} s"
+        if self._rich is not None:
+            self._rich.update(_literal(text))
+        elif what != self._said:
+            self._said = what
+            self._out.note(text)
 
 
 def _literal(text: str) -> Any:

@@ -1,41 +1,24 @@
-"""A real vLLM for the tests marked `live`: from HALFBYTE_VLLM_BIN, or from the environment the tests run in."""
+"""A real vLLM for the tests marked `live`: from HALFBYTE_VLLM_BIN, or from the environment the tests run in.
 
-import contextlib
+Servers are started, awaited and ended as `halfbyte serve --run` does it.
+"""
+
 import json
-import os
-import shutil
-import signal
 import socket
-import subprocess
-import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-STARTS_IN_S = 600  # the CPU build compiles kernels when it starts
-# No network, no telemetry, and few threads and little memory: the models of these tests are tiny.
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "INFO",
-}
+from halfbyte.console import Output
+from halfbyte.serve.engine_log import EngineLog
+from halfbyte.serve.engine_process import EngineProcess
+from halfbyte.serve.installed import Installed, engine_environment, find_command, installed
+from halfbyte.serve.run import wait_until_healthy
 
-# A CPU has one MLA kernel. It computes in FP32 here: in BF16 vLLM and oneDNN take the CPU's word that it has AMX, and a
-# virtual machine that announces AMX without allowing it ends vLLM's worker at the first request with SIGILL (exit code
-# -4, "trap invalid opcode" in dmesg). Setting ONEDNN_MAX_CPU_ISA is not enough: vLLM's own kernels ask the CPU as well.
-ON_CPU = ["--dtype", "float32", "--attention-backend", "CPU_MLA"]
-
-
-def vllm_command() -> Path | None:
-    """The `vllm` to start, if there is one."""
-    named = os.environ.get("HALFBYTE_VLLM_BIN")
-    found = named or shutil.which("vllm", path=str(Path(sys.executable).parent)) or shutil.which("vllm")
-    return Path(found) if found and Path(found).is_file() else None
+STANDS_STILL_S = 600  # the CPU build compiles kernels when it starts
+ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "INFO"}  # little memory: the models are tiny
 
 
 class Server:
@@ -62,47 +45,24 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def wait_until_healthy(process: subprocess.Popen, server: Server) -> None:
-    end = time.monotonic() + STARTS_IN_S
-    while not healthy(server.url):
-        tail = "".join(server.log.read_text(errors="replace").splitlines(keepends=True)[-60:])
-        assert process.poll() is None, f"vLLM ended with {process.returncode}:\n{tail}"
-        assert time.monotonic() < end, f"vLLM does not answer after {STARTS_IN_S} s:\n{tail}"
-        time.sleep(1)
-
-
-def end_group(process: subprocess.Popen) -> None:
-    """End the server and the engine processes that it started."""
-    for stop in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, stop)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-
-
 @pytest.fixture(scope="session")
-def cpu_options() -> list[str]:
-    """Options of `vllm serve` for a machine without a GPU; none with one."""
-    import torch
-
-    return [] if torch.cuda.is_available() else ON_CPU
-
-
-@pytest.fixture(scope="session")
-def vllm_bin() -> Path:
-    """The `vllm` to start; without one the test is skipped."""
-    command = vllm_command()
-    if command is None:
+def vllm() -> Installed:
+    """The vLLM to start; without one the test is skipped."""
+    if find_command("vllm") is None:
         pytest.skip("no vLLM here: `make vllm`, or set HALFBYTE_VLLM_BIN to a `vllm`")
-    return command
+    return installed("vllm")
+
+
+@pytest.fixture(scope="session")
+def vllm_bin(vllm) -> Path:
+    """The command `vllm`."""
+    return vllm.command
+
+
+@pytest.fixture(scope="session")
+def cpu_options(vllm) -> list[str]:
+    """Options of `vllm serve` for Kimi on a machine without a GPU; none with one."""
+    return vllm.local_options(mla=True)
 
 
 @pytest.fixture(scope="module")
@@ -114,22 +74,12 @@ def vllm_server(tmp_path_factory, vllm_bin):
     def start(folder, *options: str) -> Server:
         port = free_port()
         server = Server(f"http://127.0.0.1:{port}", folder_of_logs / f"vllm-{port}.log")
-        listen = ["--host", "127.0.0.1", "--port", str(port)]
-        environment = {**ENVIRONMENT, **os.environ, "PATH": f"{vllm_bin.parent}:{os.environ.get('PATH', '')}"}
-        environment.pop("PYTHONPATH", None)  # vLLM's environment need not be ours
-        with server.log.open("wb") as log:
-            process = subprocess.Popen(
-                [str(vllm_bin), "serve", str(folder), *listen, *options],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=folder_of_logs,
-                start_new_session=True,
-            )
-        running.append(process)
-        wait_until_healthy(process, server)
+        command = [str(vllm_bin), "serve", str(folder), "--host", "127.0.0.1", "--port", str(port), *options]
+        engine = EngineProcess(command, engine_environment(vllm_bin, ENVIRONMENT), server.log)
+        running.append(engine)
+        silent = Output(quiet=True)
+        wait_until_healthy(engine, server.url, EngineLog(server.log), out=silent, silent_s=STANDS_STILL_S)
         return server
 
     yield start
-    for process in running:
-        end_group(process)
+    assert [engine.stop() for engine in running] == [[] for _ in running]

@@ -1,0 +1,166 @@
+"""What an engine's log says: how far the start is, and which error was the first cause.
+
+A log is hostile input: a checkpoint's names, a template or a request can put anything into it. Control characters are
+removed before anything is shown, lines without an end are cut, and only the last lines are kept in memory.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+KEPT_LINES = 2000
+LINE_CHARACTERS = 4000
+SHOWN_CHARACTERS = 600
+_CHUNK_NBYTES = 1 << 20
+
+READY = "ready"
+# What vLLM and SGLang write when a step of the start begins. "{}" takes the two numbers of a progress bar.
+_PHASES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), phase)
+    for pattern, phase in (
+        (r"checkpoint shards:.*\| *(\d+)/(\d+)", "loading weights {} of {}"),
+        (r"Starting to load model|Load weight begin|Loading model from scratch", "loading weights"),
+        (r"Capturing CUDA graphs.*\| *(\d+)/(\d+)", "capturing CUDA graphs {} of {}"),
+        (r"Capturing CUDA graphs|Capture cuda graph begin|Profiling CUDA graph memory", "capturing CUDA graphs"),
+        (r"for the compilation|Compile and warming up|Dynamo bytecode transform|Compiling a graph", "compiling"),
+        (r"Available KV cache memory|KV cache size|KV Cache is allocated", "profiling memory"),
+        (r"Model loading took|Loading weights took|Load weight end", "profiling memory"),
+        (r"Application startup complete|server is fired up", READY),
+    )
+)
+_PREFIXES = re.compile(
+    r"^(?:\(\w[^()]{0,80} pid=\d+\) ?|\[[^\]]{1,60}\] )*"  # which process: vLLM's, SGLang's
+    r"(?:(?P<level>[A-Z]{4,8}) \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]{1,80}\] ?)?)?"
+)
+_QUIET_LEVELS = ("DEBUG", "INFO", "WARNING")
+_RAISED = re.compile(
+    r"^(?:[A-Za-z_][\w]*\.)*[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt|NotFound\w*|Enabled)(?:: |$)"
+)
+_SAID_BY_PARSER = re.compile(r"^[\w.]+(?: \w+)?: error: ")
+_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
+# Sentences of processes that only pass on that another one failed.
+_REPEATS = re.compile(
+    r"root cause|See stack trace|Engine core initialization failed|EngineDeadError|EngineCore encountered an issue"
+    r"|Engine process failed to start|WorkerProc initialization failed|Worker failed with error"
+    r"|died unexpectedly|SystemExit|KeyboardInterrupt|CancelledError"
+)
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|\x1b[@-Z\\-_]"
+)
+
+
+def clean(text: str) -> str:
+    """Return text without escape sequences, control characters and marks that change how text around them is shown."""
+    without = _ESCAPES.sub("", text).replace("\t", "    ")
+    return "".join(letter for letter in without if unicodedata.category(letter) not in ("Cc", "Cf", "Cs", "Zl", "Zp"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One line without the engine's prefix; `process` tells whose it is."""
+
+    process: str
+    level: str
+    text: str
+
+
+class EngineLog:
+    """A growing log file, read as far as it goes whenever asked."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.phase = "starting"
+        self._lines: deque[_Line] = deque(maxlen=KEPT_LINES)
+        self._read = 0
+        self._rest = ""
+
+    def follow(self) -> bool:
+        """Read what is new; return whether there was anything."""
+        grew = False
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            while chunk := file.read(_CHUNK_NBYTES):
+                grew = True
+                self._read += len(chunk)
+                self._take(chunk.decode(errors="replace"))
+        return grew
+
+    def lines(self) -> list[str]:
+        """Return the last lines, clean and without the engine's prefixes, with the one that has no end yet."""
+        rest = [_split(self._rest).text] if self._rest.strip() else []
+        return [line.text for line in self._lines] + rest
+
+    def error(self) -> str:
+        """Return the engine's own words for why it ended: the first cause, or its last line."""
+        lines = [*self._lines, *([_split(self._rest)] if self._rest.strip() else [])]
+        said = _first_cause(lines) or next((line.text for line in reversed(lines) if line.text.strip()), "")
+        return said if len(said) <= SHOWN_CHARACTERS else f"{said[:SHOWN_CHARACTERS]} ..."
+
+    def _take(self, text: str) -> None:
+        *whole, rest = re.split(r"[\r\n]+", self._rest + text)  # progress bars return without a new line
+        self._rest = rest[:LINE_CHARACTERS]
+        for raw in whole:
+            if raw.strip():
+                line = _split(raw[:LINE_CHARACTERS])
+                self._lines.append(line)
+                self.phase = phase_of(line.text) or self.phase
+        self.phase = phase_of(clean(self._rest)) or self.phase  # a bar's newest state stands in the open line
+
+
+def phase_of(line: str) -> str | None:
+    """Return the step of the start that a line announces."""
+    for pattern, phase in _PHASES:
+        found = pattern.search(line)
+        if found:
+            return phase.format(*found.groups())
+    return None
+
+
+def _split(raw: str) -> _Line:
+    """Take the engine's prefix (process, level, time, file) off a line."""
+    text = clean(raw)
+    found = _PREFIXES.match(text)
+    if found is None:
+        return _Line("", "", text)
+    prefix = text[: found.end()]
+    return _Line(prefix.partition(")")[0] if prefix.startswith("(") else "", found["level"] or "", text[found.end() :])
+
+
+def _first_cause(lines: list[_Line]) -> str:
+    """Return the first exception that is not the echo of another; of a chain the last, which its author meant."""
+    found = ""
+    for at, line in enumerate(lines):
+        if line.level in _QUIET_LEVELS:
+            continue
+        if _SAID_BY_PARSER.match(line.text):
+            return line.text
+        if not _RAISED.match(line.text):
+            continue
+        if _REPEATS.search(line.text):
+            if found:
+                return found
+            continue
+        found = _whole(lines, at)
+        if not _chained(lines, at):
+            return found
+    return found
+
+
+def _whole(lines: list[_Line], at: int) -> str:
+    """Return an exception's line, with what stands below it where it says little itself, as pydantic's do."""
+    text = lines[at].text
+    below = [line.text.strip() for line in lines[at + 1 : at + 5] if line.process == lines[at].process]
+    if below and re.search(r"\d+ validation errors?\b", text):
+        said = " ".join(below).partition(" [type=")[0]
+        return said.removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    return f"{text} {below[0]}" if text.endswith(":") and below and below[0] else text
+
+
+def _chained(lines: list[_Line], at: int) -> bool:
+    """Return whether the same process goes on to tell what this exception led to."""
+    own = [line for line in lines[at + 1 : at + 12] if line.process == lines[at].process]
+    return any(line.text.startswith(_CHAIN) for line in own)

@@ -1,0 +1,182 @@
+"""The process between halfbyte and an engine: it starts the engine, and sees to it that nothing of it stays behind.
+
+An engine is a tree of processes (vLLM: a web server, an engine core, a worker for each GPU), each of which may leave
+its process group, hang, or lose its parent. So one small process stands above the tree and adopts its orphans. It ends
+the tree when halfbyte says so, when the engine's first process ends, and when halfbyte goes away for any reason, also
+by SIGKILL: the pipe between the two then closes by itself.
+
+It runs as a script in a bare Python, so that it starts at once and needs no package. Its stdin takes one letter a
+command (`s` stop, `k` kill at once); its stderr is the engine's log; on stdout it says how the engine ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+STOP, KILL = b"s", b"k"
+# First what a terminal's Ctrl-C does, which every engine handles; then harder. Seconds each of them gets.
+INTERRUPTED_S, TERMINATED_S, LEFT_S, KILLED_S = 15.0, 5.0, 2.0, 10.0
+NOT_STARTED = 127  # as in shells
+# What we handle, what Python ignores, and SIGINT, which a shell ignores for what it starts in the background.
+_NOT_INHERITED = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+
+
+def main(patience: float, command: list[str]) -> int:
+    """Run the command until it ends or is ended; say how; return 0. All waiting is multiplied by `patience`."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)  # who loses its parent becomes our child: /proc then still leads to it
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # noted through the pipe
+    asked = {"stop": False}
+    signal.signal(signal.SIGTERM, lambda _number, _frame: asked.update(stop=True))
+    engine = _start(command)
+    code = _until_it_ends(engine, woken, asked, patience)
+    left = _end_the_rest(patience)
+    os.write(1, f"ended {code} {' '.join(map(str, left))}\n".encode())
+    return 0
+
+
+def _start(command: list[str]) -> int:
+    """Start the engine in a session of its own, which a terminal's Ctrl-C does not reach; return its process id."""
+    keeper = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        os.setsid()
+        end_with_parent()  # for a keeper that is killed itself
+        if os.getppid() != keeper:
+            os._exit(NOT_STARTED)
+        signal.set_wakeup_fd(-1)
+        for number in _NOT_INHERITED:
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(2, 1)
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode(errors="replace"))
+    os._exit(NOT_STARTED)
+
+
+def _until_it_ends(engine: int, woken: int, asked: dict[str, bool], patience: float) -> int:
+    """Wait for the engine's first process, ending it when told to; return its exit code, or minus its signal."""
+    stages: list[tuple[Callable[[], None], float]] = [
+        (lambda: _signal_group(engine, signal.SIGINT), INTERRUPTED_S),
+        (lambda: _signal_group(engine, signal.SIGTERM), TERMINATED_S),
+        (lambda: _kill(descendants(os.getpid())), KILLED_S),
+    ]
+    listening, until = [0, woken], None
+    while True:
+        timeout = None if until is None else max(0.0, until - time.monotonic())
+        ready, _, _ = select.select(listening, [], [], timeout)
+        if woken in ready:
+            os.read(woken, 4096)
+        code = _reaped(engine)
+        if code is not None:
+            return code
+        word = os.read(0, 64) if 0 in ready else b"-"
+        if not word:  # halfbyte is gone
+            listening.remove(0)
+        if KILL in word:
+            del stages[:-1]
+        told = not word or STOP in word or KILL in word or asked["stop"]
+        first = told and (until is None or KILL in word)
+        if first or (until is not None and time.monotonic() >= until):
+            asked["stop"] = False
+            if not stages:  # nothing ends it: it waits in the kernel, for a driver or a disk
+                return -signal.SIGKILL
+            act, seconds = stages.pop(0)
+            act()
+            until = time.monotonic() + seconds * patience
+
+
+def _end_the_rest(patience: float) -> list[int]:
+    """End what is left when the first process is gone; return the ids of those that nothing ends."""
+    for seconds, act in ((LEFT_S, None), (LEFT_S, _kill), (KILLED_S, _kill_all)):
+        left = descendants(os.getpid())
+        if act is not None:
+            act(left)
+        until = time.monotonic() + seconds * patience
+        while left and time.monotonic() < until:
+            time.sleep(0.02)
+            _reaped(0)
+            left = descendants(os.getpid())
+    return descendants(os.getpid())
+
+
+def _reaped(engine: int) -> int | None:
+    """Bury every child that has ended; return the engine's exit code if it is among them."""
+    code = None
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            if pid == engine:
+                code = os.waitstatus_to_exitcode(status)
+    return code
+
+
+def descendants(of: int) -> list[int]:
+    """Return every process below a process, whatever its group or session."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):  # it has just ended
+                after_name = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                children.setdefault(int(after_name[1]), []).append(int(folder.name))
+    found: list[int] = []
+    below = [of]
+    while below:
+        mine = children.get(below.pop(), [])
+        found += mine
+        below += mine
+    return found
+
+
+def _kill(processes: list[int]) -> None:
+    """Kill processes, but not Python's resource trackers: they remove the others' shared memory, then end."""
+    _kill_all([pid for pid in processes if not _tracks_resources(pid)])
+
+
+def _tracks_resources(pid: int) -> bool:
+    try:
+        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _kill_all(processes: list[int]) -> None:
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _signal_group(engine: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(engine, number)
+
+
+def end_with_parent() -> None:
+    """Ask Linux to end this process when its parent ends, however that ends."""
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def _prctl(option: int, value: int) -> None:
+    """Ask Linux for something that it may not have; the pipe to halfbyte works without."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), sys.argv[2:]))

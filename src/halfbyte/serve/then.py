@@ -1,0 +1,78 @@
+"""What happens once an engine answers: halfbyte's own checks by name, or any command, with the URL in hand."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from halfbyte.console import Output
+from halfbyte.errors import UsageError
+from halfbyte.serve.keeper import end_with_parent
+from halfbyte.suggest import did_you_mean
+
+URL_COMMANDS = ("probe", "eval", "bench")  # those that take a URL
+# A terminal's Ctrl-C has reached the command as well: it may end by itself first.
+_ENDS_ITSELF_S, _TERMINATES_S = 2.0, 5.0
+
+Then = Callable[[str], int]
+
+
+def chosen_then(
+    names: str | None, command: str | None, *, commands: Collection[str], served_name: str, out: Output
+) -> Then | None:
+    """Return what `--then` or `--exec` asks for; None: serve until Ctrl-C. Both at once are an error."""
+    if names is not None and command is not None:
+        raise UsageError("--then and --exec are two ways to say one thing", fix="leave one of them out")
+    if command is not None:
+        return then_shell(command, served_name)
+    return None if names is None else then_checks(checked_names(names, commands), out)
+
+
+def checked_names(asked: str, commands: Collection[str]) -> list[str]:
+    """Return the names in `--then`; one that halfbyte does not have is an error before the engine starts."""
+    names = [name.strip() for name in asked.split(",")]
+    known = [name for name in URL_COMMANDS if name in commands]
+    for name in names:
+        if name not in known:
+            fix = did_you_mean(name, known) if known else "use --exec 'COMMAND', which gets HALFBYTE_URL"
+            raise UsageError(f"this halfbyte has no command '{name}' that takes a URL", where="--then", fix=fix)
+    return names
+
+
+def then_checks(names: Sequence[str], out: Output) -> Then:
+    """Return what runs halfbyte's commands on a URL in order, until one fails."""
+
+    def run(url: str) -> int:
+        for name in names:
+            out.note(f"halfbyte {name} {url}")
+            code = _run([sys.executable, "-m", "halfbyte", name, url], os.environ)
+            if code:
+                return code
+        return 0
+
+    return run
+
+
+def then_shell(command: str, served_name: str) -> Then:
+    """Return what runs a shell command that finds the URL and the model's name in its environment."""
+    return lambda url: _run(
+        ["/bin/sh", "-c", command], {**os.environ, "HALFBYTE_URL": url, "HALFBYTE_MODEL": served_name}
+    )
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command in front; return its exit code as a shell does. When we are stopped, it is stopped as well."""
+    # No thread of ours holds a lock that one system call could want.
+    with subprocess.Popen(command, env=dict(environment), preexec_fn=end_with_parent) as process:  # noqa: PLW1509
+        try:
+            code = process.wait()
+        except BaseException:
+            for seconds, end in ((_ENDS_ITSELF_S, process.terminate), (_TERMINATES_S, process.kill)):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(seconds)
+                end()  # nothing, if it has ended
+            raise
+    return code if code >= 0 else 128 - code

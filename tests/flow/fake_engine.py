@@ -1,0 +1,50 @@
+"""An engine for faults that a real one cannot be made to show: `python fake_engine.py PORT FAULT...`.
+
+It writes the lines that vLLM writes, starts a process below itself in a session of its own (as engine cores may), and
+answers /health like vLLM, unless a fault says otherwise. The process below writes its id into the log.
+"""
+
+import http.server
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+BELOW = "import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (2, 15)]; time.sleep(600)"
+
+
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def main(port: int, faults: list[str]) -> None:
+    if "deaf" in faults:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+    below = subprocess.Popen([sys.executable, "-c", BELOW], start_new_session=True)
+    print(f"processes {os.getpid()} {below.pid}", flush=True)
+    print("INFO 11-15 18:00:00 [runner.py:1] Starting to load model x...", flush=True)
+    if "control" in faults:
+        print("ValueError: \x1b]0;owned\x07\x1b[31mred\x1b[0m \u202eleft\x9b2J \x00zero\b\b\x7f", flush=True)
+        sys.exit(1)
+    if "endless" in faults:
+        for _ in range(40):
+            sys.stdout.write("x" * 100_000)
+        sys.stdout.flush()
+    if "hangs" in faults:
+        time.sleep(600)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Health)
+    if "dies" in faults:
+        threading.Timer(0.5, lambda: (print("RuntimeError: out of ideas", flush=True), os._exit(7))).start()
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

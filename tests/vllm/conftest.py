@@ -1,0 +1,60 @@
+"""Tests that need the package vLLM in the environment of the tests, and start no server.
+
+Every test in this folder gets the marker `vllm`. `make test` installs vLLM and promises it by HALFBYTE_REQUIRE_VLLM=1:
+then its absence is a failure. Elsewhere these tests are skipped. vLLM is imported inside tests and fixtures, never at
+the top of a file, and where possible in a process of its own (`in_vllm`): its import takes 10 to 20 seconds and changes
+environment variables, logging and torch's settings for everything that runs after it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ABSENT = "no vLLM in this environment: `make vllm` installs it, `make test VLLM=no` leaves these tests out"
+# No network, no telemetry, no progress bars; the CPU build refuses to guess how much memory it may take.
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what lies in this folder; the hook sees every test of the run."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.vllm)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def vllm_is_here() -> None:
+    """Skip without vLLM, or fail where it was promised."""
+    found = find_spec("vllm")
+    if found is not None and found.origin is not None:  # without an origin it is this folder, which lies on the path
+        return
+    if os.environ.get("HALFBYTE_REQUIRE_VLLM") == "1":
+        pytest.fail(ABSENT)
+    pytest.skip(ABSENT)
+
+
+@pytest.fixture(scope="session")
+def in_vllm():
+    """Return a function that runs `python ARGUMENTS...` in its own process, and returns the JSON it prints last."""
+
+    def run(*arguments: object, timeout_s: int = 600):
+        command = [sys.executable, *map(str, arguments)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**ENVIRONMENT, **os.environ}, timeout=timeout_s
+        )
+        assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stderr[-6000:]}"
+        return json.loads(done.stdout.splitlines()[-1])  # vLLM's libraries may print before it
+
+    return run

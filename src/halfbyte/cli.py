@@ -189,7 +189,7 @@ def _fitter(gpus: str | None) -> Callable[[Plan], Fit] | None:
     from halfbyte.serve.fit import fit, parse_gpus
     from halfbyte.serve.needs import needs
 
-    known = parse_gpus(gpus)
+    known = parse_gpus(gpus, where="--fit")
     return lambda plan: fit(needs(plan), known)
 
 

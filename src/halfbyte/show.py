@@ -16,7 +16,7 @@ from halfbyte.plan.manifest import Plan
 from halfbyte.prune.plan_file import PrunePlan
 from halfbyte.prune.report import domain_rows, sentences
 from halfbyte.run import Progress
-from halfbyte.serve.fit import RESERVE_NBYTES, UTILIZATION, Fit
+from halfbyte.serve.fit import Fit
 from halfbyte.status import Status
 from halfbyte.units import size
 from halfbyte.write import write_whole
@@ -99,7 +99,7 @@ def _fit(fit: Fit) -> list[tuple[str, str]]:
     if not fit.fits:
         return [("fits", f"{fit.gpus}: no, {fit.problem}; {fit.advice}")]
     weights = f"{size(fit.weights_nbytes)} of weights on each GPU of {size(fit.gpus.memory_nbytes)}"
-    assumed = f"{UTILIZATION:.0%} used, {size(RESERVE_NBYTES)} of it for activations"
+    assumed = f"{fit.utilization:.0%} used, {size(fit.reserve_nbytes)} of it for activations and the like"
     lines = [("fits", f"{fit.gpus}: yes, {weights} ({assumed})")]
     if fit.fp8_tokens is not None and fit.bf16_tokens is not None:
         text = f"{size(fit.kv_nbytes)}: {fit.fp8_tokens:,} tokens in FP8, {fit.bf16_tokens:,} in BF16"

@@ -47,9 +47,10 @@ class Part:
 
 
 class ExpertLayers(NamedTuple):
-    """All layers with the same number of routed experts, and the bytes of these experts."""
+    """All layers with the same number of routed experts: how many experts, how many layers, and their bytes."""
 
     experts: int
+    layers: int
     nbytes: int
 
 
@@ -71,8 +72,12 @@ class Needs:
     context: int | None
     heads: int | None
     vocabulary: int | None
-    active_experts: int
-    width: int | None = None
+    active_experts: int = 0
+    width: int | None = None  # of hidden states
+    expert_width: int | None = None
+    value_latent: int | None = None  # of the latent, the part without the rotary key
+    expanded: int | None = None  # keys and values of all heads that MLA makes of one cached token
+    vision: bool = False
 
     @property
     def weights_nbytes(self) -> int:
@@ -85,10 +90,13 @@ class Needs:
         return max((row.experts for row in self.routed), default=0)
 
     def pruned(self, experts: int) -> Needs:
-        """Return what it would need with at most so many experts in each layer."""
-        routed = tuple(ExpertLayers(min(n, experts), nbytes // n * min(n, experts)) for n, nbytes in self.routed)
-        nbytes = sum(row.nbytes for row in routed)
-        parts = tuple(replace(part, nbytes=nbytes) if part.placed == EXPERTS else part for part in self.parts)
+        """Return what it would need with at most so many experts in each layer; routers lose their rows too."""
+        kept = [(row, min(row.experts, experts)) for row in self.routed]
+        routed = tuple(row._replace(experts=n, nbytes=row.nbytes // row.experts * n) for row, n in kept)
+        before, after = (sum(row.experts * row.layers for row in rows) for rows in (self.routed, routed))
+        nbytes = {"routed experts": sum(row.nbytes for row in routed)}
+        nbytes |= {part.name: part.nbytes * after // before for part in self.parts if part.name == "routers"}
+        parts = tuple(replace(part, nbytes=nbytes.get(part.name, part.nbytes)) for part in self.parts)
         return replace(self, parts=parts, routed=routed)
 
 
@@ -144,18 +152,18 @@ def _collect(pieces: Iterable[_Piece], architecture: Architecture, config: Mappi
         if placed == EXPERTS and piece.layer is not None and piece.expert is not None:
             experts.setdefault(piece.layer, set()).add(piece.expert)
             by_layer[piece.layer] += piece.nbytes
-    alike: Counter[int] = Counter()
+    alike: dict[int, list[int]] = {}
     for layer, found in experts.items():
-        alike[len(found)] += by_layer[layer]
+        alike.setdefault(len(found), []).append(by_layer[layer])
     values, kv_heads = kv_values(text, layers)
     number = {key: value for key, value in text.items() if type(value) is int}
     latent = values // layers if "kv_lora_rank" in number and layers else None
     parts = [Part(name, size, placed) for (name, placed), size in nbytes.items()]
     if latent is not None:
-        parts.append(Part(ABSORBED, layers * _absorbed_values(number) * _BF16_NBYTES, WIDTH))
+        parts.append(Part(ABSORBED, layers * _expanded(number) * number["kv_lora_rank"] * _BF16_NBYTES, WIDTH))
     return Needs(
         parts=tuple(sorted(parts, key=lambda part: -part.nbytes)),
-        routed=tuple(ExpertLayers(*row) for row in sorted(alike.items())),
+        routed=tuple(ExpertLayers(number, len(rows), sum(rows)) for number, rows in sorted(alike.items())),
         layers=layers,
         kv_values=values,
         kv_heads=kv_heads,
@@ -165,13 +173,16 @@ def _collect(pieces: Iterable[_Piece], architecture: Architecture, config: Mappi
         vocabulary=architecture.number(config, "vocabulary"),
         active_experts=architecture.number(config, "active_experts") or 0,
         width=architecture.number(config, "width"),
+        expert_width=architecture.number(config, "expert_width"),
+        value_latent=number.get("kv_lora_rank"),
+        expanded=_expanded(number) if latent is not None else None,
+        vision=any(part.placed == TOWER for part in parts),
     )
 
 
-def _absorbed_values(number: Mapping[str, int]) -> int:
-    """Return the values of W_UK and W_UV in one layer, which together are as large as kv_b."""
-    width = number.get("qk_nope_head_dim", 0) + number.get("v_head_dim", 0)
-    return number.get("num_attention_heads", 0) * width * number["kv_lora_rank"]
+def _expanded(number: Mapping[str, int]) -> int:
+    """Return the keys and values of all heads that kv_b makes of a latent."""
+    return number.get("num_attention_heads", 0) * (number.get("qk_nope_head_dim", 0) + number.get("v_head_dim", 0))
 
 
 def kv_values(text_config: Mapping[str, Any], layers: int) -> tuple[int, int]:

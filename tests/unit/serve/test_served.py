@@ -1,4 +1,4 @@
-"""What launchers know of a checkpoint: format, activations, experts, tokenizer and revision, from each kind of folder."""
+"""What launchers know of a checkpoint: format, activations, experts, tokenizer and revision, of each kind."""
 
 import json
 from dataclasses import replace as changed
@@ -76,31 +76,47 @@ def test_modelopt_s_own_file_counts_where_the_config_says_nothing(pico):
     assert (found.quantization, found.activations, found.kv_dtype) == ("nvfp4-modelopt", "nvfp4", "fp8")
 
 
-def test_kimi_s_releases_are_told_apart():
-    checkpoint = example("kimi-k2.6")
-    model = describe(checkpoint)
+def kimi_sized(folder):
+    """A small checkpoint whose config says that it has Kimi's vocabulary."""
+    checkpoint = open_checkpoint(folder)
+    text = {**checkpoint.config["text_config"], "vocab_size": 163_840}
+    return changed(checkpoint, config={**checkpoint.config, "text_config": text}), describe(checkpoint)
+
+
+def test_kimi_s_releases_are_told_apart(pico):
+    checkpoint, model = kimi_sized(pico("int4-k2.6"))
 
     def family(root="some/folder", **config):
-        text = {**checkpoint.config["text_config"], **config.pop("text", {})}
-        given = changed(checkpoint, root=Path(root), config={**checkpoint.config, **config, "text_config": text})
+        given = changed(checkpoint, root=Path(root), config={**checkpoint.config, **config})
         return served_checkpoint(given, model).family
 
-    assert family() == "kimi-k2.6"
+    assert family(eos_token_id=163_586) == "kimi-k2.6"
     assert family(eos_token_id=163_585) == "kimi-k2.5"
     assert family("models/Kimi-K2.7-Code-NVFP4") == "kimi-k2.7-code"
-    assert family("/cache/models--nvidia--Kimi-K2.5-NVFP4/snapshots/" + COMMIT) == "kimi-k2.5"
-    assert family("/cache/models--nvidia--Kimi-K2.5-NVFP4/snapshots/" + COMMIT, text={"vocab_size": 1}) == "kimi_k25"
+    cached = f"/cache/models--nvidia--Kimi-K2.5-NVFP4/snapshots/{COMMIT}"
+    assert family(cached, eos_token_id=163_586) == "kimi-k2.5"
+    assert family(cached, text_config={**checkpoint.config["text_config"], "vocab_size": 128}) == "kimi_k25"
+    assert served_checkpoint(checkpoint, model).source_experts == 384  # all of Kimi's releases have so many
+
+
+def test_text_models_are_told_apart(pico):
+    checkpoint = open_checkpoint(pico("int4-k2-thinking"))
+    model = describe(checkpoint)
+
+    def family(**config):
+        given = changed(checkpoint, config={**checkpoint.config, "vocab_size": 163_840, **config})
+        return served_checkpoint(given, model).family
+
+    assert family(max_position_embeddings=262_144, rms_norm_eps=1e-5) == "kimi-k2-thinking"
+    assert family(max_position_embeddings=262_144, rms_norm_eps=1e-6) == "kimi-k2-instruct-0905"
+    assert family(max_position_embeddings=131_072, rms_norm_eps=1e-6) == "kimi-k2-instruct"
 
 
 def test_a_card_names_the_model_it_is_made_of(pico):
     folder = pico("int4-k2.6")
-    config = json.loads((folder / "config.json").read_text())
-    checkpoint = open_checkpoint(folder)
-    text = {**config["text_config"], "vocab_size": 163_840}
-    checkpoint = changed(checkpoint, config={**checkpoint.config, "text_config": text})
-    model = describe(open_checkpoint(folder))
+    checkpoint, model = kimi_sized(folder)
     (folder / "README.md").write_text("---\nbase_model:\n- moonshotai/Kimi-K2.7-Code\n---\n# About\nKimi-K2.5 too\n")
-    checkpoint = changed(checkpoint, root=(folder.rename(folder.with_name("made"))))
+    checkpoint = changed(checkpoint, root=folder.rename(folder.with_name("made")))
     assert served_checkpoint(checkpoint, model).family == "kimi-k2.7-code"
 
 
@@ -154,8 +170,8 @@ def test_needs_are_the_same_from_headers_and_from_the_plan_that_changes_nothing(
     assert parts["attention"] + parts["latent attention"] == 6_168_444_928 * 2
     assert parts["routed experts"] == 60 * 384 * 24_772_632
     assert parts["embedding"] == parts["output head"] == 1_174_405_120 * 2
-    assert found.routed == ((384, 60 * 384 * 24_772_632),)
+    assert found.routed == ((384, 60, 60 * 384 * 24_772_632),)
     assert (found.layers, found.kv_values, found.latent, found.heads, found.context) == (61, 61 * 576, 576, 64, 262_144)
     nvfp4 = needs(make_plan(checkpoint, describe(checkpoint), load_recipe("kimi-k2.6-nvfp4-nvidia")))
     assert nvfp4.routed == found.routed  # INT4 with BF16 scales and NVFP4 are the same size to the byte
-    assert nvfp4.pruned(192).weights_nbytes in (nvfp4.weights_nbytes - 30 * 384 * 24_772_632,)
+    assert nvfp4.pruned(192).weights_nbytes == 309_602_275_296  # published, but for 122 KV scales

@@ -1,0 +1,61 @@
+"""The arithmetic of a fit in words and numbers that a person can check with a pencil."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfbyte.serve.fit import BLOCK, Fit
+from halfbyte.serve.parallel import Share
+from halfbyte.units import size
+
+_NAME_WIDTH = 11
+
+
+def fit_lines(fit: Fit) -> list[str]:
+    """Return one line a step: memory, weights, reserve, what is left, and the tokens that it holds."""
+    return [f"{name:{_NAME_WIDTH}}{text}".rstrip() for name, text in _rows(fit)]
+
+
+def _rows(fit: Fit) -> Iterator[tuple[str, str]]:
+    gpus, count = fit.gpus, fit.gpus.count
+    budget = int(gpus.memory_nbytes * fit.utilization)
+    how = fit.parallel.words(count)
+    yield "memory", f"{size(gpus.memory_nbytes)} x {fit.utilization:g} = {size(budget)} on each GPU of {gpus} ({how})"
+    yield from _sum("weights", fit.weights)
+    if fit.draft:
+        yield from _sum("draft", fit.draft)
+    yield from _sum("reserve", fit.reserve)
+    taken = [sum(share.nbytes for share in group) for group in (fit.weights, fit.draft, fit.reserve) if group]
+    minus = " - ".join(size(nbytes) for nbytes in (budget, *taken))
+    yield "kv cache", f"{minus} = {size(fit.kv_nbytes)}"
+    if fit.kv_tokens:
+        yield "tokens", _tokens(fit)
+    if fit.contexts:
+        yield "contexts", f"{fit.kv_tokens:,} / {fit.context:,} = {fit.contexts:.2f} requests of full length at once"
+    yield "verdict", "it fits" if fit.fits else f"no: {fit.problem}; {fit.advice}"
+
+
+def _sum(name: str, group: tuple[Share, ...]) -> Iterator[tuple[str, str]]:
+    for share in group:
+        yield name, _share(share)
+        name = ""
+    if len(group) > 1:
+        yield "", f"together {size(sum(share.nbytes for share in group))}"
+
+
+def _share(share: Share) -> str:
+    why = f" ({share.why})" if share.why else ""
+    if share.divisor == 1:
+        return f"{share.name} {size(share.nbytes)}{why}"
+    return f"{share.name} {size(share.of_nbytes)} / {share.divisor} = {size(share.nbytes)}{why}"
+
+
+def _tokens(fit: Fit) -> str:
+    assert fit.kv_tokens is not None
+    dcp, copies = fit.parallel.decode_context, fit.gpus.count // fit.parallel.tensor_of(fit.gpus.count)
+    here = fit.kv_tokens // (dcp * max(1, copies))
+    text = f"{size(max(0, fit.kv_nbytes))} / {fit.kv_token_nbytes:,} bytes a token in {fit.kv_dtype} = {here:,}"
+    text += f" in blocks of {BLOCK}"
+    times = [f"{dcp} by DCP"] if dcp > 1 else []
+    times += [f"{copies} copies"] if copies > 1 else []
+    return text + (f"; x {' x '.join(times)} = {fit.kv_tokens:,}" if times else "")

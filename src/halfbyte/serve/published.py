@@ -82,9 +82,14 @@ def differences(row: Published, ours: Launch) -> list[Difference]:
     return found
 
 
+def words_of(command: str) -> list[str]:
+    """Return a command's words as a shell sees them."""
+    return shlex.split(command.replace("\\\n", " "), comments=True)  # shlex would keep the newline as a word
+
+
 def flags_of(command: str) -> dict[str, str]:
     """Return the variables and the engine's flags of a published command, with their values; a switch has none."""
-    words = shlex.split(command, comments=True)
+    words = words_of(command)
     start = next(index for index in range(len(words) - 1) if _ENGINE_STARTS.fullmatch(" ".join(words[index:][:2])))
     found = dict(word.split("=", 1) for word in words[:start] if _VARIABLE.match(word))
     flag = ""

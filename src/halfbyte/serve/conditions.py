@@ -1,7 +1,7 @@
 """When a rule holds: the words that conditions may use, and how they are compared with the facts of a launch.
 
-A fact is text, a number, a version, true or false, or None where nobody knows it; a condition on an unknown fact does
-not hold. Text matches with `*`, a list matches where one of it does, and a bound is written as "< 0.26" or ">= 8192".
+A fact is text, a number, a version, true or false, or None where there is none: then no text and no bound holds, and
+yes-or-no is no. Text matches with `*`, a list matches where one of it does, and a bound is written as "< 0.26".
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class When(BaseModel):
 def _met(asked: Any, fact: Any, name: str) -> bool:
     if asked is None:
         return True
-    if fact is None:
-        return False
     if isinstance(asked, bool):
         return bool(fact) is asked
+    if fact is None:
+        return False
     if name == "version":
         return _compared(asked, version_key(str(fact)), version_key)
     if isinstance(asked, str) and _BOUND.fullmatch(asked):

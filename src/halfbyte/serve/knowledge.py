@@ -90,6 +90,7 @@ class Rule(_Row):
     refuse: str | None = None
     fix: str = ""
     unless_set: str | None = None
+    or_fewer_gpus: bool = False
     to: Any = None
     when: When = When()
     because: str = ""

@@ -177,18 +177,18 @@ def _decide(
     served: Served, gpus: Gpus, wish: Wish, row: Engine, given: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Fit | None]:
     """Choose how many GPUs share a matrix, whether they share the cache, and the context; refuse what cannot work."""
-    refused: UsageError | None = None
-    for tp in [wish.tp] if wish.tp else reversed(_divisors(gpus.count, served.heads)):
+    sizes = [wish.tp] if wish.tp else sorted(_divisors(gpus.count, served.heads), reverse=True)
+    for tp in sizes:
         if wish.dcp and tp % wish.dcp:
             what = f"--dcp {wish.dcp} does not divide the {tp} GPUs that share a matrix"
             raise UsageError(what, where="--dcp", fix=f"choose one of {', '.join(map(str, _divisors(tp, None)))}")
         tried = {**facts, **parallel_facts(served, tp, wish.dcp or 1), "context": wish.context}
-        problem = settings.refusal(rules(), tried, given)
-        if problem is None:
+        rule = settings.refusal(rules(), tried, given)
+        if rule is None:
             return _with_context(served, replace(gpus, count=tp), wish, row, given, tried)
-        refused = refused or problem
-    assert refused is not None  # one GPU is always among those that were tried
-    raise refused
+        if not rule.or_fewer_gpus or tp == sizes[-1]:
+            raise settings.refused(rule, tried)
+    raise AssertionError("one GPU is always among those that are tried")
 
 
 def _with_context(

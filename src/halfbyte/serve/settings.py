@@ -118,13 +118,16 @@ def warnings(rules: Sequence[Rule], facts: Facts) -> list[Note]:
     return [Note(str(filled(rule.warn, facts)), rule.source) for rule in holding]
 
 
-def refusal(rules: Sequence[Rule], facts: Facts, given: Mapping[str, Any]) -> UsageError | None:
-    """Return why this cannot work, if it cannot."""
-    for rule in rules:
-        if rule.refuse is not None and rule.when.holds(facts) and rule.unless_set not in given:
-            where = f"{facts['engine']} on {facts['gpus']}"
-            return UsageError(str(filled(rule.refuse, facts)), where=where, fix=str(filled(rule.fix, facts)))
-    return None
+def refusal(rules: Sequence[Rule], facts: Facts, given: Mapping[str, Any]) -> Rule | None:
+    """Return the rule by which this cannot work, if there is one."""
+    holding = (rule for rule in rules if rule.refuse is not None and rule.when.holds(facts))
+    return next((rule for rule in holding if rule.unless_set not in given), None)
+
+
+def refused(rule: Rule, facts: Facts) -> UsageError:
+    """Return a refusal as it is said."""
+    where = f"{facts['engine']} on {facts['gpus']}"
+    return UsageError(str(filled(rule.refuse, facts)), where=where, fix=str(filled(rule.fix, facts)))
 
 
 def filled(value: Any, facts: Facts) -> Any:

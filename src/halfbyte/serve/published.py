@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,12 @@ _NOT_SETTINGS = ("--model", "--port", "--server-port", "--served-model-name")  #
 _ENGINE_STARTS = re.compile(r"-m \S+\.openai\S*|vllm serve")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")
 _NOTHING = "-"
+_INTRODUCTION = """
+What the publishers of Kimi checkpoints wrote on their cards (`halfbyte serve --like NAME` prints it), and where
+`halfbyte serve` would do otherwise for the same checkpoint, GPUs and wishes. None of ours was run on these GPUs here:
+each line gives its reason, and `--set` changes it. Written by `scripts/serve_differences.py` from
+`src/halfbyte/serve/data/`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +120,19 @@ def _shown(value: str | None) -> str:
     return _NOTHING if value is None else value or "on"
 
 
-def table(rows: Sequence[Difference]) -> str:
-    """Return the differences as a table in Markdown."""
+def differences_page(compared: Mapping[str, tuple[Published, Launch]]) -> str:
+    """Return a page in Markdown: each published command, where it is from, and every difference with its reason."""
+    parts = ["# Published commands and ours\n", _INTRODUCTION]
+    for name, (row, ours) in compared.items():
+        options = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in row.options.items())
+        parts.append(f"\n## {name}\n\n{row.title}: {row.source}, on {row.gpus}. {row.note}".rstrip() + "\n")
+        parts.append(f"\n```bash\n{row.command}```\n")
+        wish = f"`--gpus '{row.gpus}' --engine {row.engine} {options}`".replace(" True", "")
+        parts.append(f"\nOurs, {ours.title} {ours.version} for {wish}:\n\n{_table(differences(row, ours))}\n")
+    return "".join(parts)
+
+
+def _table(rows: Sequence[Difference]) -> str:
     lines = ["| flag | published | halfbyte | why |", "|---|---|---|---|"]
     cells = [(f"`{row.flag}`", _code(row.theirs), _code(row.ours), row.reason) for row in rows]
     return "\n".join([*lines, *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells)])

@@ -114,7 +114,7 @@ def _show(out: Output, served: Served, choice: Mapping[str, Any]) -> None:
     gpus = parse_gpus(choice["gpus"])
     name, version = _engine(choice)
     first = launch(served, gpus, _wish(choice, name, version))
-    launches = [first, *(_others(served, gpus, choice, first.engine) if name is None else [])]
+    launches = [first, *(_others(out, served, gpus, choice, first.engine) if name is None else [])]
     text = render.docker_script(first) if choice["docker"] else render.script(first)
     if choice["write_to"] is None:
         out.text(text, render.as_json(launches if out.as_json else [first]))
@@ -135,8 +135,8 @@ def _file_column() -> Any:
     return Column("file", "written")
 
 
-def _others(served: Served, gpus: Gpus, choice: Mapping[str, Any], first: str) -> list[Launch]:
-    """Return the launches of the other engines that can serve this; those that cannot are left out."""
+def _others(out: Output, served: Served, gpus: Gpus, choice: Mapping[str, Any], first: str) -> list[Launch]:
+    """Return the launches of the other engines that can serve this; say why the rest cannot."""
     from halfbyte.serve.launch import engines_for, launch
 
     found: list[Launch] = []
@@ -145,8 +145,8 @@ def _others(served: Served, gpus: Gpus, choice: Mapping[str, Any], first: str) -
             continue
         try:
             found.append(launch(served, gpus, _wish(choice, name)))
-        except (UsageError, CheckFailedError):
-            continue
+        except (UsageError, CheckFailedError) as error:
+            out.note(f"without {name}: {error.what}")
     return found
 
 

@@ -17,7 +17,8 @@ How far off it is, against what people report; `tests/unit/serve/test_fit_facts.
     the same machine and flags without a draft, a build of May 2026
         DCP 1                            491,344 tokens   here   459,008   -6.6 %
         DCP 8                          3,930,752 tokens   here 3,670,016   -6.6 %
-    192 experts NVFP4 on 4 RTX PRO 6000, TP 4, Eagle3 draft, one request (the card does not say which share; here 90 %)
+    192 experts NVFP4 on 4 RTX PRO 6000, TP 4, Eagle3 draft, one request (which share, the card
+    does not say: 90 % was the default; with 92 % it would be +29 %)
         DCP 4                            811,000 tokens   here   814,080   +0.4 %
     MXFP4 on 8 MI350X (the card's "~70 GB/GPU weights"; 563.4 GB / 8 without what is replicated would be 70.4)
         weights                               70.0 GB     here      73.3   +4.7 %
@@ -31,12 +32,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from halfbyte.errors import UsageError
 from halfbyte.serve.draft import Draft
 from halfbyte.serve.gpus import Gpus, parse_gpus
 from halfbyte.serve.needs import Needs
 from halfbyte.serve.parallel import Parallel, Share, misfit, shares
 from halfbyte.serve.reserve import Load, reserve
 from halfbyte.serve.served import Served
+from halfbyte.suggest import did_you_mean
 
 __all__ = ["Draft", "Fit", "Gpus", "Load", "Parallel", "fit", "kv_token_nbytes", "parse_gpus"]
 
@@ -46,7 +49,8 @@ FP8, BF16 = "fp8", "bf16"
 _VALUE_NBYTES = {FP8: 1, BF16: 2}
 # DeepSeek's packed row: 512 FP8 values, four FP32 scales, and the rotary key in BF16. Some kernels want it.
 _PACKED, _PACKED_NBYTES = "fp8_ds_mla", 656
-KV_DTYPES = (FP8, BF16, _PACKED)
+# As --kv-cache-dtype spells them; "auto" is the model's own.
+KV_DTYPES = {FP8: FP8, "fp8_e4m3": FP8, _PACKED: _PACKED, BF16: BF16, "bfloat16": BF16, "auto": BF16}
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)  # GPUs that people put together
 _PRUNE_STEP = 8
 _CONTEXT_STEP = 1024
@@ -168,6 +172,9 @@ def fit(  # noqa: PLR0913 - each is a question that people ask, and all have an 
     is shown, but fewer tokens are no reason to say no. A `draft` may be just its bytes. `load` overrides the rest of
     what a server is asked to take.
     """
+    if kv_dtype not in KV_DTYPES:
+        fix = did_you_mean(kv_dtype, KV_DTYPES)
+        raise UsageError(f"no KV cache is stored as '{kv_dtype}'", where="--kv-cache-dtype", fix=fix)
     asked = needs.needs if isinstance(needs, Served) else needs
     guess = Draft(draft) if isinstance(draft, int) else draft
     default = Load()
@@ -176,7 +183,7 @@ def fit(  # noqa: PLR0913 - each is a question that people ask, and all have an 
         context=context or asked.context or default.context,
         speculative_tokens=guess.tokens if guess else 0,
     )
-    question = _Asked(asked, gpus, parallel or Parallel(), kv_dtype, context, load, utilization, guess)
+    question = _Asked(asked, gpus, parallel or Parallel(), KV_DTYPES[kv_dtype], context, load, utilization, guess)
     found = _divide(question)
     return found if found.fits else replace(found, advice=_advice(question, found))
 

@@ -150,6 +150,15 @@ def test_the_cache_of_mla_is_not_split_and_that_of_heads_is():
     assert kv_token_nbytes(K26, 8, "fp8", Draft(GB)) == 62 * 576
 
 
+def test_the_cache_s_format_is_spelled_as_engines_do():
+    gpus = parse_gpus("8xB200")
+    for spelled, meant in (("fp8_e4m3", "fp8"), ("auto", "bf16"), ("bfloat16", "bf16")):
+        assert fit(K26, gpus, kv_dtype=spelled) == fit(K26, gpus, kv_dtype=meant)
+    with pytest.raises(UsageError, match="no KV cache is stored as 'fp7'") as caught:
+        fit(K26, gpus, kv_dtype="fp7")
+    assert caught.value.fix == "did you mean 'fp8'?"
+
+
 def test_context_parallelism_divides_the_cache_and_nothing_else():
     for count in (4, 8):
         gpus = parse_gpus(f"{count}xB300")
@@ -231,7 +240,7 @@ def test_what_does_not_fit_says_what_would():
     assert (found.fp8_tokens, found.as_dict()["gpu_kv_nbytes"]) == (0, 0)
     assert found.lines()[-1] == f"verdict    no: {found.problem}; {found.advice}"
     assert fit(K26, parse_gpus("2xH200")).advice == (
-        "8xH200 or pruning to 136 of 384 experts (less than half: expect a damaged model) would do"
+        "8xH200 or pruning to 144 of 384 experts (less than half: expect a damaged model) would do"
     )
     huge = replace(K26, parts=(Part("norms", 10**15, WHOLE),), routed=())
     assert fit(huge, parse_gpus("8xB200")).advice == "no number of B200 would do"

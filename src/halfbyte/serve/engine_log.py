@@ -37,9 +37,7 @@ _PREFIXES = re.compile(
     r"(?:(?P<level>[A-Z]{4,8}) \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]{1,80}\] ?)?)?"
 )
 _QUIET_LEVELS = ("DEBUG", "INFO", "WARNING")
-_RAISED = re.compile(
-    r"^(?:[A-Za-z_][\w]*\.)*[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt|NotFound\w*|Enabled)(?:: |$)"
-)
+_RAISED = re.compile(r"^(?:[A-Za-z_][\w]*\.)*(?:\w*(?:Error|Exception|Exit|Interrupt|Enabled)|Unsupported)(?:: |$)")
 _SAID_BY_PARSER = re.compile(r"^[\w.]+(?: \w+)?: error: ")
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 # Sentences of processes that only pass on that another one failed.

@@ -18,7 +18,6 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 STOP, KILL = b"s", b"k"
@@ -41,7 +40,8 @@ def main(patience: float, command: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda _number, _frame: asked.update(stop=True))
     engine = _start(command)
     code = _until_it_ends(engine, woken, asked, patience)
-    left = _end_the_rest(patience)
+    left = _end_the_rest(patience, at_once=code is None)
+    code = -signal.SIGKILL if code is None else code
     os.write(1, f"ended {code} {' '.join(map(str, left))}\n".encode())
     return 0
 
@@ -68,13 +68,12 @@ def _start(command: list[str]) -> int:
     os._exit(NOT_STARTED)
 
 
-def _until_it_ends(engine: int, woken: int, asked: dict[str, bool], patience: float) -> int:
-    """Wait for the engine's first process, ending it when told to; return its exit code, or minus its signal."""
-    stages: list[tuple[Callable[[], None], float]] = [
-        (lambda: _signal_group(engine, signal.SIGINT), INTERRUPTED_S),
-        (lambda: _signal_group(engine, signal.SIGTERM), TERMINATED_S),
-        (lambda: _kill(descendants(os.getpid())), KILLED_S),
-    ]
+def _until_it_ends(engine: int, woken: int, asked: dict[str, bool], patience: float) -> int | None:
+    """Wait for the engine's first process, asking it to end when told to; return its exit code, or minus its signal.
+
+    None: it does not end by itself, or shall not have the time.
+    """
+    stages = [(signal.SIGINT, INTERRUPTED_S), (signal.SIGTERM, TERMINATED_S)]
     listening, until = [0, woken], None
     while True:
         timeout = None if until is None else max(0.0, until - time.monotonic())
@@ -88,21 +87,22 @@ def _until_it_ends(engine: int, woken: int, asked: dict[str, bool], patience: fl
         if not word:  # halfbyte is gone
             listening.remove(0)
         if KILL in word:
-            del stages[:-1]
-        told = not word or STOP in word or KILL in word or asked["stop"]
-        first = told and (until is None or KILL in word)
-        if first or (until is not None and time.monotonic() >= until):
-            asked["stop"] = False
-            if not stages:  # nothing ends it: it waits in the kernel, for a driver or a disk
-                return -signal.SIGKILL
-            act, seconds = stages.pop(0)
-            act()
+            return None
+        told = until is None and (not word or STOP in word or asked["stop"])
+        if told or (until is not None and time.monotonic() >= until):
+            if not stages:
+                return None
+            number, seconds = stages.pop(0)
+            _signal_group(engine, number)
             until = time.monotonic() + seconds * patience
 
 
-def _end_the_rest(patience: float) -> list[int]:
-    """End what is left when the first process is gone; return the ids of those that nothing ends."""
-    for seconds, act in ((LEFT_S, None), (LEFT_S, _kill), (KILLED_S, _kill_all)):
+def _end_the_rest(patience: float, *, at_once: bool) -> list[int]:
+    """End what is left; return the ids of those that nothing ends: they wait in the kernel, for a driver or a disk.
+
+    Where the engine's first process has ended by itself, the others get a moment to do the same.
+    """
+    for seconds, act in ((0.0 if at_once else LEFT_S, None), (LEFT_S, _kill), (KILLED_S, _kill_all)):
         left = descendants(os.getpid())
         if act is not None:
             act(left)

@@ -113,6 +113,16 @@ def test_a_child_that_fails_is_believed_and_its_parents_are_not(tmp_path):
     assert log.error() == "ValueError: the cause"
 
 
+def test_an_echo_at_the_end_of_a_chain_is_not_the_cause(tmp_path):
+    log = written(
+        tmp_path,
+        "ValueError: the cause\n\nDuring handling of the above exception, another exception occurred:\n\n"
+        "Traceback (most recent call last):\nException: WorkerProc initialization failed due to an exception in a "
+        "background process. See stack trace for root cause.\nOSError: what came of it\n",
+    )
+    assert log.error() == "ValueError: the cause"
+
+
 def test_without_an_exception_the_last_line_is_shown(tmp_path):
     assert written(tmp_path, "one\ntwo\n\n").error() == "two"
     assert written(tmp_path, "one\nwithout an end").error() == "without an end"

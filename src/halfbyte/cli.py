@@ -258,12 +258,14 @@ def status_command(out: Output, out_folder: Path, watch: bool) -> None:
 )
 @click.option("--sample", type=click.IntRange(0), default=2, show_default=True,
               help="Groups of linears of each layer to encode again.")  # fmt: skip
+@click.option("--engine", type=click.Choice(["vllm"]),
+              help="Let the installed vLLM load every name as well; no GPU, no weight is read.")  # fmt: skip
 @click.pass_obj
-def audit_command(out: Output, out_folder: Path, source: Path | None, sample: int) -> None:
+def audit_command(out: Output, out_folder: Path, source: Path | None, sample: int, engine: str | None) -> None:
     """Check that OUT is what was planned, and that engines will read it so. Exit code 1 if not."""
     from halfbyte.audit.run import audit, save
 
-    found = audit(out_folder, against=source, sample=sample)
+    found = audit(out_folder, against=source, sample=sample, engine=engine)
     if out.as_json:
         out.facts(found.as_dict(), [])
     out.verdicts(found.sentences())

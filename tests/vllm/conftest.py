@@ -15,16 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from halfbyte.audit.native import ENVIRONMENT
+
 HERE = Path(__file__).parent
 ABSENT = "no vLLM in this environment: `make vllm` installs it, `make test VLLM=no` leaves these tests out"
-# No network, no telemetry, no progress bars; the CPU build refuses to guess how much memory it may take.
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,7 +43,7 @@ def vllm_is_here() -> None:
 def in_vllm():
     """Return a function that runs `python ARGUMENTS...` in its own process, and returns the JSON it prints last."""
 
-    def run(*arguments: object, timeout_s: int = 600):
+    def run(*arguments: object, timeout_s: int = 1800):
         command = [sys.executable, *map(str, arguments)]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, env={**ENVIRONMENT, **os.environ}, timeout=timeout_s

@@ -65,7 +65,7 @@ class Writes(TorchDispatchMode):
         self.used: set[str] = set()
         self.doubtful: list[str] = []
         self.boxes: dict[str, list[Box]] = {name: [] for name in parameters}
-        self._owners = {tensor.untyped_storage()._cdata: (name, tensor) for name, tensor in parameters.items()}
+        self._owners = {_storage(tensor): (name, tensor) for name, tensor in parameters.items()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten.fill_):
@@ -73,31 +73,37 @@ class Writes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _record(self, into: torch.Tensor, value: object) -> None:
-        owner = self._owners.get(into.untyped_storage()._cdata)
+        owner = self._owners.get(_storage(into))
         if owner is None or not into.numel():
             return  # a temporary tensor, or the padding of a vocabulary that needs none
         name, parameter = owner
         self.used.add(self.current)
         self.boxes[name].append(box_of(into, parameter))
         if isinstance(value, torch.Tensor) and not NEVER_READ.search(name):
-            wide = value.dtype in _WIDE_FLOATS and into.dtype in _WIDE_FLOATS
-            if value.dtype != into.dtype and not wide and not _same_bits(value.dtype, into.dtype):
+            if not same_numbers(value.dtype, into.dtype):
                 self.doubtful.append(f"{self.current}: {value.dtype} is converted to {into.dtype} of {name}")
             if value.numel() != into.numel():
                 self.doubtful.append(f"{self.current}: {value.numel()} values are spread over {into.numel()} of {name}")
 
 
-def _same_bits(a: torch.dtype, b: torch.dtype) -> bool:
-    """Whole numbers into whole numbers that hold them all."""
-    return not a.is_floating_point and not b.is_floating_point and a.itemsize <= b.itemsize
+def _storage(tensor: Any) -> int:
+    """Return what tells storages apart; on the meta device all of them begin at address 0."""
+    return tensor.untyped_storage()._cdata
+
+
+def same_numbers(a: torch.dtype, b: torch.dtype) -> bool:
+    """Whether a conversion is what loaders do on purpose: wide floats to each other, whole numbers to wider ones."""
+    wide = a in _WIDE_FLOATS and b in _WIDE_FLOATS
+    whole = not a.is_floating_point and not b.is_floating_point and a.itemsize <= b.itemsize
+    return a == b or wide or whole
 
 
 def box_of(view: torch.Tensor, whole: torch.Tensor) -> Box:
     """Return which part of a parameter a view is."""
-    at, begin = view.storage_offset() - whole.storage_offset(), list[int]()
+    at, begin = int(view.storage_offset()) - int(whole.storage_offset()), list[int]()
     for stride in whole.stride():
-        begin.append(at // stride if stride else 0)
-        at -= begin[-1] * stride
+        begin.append(at // stride)
+        at %= stride
     lengths = {stride: length for stride, length in zip(view.stride(), view.shape, strict=True) if length > 1}
     sizes = [
         lengths.pop(stride, 1) if size > 1 else 1 for stride, size in zip(whole.stride(), whole.shape, strict=True)
@@ -108,8 +114,6 @@ def box_of(view: torch.Tensor, whole: torch.Tensor) -> Box:
 
 def uncovered(shape: Sequence[int], boxes: Sequence[Box]) -> tuple[list[str], list[str]]:
     """Return the parts of a parameter that no box covers, and those that several do, as one would index them."""
-    if not shape:
-        return ([] if boxes else ["all of it"]), (["all of it"] if len(boxes) > 1 else [])
     ends = [sorted({0, size, *(end for box in boxes for end in box[d])}) for d, size in enumerate(shape)]
     at = [{end: index for index, end in enumerate(cuts)} for cuts in ends]
     times = np.zeros([len(cuts) - 1 for cuts in ends], np.int32)
@@ -190,7 +194,10 @@ class _NoKernel:
 
 
 def _always(answer: Any) -> Any:
-    return lambda *_args, **_kwargs: answer
+    def answered(*_args: Any, **_kwargs: Any) -> Any:
+        return answer
+
+    return answered
 
 
 def examine(engine: Engine, case: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from halfbyte.audit.calibration import calibration
 from halfbyte.audit.evidence import Evidence, gather
 from halfbyte.audit.findings import Audit, Finding, bad, good, note
 from halfbyte.audit.loops import loops
+from halfbyte.audit.native import CHECK as VLLM
+from halfbyte.audit.native import native, vllm_version
 from halfbyte.audit.pruned import prune
 from halfbyte.audit.repeat import repeat
 from halfbyte.errors import CheckpointError, MachineError
@@ -57,12 +59,19 @@ CHECKS: Mapping[str, tuple[Callable[[Evidence], list[Finding]], str]] = {
 }
 
 
-def audit(out: Path, *, against: Path | None = None, sample: int = DEFAULT_SAMPLE) -> Audit:
-    """Check a checkpoint; `sample` is how many groups of linears of each layer are encoded again."""
+def audit(out: Path, *, against: Path | None = None, sample: int = DEFAULT_SAMPLE, engine: str | None = None) -> Audit:
+    """Check a checkpoint; `sample` is how many groups of linears of each layer are encoded again.
+
+    With `engine="vllm"` the vLLM that is installed is asked as well.
+    """
     begin = time.monotonic()
+    if engine is not None:
+        vllm_version()  # before hours of hashing
     evidence = gather(out, against)
     findings = [finding for name, (check, needs) in CHECKS.items() for finding in _run(name, check, needs, evidence)]
     findings += _run("repeat", partial(repeat, sample=sample), "source", evidence)
+    if engine is not None:
+        findings += _run(VLLM, native, "", evidence)
     fingerprint = evidence.made.fingerprint if evidence.made else None
     return Audit(out, against, fingerprint, findings, time.monotonic() - begin)
 

@@ -23,7 +23,7 @@ _POSITIVE = click.IntRange(1)
 
 
 @click.command("serve", cls=Command)
-@click.argument("out_folder", metavar="OUT", type=_PATH, required=False)
+@click.argument("out_folder", metavar="[OUT]", type=_PATH, required=False)
 @click.option("--gpus", metavar="NxGPU", help="What it shall run on, as in 8xB200.")
 @click.option("--engine", metavar="NAME[==VERSION]",
               help="vllm, vllm-rocm, sglang or atom.  [default: vLLM; with --write all that can]")  # fmt: skip

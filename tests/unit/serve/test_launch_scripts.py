@@ -80,7 +80,8 @@ def test_json_values_arrive_as_one_word(run_script):
 def test_a_name_cannot_leave_its_comment_or_its_quotes(run_script, tmp_path):
     folder = tmp_path / "a\nrm -rf b\n'; echo c"
     found = made(served=kimi("int4", folder=folder))
-    hostile = replace(found, warnings=(Note("look\nout; $(id)", "a\rcard"),))
+    hostile = replace(found, warnings=(Note("look\nout; $(id)\x1b[2J", "a\rcard"),))
+    assert "\x1b" not in script(hostile)  # it would clear the screen of whoever reads the script
     got = run_script(script(hostile), "vllm")
     assert got["argv"][2] == str(folder)
     assert got["argv"][1:] == found.words[1:]

@@ -113,6 +113,16 @@ def test_a_signal_ends_everything(engine, number, code):
     assert run.nothing_is_left()
 
 
+def test_ctrl_c_ends_what_was_handed_the_url_too(engine, tmp_path):
+    run, pid = engine(), tmp_path / "pid"
+    runner = run.apart(f"echo $$ > {pid}; exec sleep 600")
+    soon(lambda: pid.exists() and pid.read_text().strip())
+    runner.send_signal(signal.SIGINT)
+    assert runner.wait(SOON_S) == 130
+    assert not lives(int(pid.read_text()))
+    assert run.nothing_is_left()
+
+
 def test_a_second_ctrl_c_kills_at_once(engine):
     run = engine("deaf", "hangs")
     runner = run.apart(patience=1)

@@ -40,10 +40,8 @@ except HalfbyteError as error:
     code = error.exit_code
 sys.exit(code)
 """
-ASK = """
-curl -sf "$HALFBYTE_URL/v1/completions" -H 'Content-Type: application/json' \
-  -d '{"model": "'$HALFBYTE_MODEL'", "prompt": "Q: 2 + 3 =", "max_tokens": 4, "temperature": 0}' > "$ANSWER"
-"""
+ASK = """curl -sf "$HALFBYTE_URL/v1/completions" -H 'Content-Type: application/json' \
+  -d '{"model": "'$HALFBYTE_MODEL'", "prompt": "Q: 2 + 3 =", "max_tokens": 4, "temperature": 0}' > "$ANSWER" """
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +106,8 @@ def test_it_answers_and_ctrl_c_leaves_no_process(run, twin, tmp_path):
     assert listener_on(process.port) is None
     said = process.said.read_text()
     phases = [line.rpartition(",")[0] for line in said.splitlines()]
-    assert phases.index("starting") < phases.index("loading weights") < phases.index("ready")
+    assert phases.index("starting") < phases.index("ready")
+    assert any(phase.startswith(("loading weights", "profiling")) for phase in phases), phases
     assert "Traceback" not in said
 
 

@@ -129,10 +129,15 @@ def _split(raw: str) -> _Line:
 
 
 def _first_cause(lines: list[_Line]) -> str:
-    """Return the first exception that is not the echo of another; of a chain the last, which its author meant."""
+    """Return the first exception that ended its process and is no echo of another; of a chain the last.
+
+    The last of a chain is what its author meant to say to the user.
+    """
     found = ""
+    last_quiet = {line.process: at for at, line in enumerate(lines) if _is_work(line)}
     for at, line in enumerate(lines):
-        if line.level in _QUIET_LEVELS:
+        survived = bool(line.process) and last_quiet.get(line.process, -1) > at
+        if line.level in _QUIET_LEVELS or survived:
             continue
         if _SAID_BY_PARSER.match(line.text):
             return line.text
@@ -146,6 +151,11 @@ def _first_cause(lines: list[_Line]) -> str:
         if not _chained(lines, at):
             return found
     return found
+
+
+def _is_work(line: _Line) -> bool:
+    """Return whether a line tells of work that goes on: whoever writes it has survived the errors before it."""
+    return line.level in _QUIET_LEVELS and "[shutdown]" not in line.text
 
 
 def _whole(lines: list[_Line], at: int) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from halfbyte.errors import MachineError
+from halfbyte.errors import MachineError, UsageError
 
 ENGINES = ("vllm", "sglang")
 VERSION_WITHIN_S = 120  # `vllm --version` imports torch
@@ -59,6 +59,10 @@ class Installed:
 
 def installed(engine: str = "vllm", *, minimum: str | None = None) -> Installed:
     """Return the engine that is installed here; none, or one that is too old, is an error."""
+    engine = "vllm" if engine == "vllm-rocm" else engine  # one program, another build
+    if engine not in ENGINES:
+        what = f"halfbyte cannot start {engine} itself"
+        raise UsageError(what, where="--run", fix="start the script that `halfbyte serve` prints without --run")
     command = find_command(engine)
     if command is None:
         raise MachineError(f"{engine} is not installed here", where=_variable(engine), fix=_INSTALL[engine])

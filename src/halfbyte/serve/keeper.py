@@ -42,7 +42,8 @@ def main(patience: float, command: list[str]) -> int:
     code = _until_it_ends(engine, woken, asked, patience)
     left = _end_the_rest(patience, at_once=code is None)
     code = -signal.SIGKILL if code is None else code
-    os.write(1, f"ended {code} {' '.join(map(str, left))}\n".encode())
+    with contextlib.suppress(BrokenPipeError):  # halfbyte is gone
+        os.write(1, f"ended {code} {' '.join(map(str, left))}\n".encode())
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import shlex
 import sys
 import time
@@ -42,7 +43,7 @@ def run_engine(  # noqa: PLR0913 - what a launch consists of
 
     `environment` is what the engine needs beside ours. An engine that does not start, or ends, is a MachineError.
     """
-    out.note(f"log: {log}")
+    out.note(f"starting {url}, log: {log}")
     engine = EngineProcess(command, engine_environment(Path(command[0]), environment), log, patience=patience)
     with stop_signals(engine.kill):
         try:
@@ -108,10 +109,12 @@ def _say_how_far(line: StatusLine, log: EngineLog, seconds: float, silent: float
 
 def _serve(engine: EngineProcess, url: str, path: Path, out: Output, served_name: str) -> int:
     """Say where it listens and how to try it; return only when the engine ends by itself, which is an error."""
-    body = f'{{"model": "{served_name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    body = json.dumps({"model": served_name, "messages": [{"role": "user", "content": "Hello!"}]})
     ask = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
     value = {"url": url, "model": served_name, "log": str(path)}
-    out.facts(value, [("url", url), ("model", served_name), ("log", str(path)), ("try", ask), ("stop", "Ctrl-C")])
+    out.facts(value, list(value.items()))
+    out.note(f"try: {ask}")  # one line, however narrow the terminal: it is there to be copied
+    out.note("Ctrl-C ends it")
     sys.stdout.flush()  # into a pipe too: from now on nothing more is printed
     while engine.exit_code() is None:
         time.sleep(POLL_S)

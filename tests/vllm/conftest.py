@@ -6,7 +6,6 @@ the top of a file, and where possible in a process of its own (`in_vllm`): its i
 environment variables, logging and torch's settings for everything that runs after it.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -41,14 +40,14 @@ def vllm_is_here() -> None:
 
 @pytest.fixture(scope="session")
 def in_vllm():
-    """Return a function that runs `python ARGUMENTS...` in its own process, and returns the JSON it prints last."""
+    """Return a function that runs `python ARGUMENTS...` in a process of its own, and returns what it prints."""
 
-    def run(*arguments: object, timeout_s: int = 1800):
+    def run(*arguments: object, timeout_s: int = 1800) -> str:
         command = [sys.executable, *map(str, arguments)]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, env={**ENVIRONMENT, **os.environ}, timeout=timeout_s
         )
         assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stderr[-6000:]}"
-        return json.loads(done.stdout.splitlines()[-1])  # vLLM's libraries may print before it
+        return done.stdout
 
     return run

@@ -61,9 +61,10 @@ def results(cases, in_vllm, tmp_path_factory):
     """Let vLLM load everything; by name."""
     asked = {name: with_some_experts(case) if "K2.6" in name else case for name, case in cases.items()}
     asked |= damaged(open_checkpoint(KIMI_MINI)) | twelve_layers()
-    file = tmp_path_factory.mktemp("native") / "cases.json"
-    file.write_text(json.dumps([{"name": name, **case} for name, case in asked.items()]))
-    return {result["name"]: result for result in in_vllm("-m", "halfbyte.audit.native_load", file)}
+    folder = tmp_path_factory.mktemp("native")
+    (folder / "cases.json").write_text(json.dumps([{"name": name, **case} for name, case in asked.items()]))
+    in_vllm("-m", "halfbyte.audit.native_load", folder / "cases.json", folder / "results.json")
+    return {result["name"]: result for result in json.loads((folder / "results.json").read_text())}
 
 
 def faults(result):

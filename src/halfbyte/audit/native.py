@@ -86,14 +86,14 @@ def _ask(evidence: Evidence) -> Mapping[str, Any]:
         "tensors": [tensor[:3] for tensor in checkpoint.tensors.values()],
     }
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "cases.json"
-        file.write_text(json.dumps([case]))
-        command = [sys.executable, "-m", "halfbyte.audit.native_load", str(file)]
+        cases, results = Path(folder) / "cases.json", Path(folder) / "results.json"
+        cases.write_text(json.dumps([case]))
+        command = [sys.executable, "-m", "halfbyte.audit.native_load", str(cases), str(results)]
         environment = {**ENVIRONMENT, **os.environ}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode or not done.stdout:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
-        fix = "this check knows vLLM 0.32; leave --engine out with another release"
-        raise MachineError(f"vLLM could not be asked: {last}", where="--engine vllm", fix=fix)
-    (result,) = cast("list[dict[str, Any]]", json.loads(done.stdout.splitlines()[-1]))
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
+            fix = "this check knows vLLM 0.32; leave --engine out with another release"
+            raise MachineError(f"vLLM could not be asked: {last}", where="--engine vllm", fix=fix)
+        (result,) = cast("list[dict[str, Any]]", json.loads(results.read_text()))
     return result

@@ -1,6 +1,6 @@
 """What vLLM's own classes make of a checkpoint: its config parser, its model, its `load_weights`. No kernel, no bytes.
 
-    python -m halfbyte.audit.native_load CASES.json     prints one JSON list: what came of each case
+    python -m halfbyte.audit.native_load CASES.json RESULTS.json     writes what came of each case
 
 The model is built on PyTorch's meta device, where tensors have names, shapes and types but no bytes, so Kimi-K2.6 is
 built whole on a laptop. Then vLLM's loader gets a meta tensor for each name in the checkpoint, and every write to a
@@ -285,7 +285,7 @@ def main() -> None:
     """Examine the cases of a file."""
     cases = cast("list[dict[str, Any]]", json.loads(Path(sys.argv[1]).read_text()))
     engine = Engine()
-    print(json.dumps([examine(engine, case) for case in cases]))
+    Path(sys.argv[2]).write_text(json.dumps([examine(engine, case) for case in cases]))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from halfbyte.calibrate.named_files import with_data
 from halfbyte.models.model import describe
@@ -106,9 +108,29 @@ VARIANTS: dict[str, Callable[[Path], None]] = {
 }
 
 
+def kept_or(folder: Path) -> Path:
+    """The folder that HALFBYTE_VARIANTS names, where variants stay from one run of the tests to the next, or this."""
+    return Path(os.environ.get("HALFBYTE_VARIANTS", folder))
+
+
 def make_variant(name: str, folder: Path) -> Path:
     """Write a variant below a folder, unless it is there; return where it is."""
-    out = folder / name
+    out = kept_or(folder) / name
     if not (out / "config.json").is_file():
         VARIANTS[name](out)
     return out
+
+
+def change_tensors(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Change the tensors of each shard by name, and the index with them."""
+    from safetensors.torch import load_file, save_file
+
+    index = folder / "model.safetensors.index.json"
+    weight_map: dict[str, str] = {}
+    for shard in sorted(folder.glob("*.safetensors")):
+        tensors = load_file(shard)
+        edit(tensors)
+        save_file(tensors, shard)
+        weight_map |= dict.fromkeys(tensors, shard.name)
+    if index.is_file():
+        index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))

@@ -39,12 +39,10 @@ def vllm_command() -> Path | None:
 
 
 class Server:
-    """A running `vllm serve`: where it listens, what it has printed, and how long it took to start."""
+    """A running `vllm serve`: where it listens, and what it has printed."""
 
     def __init__(self, url: str, log: Path) -> None:
         self.url, self.log = url, log
-        self.process: subprocess.Popen | None = None
-        self.seconds = 0.0
 
     def ask(self, path: str, **request) -> dict:
         """POST a request; return the answer."""
@@ -56,23 +54,6 @@ class Server:
         except urllib.error.HTTPError as error:
             tail = "".join(self.log.read_text(errors="replace").splitlines(keepends=True)[-60:])
             raise AssertionError(f"{path}: {error.code} {error.read().decode(errors='replace')}\n{tail}") from error
-
-    def stop(self) -> list[str]:
-        """End it as a user does, by Ctrl-C; return the processes of its session that still run a while after that."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(60)
-        end = time.monotonic() + 20
-        while (left := self._processes()) and time.monotonic() < end:
-            time.sleep(0.2)
-        return left
-
-    def _processes(self) -> list[str]:
-        assert self.process is not None
-        command = ["ps", "-o", "pid=,args=", "-s", str(self.process.pid)]
-        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        return [line for line in found.splitlines() if "<defunct>" not in line]
 
 
 def free_port() -> int:
@@ -126,22 +107,16 @@ def vllm_bin() -> Path:
 
 @pytest.fixture(scope="module")
 def vllm_server(tmp_path_factory, vllm_bin):
-    """Return a function that starts `vllm serve FOLDER OPTIONS...` and waits until it answers, once for a module.
-
-    vLLM's environment need not be ours; with `plugin`, the folder of a halfbyte, that is what it finds as its plugin.
-    """
+    """Return a function that starts `vllm serve FOLDER OPTIONS...` and waits until it answers, once for a module."""
     running = []
     folder_of_logs = tmp_path_factory.mktemp("vllm")
 
-    def start(folder, *options: str, plugin: Path | None = None) -> Server:
+    def start(folder, *options: str) -> Server:
         port = free_port()
         server = Server(f"http://127.0.0.1:{port}", folder_of_logs / f"vllm-{port}.log")
         listen = ["--host", "127.0.0.1", "--port", str(port)]
         environment = {**ENVIRONMENT, **os.environ, "PATH": f"{vllm_bin.parent}:{os.environ.get('PATH', '')}"}
-        environment.pop("PYTHONPATH", None)
-        if plugin is not None:
-            environment["PYTHONPATH"] = str(plugin)
-        begin = time.monotonic()
+        environment.pop("PYTHONPATH", None)  # vLLM's environment need not be ours
         with server.log.open("wb") as log:
             process = subprocess.Popen(
                 [str(vllm_bin), "serve", str(folder), *listen, *options],
@@ -152,9 +127,7 @@ def vllm_server(tmp_path_factory, vllm_bin):
                 start_new_session=True,
             )
         running.append(process)
-        server.process = process
         wait_until_healthy(process, server)
-        server.seconds = time.monotonic() - begin
         return server
 
     yield start

@@ -5,13 +5,12 @@ not need: compilation, profiling of images, more context than a question has.
 """
 
 import json
-from pathlib import Path
+import shutil
 
 import pytest
-from served_variants import make_variant
+from emulated_server import EmulatedServer
+from served_variants import change_tensors, make_variant
 from training.domains import tools
-
-import halfbyte
 
 pytestmark = pytest.mark.live
 
@@ -26,11 +25,11 @@ FORMATS = [
 ]
 OPTIONS = [
     "--quantization", "halfbyte_emulate", "--served-model-name", "mini", "--max-model-len", "1024",
-    "--max-num-seqs", "2", "--max-num-batched-tokens", "1024", "--enforce-eager", "--enable-auto-tool-choice", "--tool-call-parser", "kimi_k2",
-    "--reasoning-parser", "kimi_k2", "--limit-mm-per-prompt", '{"image": 0, "video": 0, "vision_chunk": 0}',
-    "--disable-log-stats",
+    "--max-num-seqs", "2", "--max-num-batched-tokens", "1024", "--enforce-eager", "--disable-log-stats",
+    "--enable-auto-tool-choice", "--tool-call-parser", "kimi_k2", "--reasoning-parser", "kimi_k2",
+    "--limit-mm-per-prompt", '{"image": 0, "video": 0, "vision_chunk": 0}',
 ]  # fmt: skip
-SOURCE = Path(halfbyte.__file__).parents[1]  # the server's halfbyte is the one under test
+EXPERT = "language_model.model.layers.1.mlp.experts.7.up_proj"
 QUESTION = [{"role": "user", "content": "A box holds 12 red pens and 7 blue pens. How many pens are in 3 boxes?"}]
 
 
@@ -40,10 +39,11 @@ def variants(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_it_starts_answers_calls_tools_and_ends(name, variants, vllm_server, cpu_options):
+def test_it_starts_answers_calls_tools_and_ends(name, variants, vllm_bin, cpu_options, tmp_path):
     import openai
 
-    server = vllm_server(make_variant(name, variants), *OPTIONS, *cpu_options, plugin=SOURCE)
+    folder = make_variant(name, variants)
+    server = EmulatedServer(vllm_bin, folder, tmp_path / "vllm.log", [*OPTIONS, *cpu_options])
     print(f"{name}: healthy after {server.seconds:.0f} s")
     try:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=120)
@@ -91,21 +91,13 @@ def check_log_probabilities(client):
     assert all(len(top) >= 5 for top in found.top_logprobs)
 
 
-def test_a_broken_checkpoint_does_not_start_and_the_log_ends_with_the_reason(variants, vllm_server, cpu_options):
+def test_a_broken_checkpoint_does_not_start_and_the_log_ends_with_the_reason(variants, vllm_bin, cpu_options, tmp_path):
     """An expert without its input scale: vLLM alone would serve it."""
-    from safetensors.torch import load_file, save_file
-
-    folder = make_variant("nvfp4-two-layers", variants)
-    index = folder / "model.safetensors.index.json"
-    listed = json.loads(index.read_text())
-    name = "language_model.model.layers.1.mlp.experts.7.up_proj.input_scale"
-    shard = folder / listed["weight_map"].pop(name)
-    tensors = load_file(shard)
-    del tensors[name]
-    save_file(tensors, shard)
-    index.write_text(json.dumps(listed))
+    folder = tmp_path / "broken"
+    shutil.copytree(make_variant("nvfp4-two-layers", variants), folder)
+    change_tensors(folder, lambda tensors: tensors.pop(f"{EXPERT}.input_scale"))
     with pytest.raises(AssertionError, match="vLLM ended with 1") as caught:
-        vllm_server(folder, *OPTIONS, *cpu_options, plugin=SOURCE)
+        EmulatedServer(vllm_bin, folder, tmp_path / "vllm.log", [*OPTIONS, *cpu_options])
     last = str(caught.value).strip().splitlines()[-1]
     assert "halfbyte.errors.CheckpointError: it has no input_scale" in last
-    assert "layers.1.mlp.experts.7.up_proj" in last
+    assert EXPERT in last

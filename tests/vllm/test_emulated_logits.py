@@ -7,13 +7,14 @@ compare is from itself when its input moves by that much, and each quantized mod
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from served_variants import KIMI_MINI, make_variant
+from served_variants import KIMI_MINI, change_tensors, make_variant
 
 pytestmark = pytest.mark.vllm
 
@@ -43,18 +44,14 @@ def variants(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def flipped(variants, tmp_path_factory):
-    """One nibble of one expert, another than it was."""
-    import shutil
-
-    from safetensors.torch import load_file, save_file
-
+    """One nibble of the dense layer, another than it was."""
     out = tmp_path_factory.mktemp("flipped") / "nvfp4"
     shutil.copytree(variants["nvfp4-modelopt"], out)
-    index = json.loads((out / "model.safetensors.index.json").read_text())["weight_map"]
-    name = "language_model.model.layers.0.mlp.gate_proj.weight"
-    tensors = load_file(out / index[name])
-    tensors[name][3, 5] ^= 0x60
-    save_file(tensors, out / index[name])
+
+    def flip(tensors):
+        tensors["language_model.model.layers.0.mlp.gate_proj.weight"][3, 5] ^= 0x60
+
+    change_tensors(out, flip)
     return out
 
 

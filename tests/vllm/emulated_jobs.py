@@ -17,6 +17,7 @@ import traceback
 from pathlib import Path
 
 ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",  # bits can depend on the number of threads
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process is the engine
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",

@@ -54,17 +54,21 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("format", "arrays"), CASES)
-def test_it_is_the_codecs_decoder_to_the_bit(format, arrays):
-    row = FORMATS[format]
-    columns = row.tensors[0].columns
-    shape = (arrays[row.tensors[0].suffix].shape[0], arrays[row.tensors[0].suffix].shape[1] * columns)
-    expected = decode(Encoded(format, shape, arrays))
-    dtypes = {part.suffix: part.dtype for part in row.tensors}
+def as_stored(format, arrays):
+    dtypes = {part.suffix: part.dtype for part in FORMATS[format].tensors}
     if format == "fp8_channel" and arrays["weight_scale"].dtype == np.float32:
         dtypes["weight_scale"] = "F32"
-    tensors = {suffix: array_to_torch(array, dtypes[suffix]) for suffix, array in arrays.items()}
-    found = expand(format, tensors, group=32)
+    return {suffix: array_to_torch(array, dtypes[suffix]) for suffix, array in arrays.items()}
+
+
+@pytest.mark.parametrize(("format", "arrays"), CASES)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_it_is_the_codecs_decoder_to_the_bit(format, arrays, device):
+    first = FORMATS[format].tensors[0]
+    rows, columns = arrays[first.suffix].shape
+    expected = decode(Encoded(format, (rows, columns * first.columns), arrays))
+    tensors = {suffix: tensor.to(device) for suffix, tensor in as_stored(format, arrays).items()}
+    found = expand(format, tensors, group=32).cpu()
     assert found.dtype == torch.bfloat16
     assert found.view(torch.int16).numpy().view(np.uint16).tobytes() == expected.tobytes()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from halfbyte.calibrate.named_files import with_data
 from halfbyte.models.model import describe
@@ -22,16 +24,17 @@ KIMI_MINI = REPOSITORY / "models" / "kimi-mini"
 DATA = f"news={REPOSITORY / 'data' / 'calibration' / 'instructions.jsonl'}"
 KEPT, BLOCK = 24, 128
 _NO_KV = ["quantize.kv_cache=null", "quantize.kv_scale_min=null"]
+_MODELOPT = ["quantize.kv_cache=none", "quantize.kv_scale_min=null"]
 _PATTERNS = '["re:.*self_attn.*", "re:.*lm_head.*", "re:.*vision_tower.*", "re:.*mm_projector.*"]'
 _AS_CT = ["quantize.config.producer_version=null", f"quantize.config.ignore_patterns={_PATTERNS}"]
 _CALIBRATED = "calibrate.sequence_length=64"
 WAFER = "kimi-k2.6-nvfp4-wafer"  # routed and shared experts and the dense layer: fused linears are quantized too
 
 
-def _made(recipe: str, *overrides: str, data: bool = False) -> Callable[[Path], None]:
+def _made(recipe: str, *overrides: str, data: bool = False, layers: int | None = None) -> Callable[[Path], None]:
     def make(out: Path) -> None:
         chosen = load_recipe(recipe, overrides)
-        quantize(KIMI_MINI, out, with_data(chosen, [DATA], 16) if data else chosen)
+        quantize(KIMI_MINI, out, with_data(chosen, [DATA], 16) if data else chosen, layers=layers)
 
     return make
 
@@ -44,7 +47,7 @@ def _pruned(out: Path) -> None:
     plan = PrunePlan(router=router_shape(model, checkpoint.config), layers=layers, rule=None)
     fewer = out.with_name(f"{out.name}-int4")
     quantize(KIMI_MINI, fewer, recipe_of_plan(plan, "layers"), prune_plan=plan)
-    recipe = load_recipe(WAFER, ["quantize.kv_cache=none", "quantize.kv_scale_min=null", _CALIBRATED])
+    recipe = load_recipe(WAFER, [*_MODELOPT, _CALIBRATED])
     quantize(fewer, out, with_data(recipe, [DATA], 16))
     shutil.rmtree(fewer)
 
@@ -76,9 +79,8 @@ def _fp8_block(out: Path) -> None:
         index["weight_map"] |= dict.fromkeys(tensors, shard.name)
     (out / "model.safetensors.index.json").write_text(json.dumps(index))
     config = json.loads((out / "config.json").read_text())
-    ignored = [
-        linear.module for linear in describe(open_checkpoint_unchecked(out)).linears.values() if linear.format == "bf16"
-    ]
+    names = [name.removesuffix(".weight") for name in index["weight_map"] if name.endswith(".weight")]
+    ignored = [name for name in names if ".mlp.experts." not in name]  # vLLM takes all others for quantized
     config["quantization_config"] = {
         "quant_method": "fp8",
         "activation_scheme": "dynamic",
@@ -89,16 +91,13 @@ def _fp8_block(out: Path) -> None:
     (out / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def open_checkpoint_unchecked(folder: Path):
-    return open_checkpoint(folder)
-
-
 VARIANTS: dict[str, Callable[[Path], None]] = {
     "int4": lambda out: shutil.copytree(KIMI_MINI, out) and None,
     "bf16": _made("kimi-k2.6-bf16"),
     "fp8-channel": _made("kimi-k2.6-fp8-reference"),
     "fp8-block": _fp8_block,
-    "nvfp4-modelopt": _made(WAFER, "quantize.kv_cache=none", "quantize.kv_scale_min=null", _CALIBRATED, data=True),
+    "nvfp4-modelopt": _made(WAFER, *_MODELOPT, _CALIBRATED, data=True),
+    "nvfp4-two-layers": _made(WAFER, *_MODELOPT, _CALIBRATED, data=True, layers=2),
     "nvfp4-compressed-tensors": _made(WAFER, "quantize.format=nvfp4_ct", *_NO_KV, *_AS_CT, _CALIBRATED, data=True),
     "nvfp4a16": _made("kimi-k2.6-nvfp4a16"),
     "mxfp4-quark": _made("kimi-k2.6-mxfp4-wafer"),
@@ -109,9 +108,29 @@ VARIANTS: dict[str, Callable[[Path], None]] = {
 }
 
 
+def kept_or(folder: Path) -> Path:
+    """The folder that HALFBYTE_VARIANTS names, where variants stay from one run of the tests to the next, or this."""
+    return Path(os.environ.get("HALFBYTE_VARIANTS", folder))
+
+
 def make_variant(name: str, folder: Path) -> Path:
     """Write a variant below a folder, unless it is there; return where it is."""
-    out = folder / name
+    out = kept_or(folder) / name
     if not (out / "config.json").is_file():
         VARIANTS[name](out)
     return out
+
+
+def change_tensors(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Change the tensors of each shard by name, and the index with them."""
+    from safetensors.torch import load_file, save_file
+
+    index = folder / "model.safetensors.index.json"
+    weight_map: dict[str, str] = {}
+    for shard in sorted(folder.glob("*.safetensors")):
+        tensors = load_file(shard)
+        edit(tensors)
+        save_file(tensors, shard)
+        weight_map |= dict.fromkeys(tensors, shard.name)
+    if index.is_file():
+        index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))

@@ -25,27 +25,32 @@ def expand(format: str, tensors: Tensors, group: int) -> torch.Tensor:
 
 def _on_cpu(format: str, tensors: Tensors, group: int) -> torch.Tensor:
     t = {suffix: _bits(tensor) for suffix, tensor in tensors.items()}
+    with np.errstate(over="ignore"):  # what is too large for BF16 becomes an infinity, as everywhere
+        bits = _decoded(format, t, group)
+    return torch.from_numpy(np.ascontiguousarray(bits).view(np.int16)).view(torch.bfloat16)
+
+
+def _decoded(format: str, t: Mapping[str, Any], group: int) -> Any:
     match format:
         case "nvfp4":
-            bits = nvfp4.decode(t["weight"], t["weight_scale"], t["weight_scale_2"].reshape(())[()])
+            return nvfp4.decode(t["weight"], t["weight_scale"], t["weight_scale_2"].reshape(())[()])
         case "nvfp4_ct":
             scale = t["weight_global_scale"].reshape(())[()]
-            bits = nvfp4.decode_compressed_tensors(t["weight_packed"], t["weight_scale"], scale)
+            return nvfp4.decode_compressed_tensors(t["weight_packed"], t["weight_scale"], scale)
         case "mxfp4":
-            bits = mxfp4.decode(t["weight"], t["weight_scale"])
+            return mxfp4.decode(t["weight"], t["weight_scale"])
         case "mxfp4_ct":
-            bits = mxfp4.decode(t["weight_packed"], t["weight_scale"])
+            return mxfp4.decode(t["weight_packed"], t["weight_scale"])
         case "int4":
-            bits = int4.decode(t["weight_packed"], t["weight_scale"], group)
+            return int4.decode(t["weight_packed"], t["weight_scale"], group)
         case "fp8_block":
-            bits = fp8.decode_block(t["weight"], t["weight_scale_inv"])
+            return fp8.decode_block(t["weight"], t["weight_scale_inv"])
         case "fp8_channel":
             scale = t["weight_scale"]
             per_row = scale if scale.dtype == np.float32 else floats.bf16_to_f32(scale)
-            bits = floats.f32_to_bf16(floats.E4M3_VALUES[t["weight"]] * per_row)
+            return floats.f32_to_bf16(floats.E4M3_VALUES[t["weight"]] * per_row)
         case _:
-            raise UsageError(f"{format} is not emulated", fix="serve it without --quantization halfbyte_emulate")
-    return torch.from_numpy(np.ascontiguousarray(bits).view(np.int16)).view(torch.bfloat16)
+            raise _unknown(format)
 
 
 def _bits(tensor: torch.Tensor) -> Any:
@@ -71,4 +76,8 @@ def _on_gpu(format: str, tensors: Tensors) -> torch.Tensor:
     if format in ("nvfp4", "nvfp4_ct"):
         suffix = "weight_scale_2" if format == "nvfp4" else "weight_global_scale"
         return decode.nvfp4_to_bf16(packed, scale, tensors[suffix].reshape(1), spelling=format)[0]
-    raise UsageError(f"{format} is not emulated", fix="serve it without --quantization halfbyte_emulate")
+    raise _unknown(format)
+
+
+def _unknown(format: str) -> UsageError:
+    return UsageError(f"{format} is not emulated", fix="serve it without --quantization halfbyte_emulate")

@@ -6,6 +6,7 @@ is split by tokens, and the longest context that fits.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ _CPU_CONTEXT = 4096
 _SHORTEST = 4096  # a context below this is of no use to an agent
 _CONTEXT_STEP = 4096
 _MAX_PORT = 65_535
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[0-9a-f]{40})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,9 @@ def _refuse_wishes(served: Served, gpus: Gpus, wish: Wish, name: str, row: Engin
         known = ", ".join(row.builds) or "none"
         fix = f"write a version, as in {name}=={row.version}, or a build: {known}"
         raise UsageError(f"'{wish.version}' is no version of {row.title}", where="--engine", fix=fix)
+    if wish.hub and not _HUB_NAME.fullmatch(wish.hub):
+        fix = "write organisation/name, or organisation/name@COMMIT with the 40 digits of a commit: a branch can move"
+        raise UsageError(f"'{wish.hub}' is no name on the Hub", where="--hub", fix=fix)
     if wish.port is not None and not 0 < wish.port <= _MAX_PORT:
         raise UsageError(f"there is no port {wish.port}", where="--port", fix=f"choose one of 1 to {_MAX_PORT}")
     if wish.context and served.context and wish.context > served.context:

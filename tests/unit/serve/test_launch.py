@@ -209,6 +209,8 @@ REFUSED = [
     ("8xB200", {}, {"given": ["env.=1"]}, "vLLM has no setting 'env.'", ""),
     ("8xB200", {}, {"given": ["enforce_eager=7"]}, "enforce_eager is a switch", "=true"),
     ("8xB200", {"family": "kimi-k2-thinking"}, {"draft": "auto"}, "no Eagle3 draft is known for kimi-k2-thinking", ""),
+    ("8xB200", {}, {"hub": "a/b@main"}, "'a/b@main' is no name on the Hub", "a branch can move"),
+    ("8xB200", {}, {"hub": "--help"}, "'--help' is no name on the Hub", "organisation/name"),
     ("8xB200", {"remote_tokenizer": True}, {"hub": "a/b"}, "the engine would run whatever code a/b has", "a/b@COMMIT"),
 ]  # fmt: skip
 

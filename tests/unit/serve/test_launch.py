@@ -161,6 +161,7 @@ def test_emulation_is_a_setting_like_others():
     assert value(found, "attention_backend") == "CPU_MLA"
     assert value(found, "dtype") == "float32"
     assert value(found, "max_model_len") == 4096
+    assert value(found, "enforce_eager") is True
 
 
 def test_words_and_json_are_the_same_launch():

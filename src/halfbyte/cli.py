@@ -27,6 +27,7 @@ from halfbyte.recipe_options import (
     recipe_or_plan_options,
     refuse_data_beside_statistics,
 )
+from halfbyte.serve.command import serve_command
 from halfbyte.usage import Group, usage_errors
 from halfbyte.validate.command import loops_command
 
@@ -302,6 +303,7 @@ def diff_command(out: Output, a: Path, b: Path) -> None:
 
 cli.add_command(compare_command)
 cli.add_command(loops_command)
+cli.add_command(serve_command)
 
 
 @cli.command()

@@ -33,8 +33,8 @@ _E2M1_MAX, _E4M3_MAX, _E4M3_TINY = 6.0, 448.0, 2.0**-9
 _NO_EXPONENT = 0xFF  # FP32 has none above; the largest byte is taken
 _HALF_STEPS, _WHOLE_STEPS = 2.0, 4.0  # below these, E2M1 has steps of 0.5 and of 1; above, of 2
 # Whose scales the tensors of a linear are, and which way round.
-_INPUT_SCALES = {"nvfp4": "input_scale", "nvfp4_ct": "input_global_scale"}
-_DYNAMIC = ("mxfp4", "mxfp4_ct")
+INPUT_SCALES = {"nvfp4": "input_scale", "nvfp4_ct": "input_global_scale"}
+DYNAMIC = ("mxfp4", "mxfp4_ct")
 _WEIGHTS_ONLY = ("int4", "bf16", "f16", "f32")
 
 
@@ -72,11 +72,11 @@ def _through_e2m1(blocks: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def served_activations(side: Side, checkpoint: Checkpoint, model: Model) -> Side:
     """Return the side with the activations that engines would quantize, quantized."""
     formats = sorted({linear.format for linear in model.linears.values()} - set(_WEIGHTS_ONLY))
-    unknown = [name for name in formats if name not in (*_INPUT_SCALES, *_DYNAMIC)]
+    unknown = [name for name in formats if name not in (*INPUT_SCALES, *DYNAMIC)]
     if unknown:
         what = f"the activations of {unknown[0]} are not emulated, only those of NVFP4 and MXFP4"
         raise UsageError(what, where=side.name, fix="leave --activations off")
-    if not formats or not _inputs_are_quantized(quantization_config(checkpoint.config, model)):
+    if not formats or not inputs_are_quantized(quantization_config(checkpoint.config, model)):
         return replace(
             side, emulated={**side.emulated, "activations": "none: it is served with weights only in 4 bits"}
         )
@@ -85,7 +85,7 @@ def served_activations(side: Side, checkpoint: Checkpoint, model: Model) -> Side
     return replace(side, look=inputs.look, change=inputs.change, emulated={**side.emulated, "activations": said})
 
 
-def _inputs_are_quantized(block: Mapping[str, Any] | None) -> bool:
+def inputs_are_quantized(block: Mapping[str, Any] | None) -> bool:
     """Whether config.json asks engines to quantize what goes into linears."""
     if block is None:
         return True  # an older ModelOpt checkpoint: what is in hf_quant_config.json means both
@@ -100,7 +100,7 @@ class _Inputs:
 
     def __init__(self, side: Side, model: Model) -> None:
         self._text, self._tensors, self._device = side.model, side.tensors, side.device
-        known = (*_INPUT_SCALES, *_DYNAMIC)
+        known = (*INPUT_SCALES, *DYNAMIC)
         self.quantized = {name: linear.format for name, linear in model.linears.items() if linear.format in known}
         self._fused: dict[str, list[str]] = {}
         self._group = model.architecture.fused_group
@@ -136,7 +136,7 @@ class _Inputs:
 
     def _fake(self, module: str) -> Fake:
         format = self.quantized[module]
-        if format in _DYNAMIC:
+        if format in DYNAMIC:
             return mxfp4
         # Engines fuse gate and up, and quantize their input once, under the larger scale.
         # On a device it must be there: by a number of the host, PyTorch multiplies with a rounded reciprocal.
@@ -144,7 +144,7 @@ class _Inputs:
         return lambda x: nvfp4(x, scale)
 
     def _scale(self, module: str) -> torch.Tensor:
-        suffix = _INPUT_SCALES[self.quantized[module]]
+        suffix = INPUT_SCALES[self.quantized[module]]
         try:
             stored = fetch(self._tensors, f"{module}.{suffix}").float().reshape(())
         except CheckpointError:

@@ -1,0 +1,11 @@
+"""Write docs/serve-differences.md: published commands beside our own recommendation. A test compares the file."""
+
+from pathlib import Path
+
+from halfbyte.serve.knowledge import publications
+from halfbyte.serve.published import differences_page, recommended
+
+PAGE = Path(__file__).parents[1] / "docs" / "serve-differences.md"
+
+if __name__ == "__main__":
+    PAGE.write_text(differences_page({name: (row, recommended(row)) for name, row in publications().items()}))

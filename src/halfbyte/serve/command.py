@@ -1,0 +1,187 @@
+"""The command `halfbyte serve`; what it needs is imported when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from halfbyte.console import Output
+from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.usage import Command
+
+if TYPE_CHECKING:
+    from halfbyte.serve.facts import Wish
+    from halfbyte.serve.gpus import Gpus
+    from halfbyte.serve.launch import Launch
+    from halfbyte.serve.served import Served
+
+_PATH = click.Path(path_type=Path)
+_POSITIVE = click.IntRange(1)
+
+
+@click.command("serve", cls=Command)
+@click.argument("out_folder", metavar="[OUT]", type=_PATH, required=False)
+@click.option("--gpus", metavar="NxGPU", help="What it shall run on, as in 8xB200.")
+@click.option("--engine", metavar="NAME[==VERSION]",
+              help="vllm, vllm-rocm, sglang or atom.  [default: vLLM; with --write all that can]")  # fmt: skip
+@click.option("--docker", is_flag=True, help="Print the script for docker instead of the one without.")
+@click.option("--write", "write_to", metavar="DIR", type=_PATH, help="Write scripts and serve.json into this folder.")
+@click.option("--context", type=_POSITIVE, help="Tokens of a request and its answer.  [default: what fits]")
+@click.option("--concurrency", type=_POSITIVE, help="Requests of full length at once that must fit.")
+@click.option("--tp", type=_POSITIVE, help="GPUs that share a matrix.  [default: all that can]")
+@click.option("--dcp", type=_POSITIVE, help="GPUs that share the KV cache by tokens.  [default: 1, or --tp if needed]")
+@click.option("--ep", is_flag=True, help="Whole experts on each GPU instead of a part of each.")
+@click.option("--draft", metavar="auto|MODEL", help="An Eagle3 draft that proposes tokens.")
+@click.option("--text-only", is_flag=True, help="Take no pictures.")
+@click.option("--port", type=int, help="Where the server listens.  [default: the engine's own]")
+@click.option("--hub", metavar="ORG/NAME[@COMMIT]", help="Let the engine load it from the Hub, as OUT is there.")
+@click.option("--set", "given", multiple=True, metavar="NAME=VALUE", help="Any setting; env.NAME for a variable.")
+@click.option("--like", metavar="NAME", help="Print a published command to the letter, and nothing else.")
+@click.option("--run", "runs", is_flag=True, help="Start the engine that is installed here.")
+@click.option("--emulate", is_flag=True, help="With --run: 4-bit weights expanded to BF16, on any machine.")
+@click.option("--activations", type=click.Choice(["on", "off"]), help="With --emulate: also emulate 4-bit inputs.")
+@click.option("--then", "then_names", metavar="probe,eval,bench", help="With --run: what is done once it answers.")
+@click.option("--exec", "shell", metavar="COMMAND", help="With --run: a shell command that gets HALFBYTE_URL.")
+@click.option("--log", type=_PATH, help="With --run: the engine's log.  [default: serve.log]")
+@click.pass_context
+def serve_command(ctx: click.Context, out_folder: Path | None, **choice: Any) -> None:
+    """Say how to serve the checkpoint OUT: a script for an engine, each setting with its reason.
+
+    Nothing is started without --run, and only headers are read.
+    """
+    out: Output = ctx.obj
+    if choice["like"] is not None:
+        return _show_published(out, choice["like"])
+    if out_folder is None:
+        raise UsageError("no checkpoint is named", where="OUT", fix="give its folder, or --like NAME")
+    _refuse_alone(choice)
+    from halfbyte.serve.served import served
+
+    found = served(out_folder)
+    if choice["runs"]:
+        group = ctx.parent.command if ctx.parent else None
+        commands = list(group.commands) if isinstance(group, click.Group) else []
+        return ctx.exit(_run(out, found, choice, commands))
+    return _show(out, found, choice)
+
+
+def _show_published(out: Output, name: str) -> None:
+    from halfbyte.serve.knowledge import published
+
+    row = published(name)
+    out.text(row.command, {"name": name, "command": row.command, "source": row.source, "note": row.note})
+    out.note(f"{row.title}: {row.source}, on {row.gpus}" + (f". {row.note}" if row.note else ""))
+    out.hint(f"halfbyte serve OUT --gpus '{row.gpus}', for what we would do")
+
+
+def _refuse_alone(choice: Mapping[str, Any]) -> None:
+    """Refuse options that do nothing without another."""
+    for option, needed in (("emulate", "runs"), ("then_names", "runs"), ("shell", "runs"), ("log", "runs"),
+                           ("activations", "emulate")):  # fmt: skip
+        if choice[option] and not choice[needed]:
+            names = {"runs": "--run", "then_names": "--then", "shell": "--exec"}
+            option_name, needed_name = (names.get(word, f"--{word}") for word in (option, needed))
+            raise UsageError(f"{option_name} is for {needed_name}", where=option_name, fix=f"add {needed_name}")
+    if choice["then_names"] and choice["shell"]:
+        raise UsageError("--then and --exec are two ways to use the server", where="--exec", fix="give one of them")
+
+
+def _wish(choice: Mapping[str, Any], engine: str | None = None, version: str | None = None) -> Wish:
+    from halfbyte.serve.facts import Wish
+
+    names = ("docker", "context", "concurrency", "tp", "dcp", "ep", "draft", "text_only", "port", "hub", "given")
+    names += ("emulate", "activations")
+    return Wish(engine=engine, version=version, **{name: choice[name] for name in names})
+
+
+def _engine(choice: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return the engine and the version of `vllm==0.25.1`."""
+    name, _, version = (choice["engine"] or "").partition("==")
+    return name.strip().lower() or None, version.strip() or None
+
+
+def _show(out: Output, served: Served, choice: Mapping[str, Any]) -> None:
+    from halfbyte.serve import render
+    from halfbyte.serve.gpus import known_gpus, parse_gpus
+    from halfbyte.serve.launch import launch
+
+    if choice["gpus"] is None:
+        fix = f"add --gpus 8xB200 or the like ({', '.join(known_gpus())}), or --run to start what is installed here"
+        raise UsageError("nobody said which GPUs it shall run on", where="--gpus", fix=fix)
+    gpus = parse_gpus(choice["gpus"])
+    name, version = _engine(choice)
+    first = launch(served, gpus, _wish(choice, name, version))
+    launches = [first, *(_others(out, served, gpus, choice, first.engine) if name is None else [])]
+    text = render.docker_script(first) if choice["docker"] else render.script(first)
+    if choice["write_to"] is None:
+        out.text(text, render.as_json(launches if out.as_json else [first]))
+        _warn(out, first)
+        also = "".join(f" --engine {other.engine}" for other in launches[1:2])
+        return out.hint(f"halfbyte serve {served.folder} --gpus '{gpus}'{also or ' --write DIR'}")
+    written = render.write_files(choice["write_to"], render.files(launches))
+    out.table([{"file": str(path)} for path in written], [_file_column()])
+    _warn(out, first)
+    if first.fit is not None:
+        out.note("\n".join(first.fit.lines()))
+    return out.hint(f"bash {written[0]}")
+
+
+def _file_column() -> Any:
+    from halfbyte.console import Column
+
+    return Column("file", "written")
+
+
+def _others(out: Output, served: Served, gpus: Gpus, choice: Mapping[str, Any], first: str) -> list[Launch]:
+    """Return the launches of the other engines that can serve this; say why the rest cannot."""
+    from halfbyte.serve.launch import engines_for, launch
+
+    found: list[Launch] = []
+    for name in engines_for(gpus):
+        if name == first or choice["given"] or choice["port"]:  # which are the first engine's
+            continue
+        try:
+            found.append(launch(served, gpus, _wish(choice, name)))
+        except (UsageError, CheckFailedError) as error:
+            out.note(f"without {name}: {error.what}")
+    return found
+
+
+def _warn(out: Output, made: Launch) -> None:
+    for note in made.warnings:
+        out.note(f"! {note.text}")
+
+
+def _run(out: Output, served: Served, choice: Mapping[str, Any], commands: list[str]) -> int:
+    from dataclasses import replace
+
+    from halfbyte.serve.gpus import parse_gpus
+    from halfbyte.serve.installed import installed
+    from halfbyte.serve.launch import CPU, launch
+    from halfbyte.serve.ports import HOST, chosen_port
+    from halfbyte.serve.run import run_engine
+    from halfbyte.serve.then import checked_names, then_checks, then_shell
+
+    name, version = _engine(choice)
+    if version is not None:
+        raise UsageError("--run takes the version that is installed", where="--engine", fix=f"write --engine {name}")
+    names = checked_names(choice["then_names"], commands) if choice["then_names"] else []
+    local = installed(name or "vllm")
+    if local.device == "cpu":
+        gpus = CPU
+    elif choice["gpus"] is None:
+        raise UsageError("nobody said which GPUs these are", where="--gpus", fix="add --gpus 8xB200 or the like")
+    else:
+        gpus = parse_gpus(choice["gpus"])
+    port = chosen_port(choice["port"])
+    wish = replace(_wish(choice, local.engine, local.version), port=port)
+    made = launch(served, gpus, wish)
+    words = [str(local.command), *made.words[1:], "--host", HOST]
+    environment = {row.flag: str(row.value) for row in made.environment}
+    then = then_checks(names, out) if names else then_shell(choice["shell"], made.name) if choice["shell"] else None
+    log = choice["log"] or Path("serve.log")
+    url = f"http://{HOST}:{port}"
+    return run_engine(words, environment, url, log=log, out=out, served_name=made.name, then=then)

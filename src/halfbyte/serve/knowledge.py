@@ -1,0 +1,241 @@
+"""The reader of data/*.yaml: engines, rules, drafts and published commands, strictly and once.
+
+A file of ours that has an unknown key or a wrong type is refused with the key and its line, like a recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, RootModel, ValidationError, model_validator
+
+from halfbyte.errors import RecipeError, UsageError
+from halfbyte.recipe_errors import explain
+from halfbyte.recipe_yaml import Document, parse_yaml
+from halfbyte.serve.conditions import Facts, When
+from halfbyte.suggest import did_you_mean
+
+SWITCH = "?"  # after a flag that stands alone
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Draft(_Row):
+    """A checkpoint that proposes tokens."""
+
+    model: str
+    mla: bool
+    source: str
+
+
+class Port(_Row):
+    """The flag of the port, and the port that people expect."""
+
+    flag: str
+    default: int
+
+
+class Minimum(_Row):
+    """The oldest version for some launches."""
+
+    version: str
+    source: str
+    when: When = When()
+
+
+class Container(_Row):
+    """An image and how it is started, where it is not as the engine's own."""
+
+    image: str
+    docker: tuple[str, ...]
+
+
+class Build(Container):
+    """A build that somebody has served Kimi with."""
+
+    version: str
+    args: tuple[str, ...]
+    source: str
+
+
+class Engine(_Row):
+    """How an engine is started. See the top of engines.yaml."""
+
+    title: str
+    vendor: tuple[str, ...]
+    command: tuple[str, ...]
+    port: Port
+    version: str
+    image: str
+    docker: tuple[str, ...]
+    args: tuple[str, ...]
+    minimum: tuple[Minimum, ...]
+    flags: Mapping[str, str] = {}
+    flags_of: str | None = None
+    builds: Mapping[str, Build] = {}
+    vendors: Mapping[str, Container] = {}
+
+
+class Rule(_Row):
+    """One line of settings.yaml: a setting, a variable, a warning or a refusal, and when."""
+
+    set: str | None = None
+    env: str | None = None
+    warn: str | None = None
+    refuse: str | None = None
+    fix: str = ""
+    unless_set: str | None = None
+    or_fewer_gpus: bool = False
+    to: Any = None
+    when: When = When()
+    because: str = ""
+    source: str
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Rule:
+        said = [name for name in ("set", "env", "warn", "refuse") if getattr(self, name) is not None]
+        if len(said) != 1:
+            raise ValueError("a rule has exactly one of set, env, warn and refuse")
+        if said[0] in ("set", "env") and not (self.because and "to" in self.model_fields_set):
+            raise ValueError("a setting has a value (`to`) and a reason (`because`)")
+        if said[0] == "refuse" and not self.fix:
+            raise ValueError("a refusal says what works (`fix`)")
+        return self
+
+
+class Compared(_Row):
+    """The checkpoint that a published command serves, as halfbyte would make it."""
+
+    example: str
+    recipe: str
+    family: str
+    quantization: str
+    activations: str
+    kv_dtype: str | None = None
+    experts: int = 384
+    source_experts: int | None = None
+
+
+class Published(_Row):
+    """A command that a publisher wrote on the card of a checkpoint. See the top of published.yaml."""
+
+    title: str
+    checkpoint: str
+    source: str
+    engine: str
+    gpus: str
+    options: Mapping[str, Any]
+    model: Compared
+    command: str
+    note: str = ""
+    instead: Mapping[str, str] = {}
+
+
+class _Engines(RootModel[dict[str, Engine]]):
+    pass
+
+
+class _Rules(_Row):
+    rules: tuple[Rule, ...]
+
+
+class _Drafts(RootModel[dict[str, tuple[Draft, ...]]]):
+    pass
+
+
+class _Publications(RootModel[dict[str, Published]]):
+    pass
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def read(text: str, file: str, model: type[_Model]) -> _Model:
+    """Read one file of ours; a key that nobody knows is named with its line."""
+    document = parse_yaml(text, file)
+    try:
+        return model.model_validate(document.data)
+    except ValidationError as error:
+        raise _refused(error, document, model) from None
+
+
+def read_rules(text: str, file: str) -> tuple[Rule, ...]:
+    """Read a list of rules."""
+    # The reader wants a block of keys at the top, and a list of rules needs none.
+    indented = "rules:\n" + "".join(f"  {line}\n" for line in text.splitlines())
+    try:
+        return read(indented, file, _Rules).rules
+    except RecipeError as error:
+        raise RecipeError(error.what, where=_one_line_up(error.where, file), fix=error.fix) from None
+
+
+def _one_line_up(where: str, file: str) -> str:
+    line, _, rest = where.removeprefix(f"{file}:").partition(":")
+    return f"{file}:{int(line) - 1}:{rest}" if line.isdigit() else where
+
+
+def _refused(error: ValidationError, document: Document, model: type[BaseModel]) -> RecipeError:
+    first = error.errors()[0]
+    path = tuple(part for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return RecipeError(f"unknown key '{path[-1]}'", where=document.where(path), fix="correct it or take it out")
+    if issubclass(model, RootModel) or first["type"] == "value_error":
+        return RecipeError(first["msg"].removeprefix("Value error, "), where=document.where(path), fix="correct it")
+    return explain(error, document, model)
+
+
+def _text(name: str) -> str:
+    return files("halfbyte.serve").joinpath("data").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def engines() -> Mapping[str, Engine]:
+    """Return the engines by name, each with its flags."""
+    found = read(_text("engines.yaml"), "engines.yaml", _Engines).root
+    return {
+        name: row.model_copy(update={"flags": found[row.flags_of].flags}) if row.flags_of else row
+        for name, row in found.items()
+    }
+
+
+@cache
+def rules() -> Sequence[Rule]:
+    """Return the rules in their order."""
+    return read_rules(_text("settings.yaml"), "settings.yaml")
+
+
+@cache
+def drafts() -> Mapping[str, Sequence[Draft]]:
+    """Return the Eagle3 drafts by family."""
+    return read(_text("drafts.yaml"), "drafts.yaml", _Drafts).root
+
+
+@cache
+def publications() -> Mapping[str, Published]:
+    """Return the published commands by name."""
+    return read(_text("published.yaml"), "published.yaml", _Publications).root
+
+
+def engine(name: str) -> Engine:
+    """Return an engine, or say which one was meant."""
+    if name not in engines():
+        raise UsageError(f"no engine is named '{name}'", where="--engine", fix=did_you_mean(name, engines()))
+    return engines()[name]
+
+
+def published(name: str) -> Published:
+    """Return a published command, or say which one was meant."""
+    if name not in publications():
+        fix = did_you_mean(name, publications())
+        raise UsageError(f"no published command is named '{name}'", where="--like", fix=fix)
+    return publications()[name]
+
+
+def minimum_version(row: Engine, facts: Facts) -> Minimum | None:
+    """Return the oldest version that will do."""
+    return next((found for found in row.minimum if found.when.holds(facts)), None)

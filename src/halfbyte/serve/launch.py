@@ -1,0 +1,255 @@
+"""From a checkpoint, some GPUs and a wish to one launch: an engine, its settings and their reasons. Nothing is started.
+
+What is known of engines is data (`data/*.yaml`); what is computed is how many GPUs share a matrix, whether the KV cache
+is split by tokens, and the longest context that fits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.serve import settings
+from halfbyte.serve.conditions import version_key
+from halfbyte.serve.draft import Draft, draft_of, eagle3_mla
+from halfbyte.serve.facts import NONE, Wish, checkpoint_facts, machine_facts, parallel_facts
+from halfbyte.serve.fit import BF16, FP8, UTILIZATION, Fit, fit
+from halfbyte.serve.gpus import Gpus
+from halfbyte.serve.knowledge import Build, Container, Engine, drafts, engine, engines, minimum_version, rules
+from halfbyte.serve.parallel import Parallel
+from halfbyte.serve.served import Served
+from halfbyte.serve.settings import Note, Setting
+
+AUTO = "auto"
+CPU = Gpus(count=1, name="cpu", memory_nbytes=0, vendor="cpu", arch="cpu", interconnect=NONE)
+MODEL_IN_CONTAINER = "/model"
+_CPU_CONTEXT = 4096
+_SHORTEST = 4096  # a context below this is of no use to an agent
+_CONTEXT_STEP = 4096
+_MAX_PORT = 65_535
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[0-9a-f]{40})?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start one engine. `folder` is None where the engine loads `model` from the Hub."""
+
+    engine: str
+    title: str
+    version: str
+    model: str
+    folder: Path | None
+    name: str
+    gpus: Gpus
+    command: tuple[str, ...]  # with {model}
+    container: Container
+    container_command: tuple[str, ...]
+    environment: tuple[Setting, ...]
+    arguments: tuple[Setting, ...]
+    warnings: tuple[Note, ...]
+    port_flag: str
+    port: int
+    fit: Fit | None  # None on a CPU, where memory is not counted
+    draft: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """Return the command as a program gets it."""
+        start = [word.replace("{model}", self.model) for word in self.command]
+        return [*start, *(word for row in self.arguments for word in row.words), self.port_flag, str(self.port)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data, as `--json` prints it."""
+        return {
+            "engine": self.engine,
+            "version": self.version,
+            "model": self.model,
+            "served_name": self.name,
+            "gpus": str(self.gpus),
+            "image": self.container.image,
+            "port": self.port,
+            "command": self.words,
+            "environment": {row.flag: row.value for row in self.environment},
+            "settings": [row.as_dict() for row in (*self.environment, *self.arguments)],
+            "warnings": [{"warning": note.text, "source": note.source} for note in self.warnings],
+            "fit": self.fit.as_dict() if self.fit else None,
+        }
+
+
+def engines_for(gpus: Gpus) -> list[str]:
+    """Return the engines for GPUs of this vendor; the first is the one to try first."""
+    return [name for name, row in engines().items() if gpus.vendor in row.vendor]
+
+
+def launch(served: Served, gpus: Gpus, wish: Wish) -> Launch:
+    """Decide one launch; UsageError for what cannot work, CheckFailedError for what does not fit."""
+    name = wish.engine or engines_for(gpus)[0]
+    row = engine(name)
+    _refuse_wishes(served, gpus, wish, name, row)
+    build = row.builds.get(wish.version or "")
+    version = build.version if build else wish.version or row.version
+    given = settings.overrides(wish.given, row)
+    facts = {**checkpoint_facts(served, wish), **machine_facts(gpus)}
+    facts |= {"engine": name, "version": version, "build": wish.version if build else NONE}
+    facts |= _draft_facts(served, wish)
+    if not build:
+        _refuse_old(row, version, facts)
+    decided, fitted = _decide(served, gpus, wish, row, given, facts)
+    chosen = settings.choose(rules(), decided, row, given)
+    decided["batched_tokens"] = next((one.value for one in chosen if one.name == "max_num_batched_tokens"), None)
+    model = facts["hub_name"] or str(served.folder.absolute())
+    extra = [] if gpus.count == decided["tp"] else [_left_over(gpus, decided["tp"])]
+    container = build or row.vendors.get(gpus.vendor) or Container(image=row.image, docker=row.docker)
+    return Launch(
+        engine=name,
+        title=row.title,
+        version=version,
+        model=model,
+        folder=None if wish.hub else served.folder.absolute(),
+        name=str(facts["name"]),
+        gpus=replace(gpus, count=decided["tp"]),
+        command=row.command,
+        container=container.model_copy(update={"image": container.image.replace("{version}", version)}),
+        container_command=build.args if isinstance(build, Build) else row.args,
+        environment=tuple(settings.environment(rules(), decided, given)),
+        arguments=tuple(chosen),
+        warnings=(*settings.warnings(rules(), decided), *extra),
+        port_flag=row.port.flag,
+        port=wish.port or row.port.default,
+        fit=fitted,
+        draft=facts["draft"],
+    )
+
+
+def _refuse_wishes(served: Served, gpus: Gpus, wish: Wish, name: str, row: Engine) -> None:
+    """Refuse what no rule need be asked for."""
+    if gpus.vendor not in row.vendor:
+        fix = f"choose one of {', '.join(engines_for(gpus))}"
+        raise UsageError(f"{row.title} does not run on {gpus.name}", where="--engine", fix=fix)
+    if wish.version and not wish.version[0].isdigit() and wish.version not in row.builds:
+        known = ", ".join(row.builds) or "none"
+        fix = f"write a version, as in {name}=={row.version}, or a build: {known}"
+        raise UsageError(f"'{wish.version}' is no version of {row.title}", where="--engine", fix=fix)
+    if wish.hub and not _HUB_NAME.fullmatch(wish.hub):
+        fix = "write organisation/name, or organisation/name@COMMIT with the 40 digits of a commit: a branch can move"
+        raise UsageError(f"'{wish.hub}' is no name on the Hub", where="--hub", fix=fix)
+    if wish.port is not None and not 0 < wish.port <= _MAX_PORT:
+        raise UsageError(f"there is no port {wish.port}", where="--port", fix=f"choose one of 1 to {_MAX_PORT}")
+    if wish.context and served.context and wish.context > served.context:
+        what = f"the model's context is {served.context:,} tokens, {wish.context:,} were asked for"
+        raise UsageError(what, where="--context", fix=f"at most --context {served.context}")
+    if wish.tp and wish.tp > gpus.count:
+        raise UsageError(f"--tp {wish.tp} needs more than {gpus}", where="--tp", fix=f"at most --tp {gpus.count}")
+    if wish.tp and served.heads and served.heads % wish.tp:
+        choices = ", ".join(str(tp) for tp in _divisors(gpus.count, served.heads))
+        what = f"{served.heads} attention heads cannot be split over {wish.tp} GPUs"
+        raise UsageError(what, where="--tp", fix=f"choose one of {choices}")
+
+
+def _refuse_old(row: Engine, version: str, facts: Mapping[str, Any]) -> None:
+    minimum = minimum_version(row, facts)
+    if minimum and version_key(version) < version_key(minimum.version):
+        with_draft = " with a draft" if facts["draft"] else ""
+        what = f"{row.title} {version} is too old for {facts['family']}{with_draft}: {minimum.version} is the oldest"
+        raise UsageError(what, where=minimum.source, fix=f"take {row.title} {row.version}")
+
+
+def _draft_facts(served: Served, wish: Wish) -> dict[str, Any]:
+    if wish.draft is None:
+        return {}
+    known = [row for rows in drafts().values() for row in rows]
+    if wish.draft == AUTO:
+        found = drafts().get(served.family)
+        if not found:
+            fix = "name one with --draft ORGANISATION/NAME"
+            raise UsageError(f"no Eagle3 draft is known for {served.family}", where="--draft", fix=fix)
+        return {"draft": found[0].model, "draft_mla": found[0].mla}
+    mla = next((row.mla for row in known if row.model == wish.draft), "mla" in wish.draft.lower())
+    return {"draft": wish.draft, "draft_mla": mla}
+
+
+def _draft_size(name: str | None) -> Draft | None:
+    if name is None:
+        return None
+    return draft_of(Path(name)) if Path(name).is_dir() else eagle3_mla()
+
+
+def _decide(
+    served: Served, gpus: Gpus, wish: Wish, row: Engine, given: Mapping[str, Any], facts: Mapping[str, Any]
+) -> tuple[dict[str, Any], Fit | None]:
+    """Choose how many GPUs share a matrix, whether they share the cache, and the context; refuse what cannot work."""
+    sizes = [wish.tp] if wish.tp else sorted(_divisors(gpus.count, served.heads), reverse=True)
+    for tp in sizes:
+        if wish.dcp and tp % wish.dcp:
+            what = f"--dcp {wish.dcp} does not divide the {tp} GPUs that share a matrix"
+            raise UsageError(what, where="--dcp", fix=f"choose one of {', '.join(map(str, _divisors(tp, None)))}")
+        tried = {**facts, **parallel_facts(served, tp, wish.dcp or 1), "context": wish.context}
+        rule = settings.refusal(rules(), tried, given)
+        if rule is None:
+            return _with_context(served, replace(gpus, count=tp), wish, row, given, tried)
+        if not rule.or_fewer_gpus or tp == sizes[-1]:
+            raise settings.refused(rule, tried)
+    raise AssertionError("one GPU is always among those that are tried")
+
+
+def _with_context(
+    served: Served, gpus: Gpus, wish: Wish, row: Engine, given: Mapping[str, Any], facts: dict[str, Any]
+) -> tuple[dict[str, Any], Fit | None]:
+    if gpus.vendor == CPU.vendor:
+        context = wish.context or min(served.context or _CPU_CONTEXT, _CPU_CONTEXT)
+        why = "asked for with --context" if wish.context else "short, for a CPU; --context asks for more"
+        return {**facts, "context": context, "context_reason": why}, None
+    chosen = {one.name: one.value for one in settings.choose(rules(), facts, row, given)}
+    question: dict[str, Any] = {
+        "kv_dtype": FP8 if str(chosen.get("kv_cache_dtype", "")).startswith(FP8) else BF16,
+        "utilization": float(chosen.get("gpu_memory_utilization", UTILIZATION)),
+        "concurrency": wish.concurrency,
+        "draft": _draft_size(facts["draft"]),
+    }
+    vision = str(chosen.get("mm_encoder_tp_mode", "data"))
+    wanted = (wish.context or served.context or 0) * (wish.concurrency or 1)
+    can_split = "decode_context_parallel" in row.flags and served.needs.latent is not None
+    sizes = [wish.dcp] if wish.dcp else [1, gpus.count] if can_split and gpus.count > 1 else [1]
+    fits = [
+        fit(served, gpus, parallel=Parallel(gpus.count, wish.ep, dcp, vision), context=wish.context, **question)
+        for dcp in sizes
+    ]
+    found = next((one for one in fits if one.fits and (one.kv_tokens or 0) >= wanted), fits[-1])
+    if not found.fits:
+        raise CheckFailedError(f"it does not fit {gpus}: {found.problem}", where="--gpus", fix=found.advice)
+    context, why = _context(served, wish, found)
+    shown = fit(served, gpus, parallel=found.parallel, context=context, **question)
+    return {**facts, "dcp": found.parallel.decode_context, "context": context, "context_reason": why}, shown
+
+
+def _context(served: Served, wish: Wish, found: Fit) -> tuple[int | None, str]:
+    """Return the context to serve: as asked, or the longest that fits so many requests at once."""
+    most, share = wish.context or served.context, wish.concurrency or 1
+    if found.kv_tokens is None or most is None:
+        return most, "the model's own"
+    room = found.kv_tokens // share
+    if room >= most:
+        held = (
+            f"the cache has room for {found.kv_tokens:,} tokens, {found.kv_tokens / most:.1f} requests of full length"
+        )
+        return most, held if wish.context else f"the model's own; {held}"
+    context = room // _CONTEXT_STEP * _CONTEXT_STEP
+    if wish.context or context < _SHORTEST:
+        what = f"the KV cache has room for {found.kv_tokens:,} tokens, not for {share} times {most:,}"
+        fix = f"--context {max(context, 1)} would fit; or fewer at once, more GPUs, or fewer experts"
+        raise CheckFailedError(f"it does not fit {found.gpus}: {what}", where="--context", fix=fix)
+    return context, f"of the model's {most:,} tokens, what the cache has room for ({found.kv_tokens:,} for {share})"
+
+
+def _divisors(count: int, heads: int | None) -> list[int]:
+    """Return the numbers of GPUs, of so many, that can share a matrix."""
+    return [tp for tp in range(1, count + 1) if count % tp == 0 and (not heads or heads % tp == 0)]
+
+
+def _left_over(gpus: Gpus, tp: int) -> Note:
+    text = f"{tp} of {gpus} are used: start {gpus.count // tp} copies on ports of their own, each on its GPUs"
+    return Note(text, "halfbyte")

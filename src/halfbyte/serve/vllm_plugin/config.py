@@ -1,0 +1,142 @@
+"""The quantization `halfbyte_emulate`: it takes the place of the checkpoint's own, and gives each module its method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+
+from halfbyte.serve.vllm_plugin import QUANTIZATION
+
+if TYPE_CHECKING:
+    from halfbyte.models.linears import StoredLinear
+    from halfbyte.serve.vllm_plugin.stored import Stored
+
+
+class EmulatedConfig(QuantizationConfig):
+    """What a checkpoint says of its quantization, and what it stores. Without a block nothing is quantized."""
+
+    def __init__(self, block: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self.native: QuantizationConfig | None = None
+        self.stored: Stored | None = None
+        if block is not None:
+            from halfbyte.serve.vllm_plugin.native import native_config  # noqa: PLC0415 - only where it is used
+
+            self.native = native_config(block)
+            # Names of KV scales differ between the formats.
+            self.get_cache_scale_mapper = self.native.get_cache_scale_mapper
+            self.get_checkpoint_weight_mapper = self.native.get_checkpoint_weight_mapper
+
+    def get_name(self) -> str:
+        """Return the name that `--quantization` has."""
+        return QUANTIZATION
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        """Return the dtypes to compute in: what is emulated are the values."""
+        return [torch.float32, torch.bfloat16, torch.float16]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """Return the oldest GPU; plain PyTorch runs on all of them."""
+        return 0
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        """Return no file: vLLM puts hf_quant_config.json in the place of the block by itself."""
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> EmulatedConfig:
+        """Return the config for the block of a checkpoint."""
+        return cls(config)
+
+    @classmethod
+    def override_quantization_method(
+        cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
+    ) -> str | None:
+        """Take over the checkpoint's method, and only where the user asks for that."""
+        return QUANTIZATION if user_quant == QUANTIZATION else None
+
+    def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
+        """Look at the folder. It is the first time that vLLM names it, and in the process that the user sees."""
+        from halfbyte.serve.vllm_plugin.inputs import activations_wanted  # noqa: PLC0415
+        from halfbyte.serve.vllm_plugin.stored import Stored  # noqa: PLC0415
+
+        activations_wanted()  # a wrong word is refused here
+        self.stored = Stored(Path(model_name))
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
+        """Follow the names of the engine's model, with the ignore list and with what is stored."""
+        if self.native is not None:
+            self.native.apply_vllm_mapper(hf_to_vllm_mapper)
+        if self.stored is not None:
+            self.stored.rename(lambda name: next(iter(hf_to_vllm_mapper.apply_list([name])), None))
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        """Return our method where vLLM and the shards agree that a module is quantized, and vLLM's where it is not."""
+        from vllm.model_executor.layers.attention import Attention, MLAAttention  # noqa: PLC0415
+        from vllm.model_executor.layers.fused_moe import RoutedExperts  # noqa: PLC0415
+        from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod  # noqa: PLC0415
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead  # noqa: PLC0415
+
+        if self.native is not None:
+            self.native.packed_modules_mapping = self.packed_modules_mapping
+        if isinstance(layer, (Attention, MLAAttention)):
+            return None if self.native is None else self.native.get_quant_method(layer, prefix)
+        if isinstance(layer, RoutedExperts):
+            return self._experts_method(layer, prefix)
+        if not isinstance(layer, (LinearBase, ParallelLMHead)):
+            return None
+        linear = self._agreed(layer, prefix, self._parts(prefix))
+        if linear is None:
+            return UnquantizedLinearMethod()
+        if isinstance(layer, ParallelLMHead):
+            from halfbyte.errors import UsageError  # noqa: PLC0415
+
+            raise UsageError("a quantized head is not emulated", where=prefix, fix="quantize with roles.head=keep")
+        from halfbyte.serve.vllm_plugin.linear import EmulatedLinearMethod  # noqa: PLC0415
+
+        return EmulatedLinearMethod(prefix, self._parts(prefix), linear, self._input_scale(linear), self._fake(linear))
+
+    def _experts_method(self, layer: Any, prefix: str) -> Any:
+        from halfbyte.serve.vllm_plugin.experts import EmulatedExpertsMethod  # noqa: PLC0415
+
+        experts = range(layer.moe_config.num_logical_experts)
+        projections = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
+        names = [f"{prefix}.{expert}.{name}" for expert in experts for name in projections]
+        linear = self._agreed(layer, prefix, names)
+        if linear is None:
+            return None  # vLLM's own for unquantized experts
+        return EmulatedExpertsMethod(layer.moe_config, prefix, linear, self._input_scale(linear), self._fake(linear))
+
+    def _agreed(self, layer: torch.nn.Module, prefix: str, names: list[str]) -> StoredLinear | None:
+        """Return one of the stored linears, or None where nothing is quantized; the two must say the same."""
+        from halfbyte.serve.vllm_plugin.agreement import refuse_disagreement  # noqa: PLC0415
+        from halfbyte.serve.vllm_plugin.native import is_quantized  # noqa: PLC0415
+
+        assert self.stored is not None, "vLLM did not call maybe_update_config"
+        linear = self.stored.alike(prefix, names)
+        declared = self.native is not None and is_quantized(self.native, layer, prefix)
+        refuse_disagreement(prefix, declared=declared, linear=linear)
+        return linear
+
+    def _parts(self, prefix: str) -> list[str]:
+        """Return the names in the checkpoint of what the engine loads into one linear."""
+        parent, _, leaf = prefix.rpartition(".")
+        leaves = self.packed_modules_mapping.get(leaf, [leaf])
+        return [f"{parent}.{name}" if parent else name for name in leaves]
+
+    def _input_scale(self, linear: StoredLinear) -> str | None:
+        assert self.stored is not None
+        return self.stored.input_scale_of(linear)
+
+    def _fake(self, linear: StoredLinear) -> bool:
+        """Whether inputs of a linear are quantized."""
+        from halfbyte.serve.vllm_plugin.inputs import activations_wanted  # noqa: PLC0415
+
+        assert self.stored is not None
+        return self.stored.inputs_quantized and activations_wanted()

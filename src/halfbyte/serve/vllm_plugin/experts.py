@@ -1,0 +1,184 @@
+"""The routed experts of a layer in vLLM: packed while they are loaded, in BF16 from then on, and a forward of our own.
+
+vLLM's router says who gets which token, and vLLM runs the shared experts. Between the two an expert's inputs are
+quantized twice, before gate and up and before down, which no kernel of vLLM's for BF16 would do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEQuantConfig
+from vllm.model_executor.utils import set_weight_attrs
+
+from halfbyte.compare.activations import Fake
+from halfbyte.errors import UsageError
+from halfbyte.forward.experts import GATE_UP, run_experts
+from halfbyte.models.linears import StoredLinear
+from halfbyte.numerics.formats import FORMATS, Part
+from halfbyte.serve.vllm_plugin.delivered import Delivered
+from halfbyte.serve.vllm_plugin.expand import expand
+from halfbyte.serve.vllm_plugin.inputs import fake_of
+from halfbyte.serve.vllm_plugin.layout import SCALAR, SHAPE, dtype_of, kind_of, rows_and_columns
+from halfbyte.serve.vllm_plugin.scales import ONE_FOR_ALL, refuse_different, refuse_senseless
+
+_PLACE = {"w1": 0, "w3": 1, "w2": 0}  # of a projection's one number in the parameter of its kind
+
+
+class EmulatedExpertsMethod(FusedMoEMethodBase):
+    """Loads experts in their format; `linear` stands for all of them, which are stored alike."""
+
+    def __init__(
+        self,
+        moe: FusedMoEConfig,
+        module: str,
+        linear: StoredLinear,
+        input_scale: str | None,
+        quantize_inputs: bool,
+    ) -> None:
+        super().__init__(moe)
+        self.module, self.linear, self.input_scale = module, linear, input_scale
+        self.quantize_inputs = quantize_inputs
+        self.delivered = Delivered(module)
+        self.fakes: list[tuple[Fake | None, Fake | None]] = []
+        _refuse_unsupported(moe, module)
+
+    @property
+    def suffixes(self) -> list[str]:
+        """Return what is stored for each projection."""
+        tensors = [part.suffix for part in FORMATS[self.linear.format].tensors]
+        return [*tensors, self.input_scale] if self.input_scale else tensors
+
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Make room for what is stored, under vLLM's names for it."""
+        self.experts, self.width, self.inner = num_experts, hidden_size, intermediate_size_per_partition
+        load = extra_weight_attrs.pop("weight_loader")
+        numbers = [Part(self.input_scale, "F32", fixed=())] if self.input_scale else []
+        for part in (*FORMATS[self.linear.format].tensors, *numbers):
+            one_number = part.fixed is not None
+            loader = self.delivered.expert_loader(part.suffix, _load_numbers if one_number else load)
+            for prefix in ("w13", "w2"):
+                room = torch.nn.Parameter(self._room(part, fused=prefix == "w13"), requires_grad=False)
+                layer.register_parameter(f"{prefix}_{part.suffix}", room)
+                kind = kind_of(part)
+                attributes = {"weight_loader": loader, "quant_method": "group" if kind == "rows" else kind}
+                set_weight_attrs(room, {**extra_weight_attrs, **attributes})
+
+    def _room(self, part: Part, *, fused: bool) -> torch.Tensor:
+        dtype = dtype_of(self.linear, part) if part.suffix in self.linear.parts else torch.float32
+        if kind_of(part) == SCALAR:
+            return torch.empty(self.experts, 1 + fused, dtype=dtype)
+        if kind_of(part) == SHAPE:
+            return torch.empty(self.experts, 1 + fused, 2, dtype=dtype)
+        n, k = (self.inner, self.width) if fused else (self.width, self.inner)
+        rows, columns = rows_and_columns(self.linear, part, n, k)
+        return torch.empty(self.experts, rows * (1 + fused), columns, dtype=dtype)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Check what came, and put BF16 in its place, an expert at a time."""
+        named = [f"{expert}.{name}" for expert in range(self.experts) for name in ("gate_proj", "up_proj", "down_proj")]
+        self.delivered.refuse_missing(named, self.suffixes)
+        device = getattr(layer, f"w2_{self.suffixes[0]}").device
+        w13 = torch.empty(self.experts, 2 * self.inner, self.width, dtype=torch.bfloat16, device=device)
+        w2 = torch.empty(self.experts, self.width, self.inner, dtype=torch.bfloat16, device=device)
+        for expert in range(self.experts):
+            gate, up, down = (self._stored(layer, expert, which) for which in ("w1", "w3", "w2"))
+            self._check(expert, gate, up, down)
+            group = self.linear.group
+            w13[expert, : self.inner] = expand(self.linear.format, gate, group)
+            w13[expert, self.inner :] = expand(self.linear.format, up, group)
+            w2[expert] = expand(self.linear.format, down, group)
+            if self.quantize_inputs:
+                self.fakes.append((self._fake(gate, up), self._fake(down)))
+        for suffix in self.suffixes:
+            delattr(layer, f"w13_{suffix}")
+            delattr(layer, f"w2_{suffix}")
+        layer.register_parameter("w13_weight", torch.nn.Parameter(w13, requires_grad=False))
+        layer.register_parameter("w2_weight", torch.nn.Parameter(w2, requires_grad=False))
+
+    def _stored(self, layer: Any, expert: int, which: str) -> dict[str, torch.Tensor]:
+        """Return the tensors of one projection, by suffix."""
+        prefix = "w2" if which == "w2" else "w13"
+        found: dict[str, torch.Tensor] = {}
+        for suffix in self.suffixes:
+            tensor = getattr(layer, f"{prefix}_{suffix}").data[expert]
+            if suffix in ONE_FOR_ALL:
+                found[suffix] = tensor[_PLACE[which]].clone()
+            elif suffix != "weight_shape":
+                rows = tensor.shape[0] // (2 if prefix == "w13" else 1)
+                found[suffix] = tensor[_PLACE[which] * rows : (_PLACE[which] + 1) * rows]
+        return found
+
+    def _check(self, expert: int, gate: Any, up: Any, down: Any) -> None:
+        for name, tensors in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
+            refuse_senseless(f"{self.module}.{expert}.{name}", self.linear.format, tensors)
+        for suffix in set(ONE_FOR_ALL) & gate.keys():
+            refuse_different(f"{self.module}.{expert}", suffix, {"gate_proj": gate[suffix], "up_proj": up[suffix]})
+
+    def _fake(self, *projections: dict[str, torch.Tensor]) -> Fake | None:
+        scales = [tensors[self.input_scale] for tensors in projections] if self.input_scale else []
+        return fake_of(self.linear.format, torch.stack(scales) if scales else None)
+
+    def get_fused_moe_quant_config(self, layer: Any) -> FusedMoEQuantConfig | None:
+        """Return nothing: no kernel of vLLM's runs."""
+        return None
+
+    def apply(
+        self,
+        layer: Any,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        shared_experts: Any,
+        shared_experts_input: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the sum of what the experts of each token say, in the order and the dtype of `halfbyte compare`."""
+
+        def weights(expert: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            fused = layer.w13_weight[expert].to(x.dtype)
+            return fused[: self.inner], fused[self.inner :], layer.w2_weight[expert].to(x.dtype)
+
+        def change(expert: int, which: str, tensor: torch.Tensor) -> torch.Tensor:
+            fake = self.fakes[expert][0 if which == GATE_UP else 1]
+            return tensor if fake is None else fake(tensor)
+
+        chosen = topk_ids.long()
+        return run_experts(x, chosen, topk_weights, weights, threads=0, change=change if self.fakes else None)
+
+
+def _load_numbers(
+    param: torch.nn.Parameter,
+    loaded_weight: torch.Tensor,
+    weight_name: str,
+    shard_id: str,
+    expert_id: int,
+    return_success: bool = False,
+) -> bool:
+    """Keep the one number of each projection: vLLM's loader would put that of up in the place of gate's."""
+    place = param.data[expert_id, _PLACE[shard_id]]
+    place.copy_(loaded_weight.reshape(place.shape))
+    return True
+
+
+def _refuse_unsupported(moe: FusedMoEConfig, module: str) -> None:
+    """Say what is not emulated before vLLM fails at it."""
+    if moe.moe_parallel_config.use_ep:
+        raise UsageError("expert parallelism is not emulated", where=module, fix="leave --enable-expert-parallel out")
+    if moe.activation != MoEActivation.SILU:
+        what = f"experts with the activation {moe.activation.value} are not emulated, only silu"
+        raise UsageError(what, where=module, fix="serve it without --quantization halfbyte_emulate")
+    if torch.cuda.is_available() and not get_current_vllm_config().model_config.enforce_eager:
+        what = "emulated experts cannot be captured in a CUDA graph"
+        raise UsageError(what, where=module, fix="add --enforce-eager")

@@ -1,0 +1,41 @@
+"""How the tensors of a format lie in parameters: which have rows and columns, and how many for a part of a linear."""
+
+from __future__ import annotations
+
+import torch
+
+from halfbyte.models.linears import StoredLinear
+from halfbyte.numerics.formats import FORMATS, WHOLE_ROW, Part
+
+SCALAR, SHAPE = "scalar", "shape"
+_DTYPES = {
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+
+
+def kind_of(part: Part) -> str:
+    """Return "scalar", "shape" (compressed-tensors' weight_shape), "channel", "block" or "rows"."""
+    if part.fixed is not None:
+        return SHAPE if part.suffix == "weight_shape" else SCALAR
+    if part.columns == WHOLE_ROW:
+        return "channel"
+    return "block" if part.rows > 1 else "rows"
+
+
+def dtype_of(linear: StoredLinear, part: Part) -> torch.dtype:
+    """Return the dtype that the shards have: some writers take another than most."""
+    return _DTYPES[linear.parts[part.suffix].dtype]
+
+
+def rows_and_columns(linear: StoredLinear, part: Part, n: int, k: int) -> tuple[int, int]:
+    """Return the shape of a tensor for a share [N, K] of a linear, as tensor parallelism cuts it."""
+    row = FORMATS[linear.format]
+    if row.groups and part.columns == row.block:  # scales of a format with groups of several sizes
+        return n, k // linear.group
+    rows, columns = part.shape(n, k)
+    return rows, columns

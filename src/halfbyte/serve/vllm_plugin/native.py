@@ -1,0 +1,76 @@
+"""vLLM's own class for the checkpoint's format, asked one thing: is this module quantized.
+
+Its methods are not made: most of them look for kernels that this machine does not have. Its matching is all that counts
+here, so that an ignore list is read as the engine of a real deployment reads it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.quantization import get_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
+
+from halfbyte.errors import CheckpointError
+
+_OF_METHOD = {
+    "modelopt": "modelopt_fp4",
+    "modelopt_fp4": "modelopt_fp4",
+    "compressed-tensors": "compressed-tensors",
+    "quark": "quark",
+    "fp8": "fp8",
+}
+_NEVER_MODELOPT = ("vision_tower", "vision_model", "vit_large_projector")  # as ModelOptQuantConfigBase has it
+_NEVER_COMPRESSED = ("vision_tower", "mm_projector")  # as KimiK25ForConditionalGeneration has it
+
+
+def native_config(block: Mapping[str, Any]) -> QuantizationConfig:
+    """Return vLLM's config object for a `quantization_config`."""
+    method = str(block.get("quant_method", "modelopt" if "quantization" in block else ""))
+    if method not in _OF_METHOD:
+        what = f"quant_method '{method}' is not emulated"
+        raise CheckpointError(what, where="config.json", fix=f"emulated are {', '.join(_OF_METHOD)}")
+    return get_quantization_config(_OF_METHOD[method]).from_config(copy.deepcopy(dict(block)))
+
+
+def is_quantized(native: QuantizationConfig, layer: torch.nn.Module, prefix: str) -> bool:
+    """Whether vLLM takes a linear, or the routed experts of a layer, for quantized."""
+    name = native.get_name()
+    if name == "modelopt_fp4":
+        return not native.is_layer_excluded(prefix) and not any(part in prefix for part in _NEVER_MODELOPT)
+    if name == "compressed-tensors":
+        return _compressed_tensors_quantizes(native, layer, prefix)
+    if name == "quark":
+        return isinstance(layer, (LinearBase, RoutedExperts)) and _quark_quantizes(native, layer, prefix)
+    skipped = is_layer_skipped(
+        prefix=prefix, ignored_layers=native.ignored_layers, fused_mapping=native.packed_modules_mapping
+    )
+    return isinstance(layer, (LinearBase, RoutedExperts)) and not skipped
+
+
+def _compressed_tensors_quantizes(native: Any, layer: torch.nn.Module, prefix: str) -> bool:
+    if prefix.startswith(_NEVER_COMPRESSED):
+        return False
+    if not isinstance(layer, RoutedExperts):
+        return native.get_scheme_dict(layer, prefix) is not None
+    # As CompressedTensorsMoEMethod.get_moe_method does it: expert 0 speaks for all.
+    native._add_fused_moe_to_target_scheme_map()
+    projections = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
+    return all(native.get_scheme_dict(layer, f"{prefix}.0.{name}") is not None for name in projections)
+
+
+def _quark_quantizes(native: Any, layer: torch.nn.Module, prefix: str) -> bool:
+    from vllm.model_executor.layers.quantization.quark.utils import should_ignore_layer  # noqa: PLC0415
+
+    return not should_ignore_layer(
+        prefix,
+        ignore=native.quant_config.get("exclude"),
+        fused_mapping=native.packed_modules_mapping,
+        check_children=isinstance(layer, RoutedExperts),
+    )

@@ -1,0 +1,86 @@
+"""A `vllm serve` that has the halfbyte under test as its plugin, in a session of its own, so that it can be counted.
+
+It asks nothing of the folder's conftest but the command: what a plugin does must be seen with the plugin alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import halfbyte
+
+STARTS_IN_S = 600
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+}
+
+
+class EmulatedServer:
+    """Healthy once it is made; `stop` ends it."""
+
+    def __init__(self, vllm: Path, folder: Path, log: Path, options: list[str]) -> None:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        self.url, self.log = f"http://127.0.0.1:{port}", log
+        environment = {**ENVIRONMENT, **os.environ, "PYTHONPATH": str(Path(halfbyte.__file__).parents[1])}
+        environment["PATH"] = f"{vllm.parent}:{os.environ.get('PATH', '')}"
+        command = [str(vllm), "serve", str(folder), "--host", "127.0.0.1", "--port", str(port), *options]
+        begin = time.monotonic()
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, env=environment, cwd=log.parent, start_new_session=True
+            )
+        try:
+            self._wait(begin + STARTS_IN_S)
+        except BaseException:
+            self._kill()
+            raise
+        self.seconds = time.monotonic() - begin
+
+    def _wait(self, end: float) -> None:
+        while not self._healthy():
+            lines = self.log.read_text(errors="replace").strip()
+            assert self.process.poll() is None, f"vLLM ended with {self.process.returncode}:\n{lines[-6000:]}"
+            assert time.monotonic() < end, f"vLLM does not answer after {STARTS_IN_S} s:\n{lines[-6000:]}"
+            time.sleep(0.5)
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=2) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def stop(self) -> list[str]:
+        """End it as a user does, by Ctrl-C; return the processes of its session that still run a while after that."""
+        self.process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(60)
+        end = time.monotonic() + 20
+        while (left := self._processes()) and time.monotonic() < end:
+            time.sleep(0.2)
+        self._kill()
+        return left
+
+    def _processes(self) -> list[str]:
+        command = ["ps", "-o", "pid=,args=", "-s", str(self.process.pid)]
+        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        return [line for line in found.splitlines() if "<defunct>" not in line]
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(20)

@@ -1,0 +1,263 @@
+"""What a launch decides: by GPU, format, context and wish, with the hard-won settings of those who served Kimi."""
+
+import hashlib
+import json
+
+import pytest
+from kimi_served import kimi
+
+from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.serve.facts import Wish
+from halfbyte.serve.gpus import parse_gpus
+from halfbyte.serve.knowledge import engines
+from halfbyte.serve.launch import CPU, engines_for, launch
+
+
+def made(machine, served=None, **wish):
+    return launch(served or kimi(), parse_gpus(machine), Wish(**wish))
+
+
+def value(found, name):
+    """A setting's value; None where it is not set."""
+    return next((one.value for one in (*found.environment, *found.arguments) if one.name == name), None)
+
+
+def warned(found, words):
+    return any(words in note.text for note in found.warnings)
+
+
+# Each row is a fact that somebody paid for; the settings that are not named may be anything.
+FACTS = [
+    ("8xB200", {}, {}, {"moe_backend": "flashinfer_trtllm", "kv_cache_dtype": "fp8", "tensor_parallel": 8}),
+    ("8xB200", {"experts": 190}, {}, {"moe_backend": "flashinfer_cutlass"}),
+    ("8xB200", {}, {"version": "0.25.0"}, {"moe_backend": None, "VLLM_USE_FLASHINFER_MOE_FP4": "1"}),
+    ("8xB200", {}, {}, {"VLLM_USE_FLASHINFER_MOE_FP4": None, "enforce_eager": None, "trust_remote_code": None}),
+    ("8xB300", {}, {}, {"attention_backend": "TOKENSPEED_MLA", "block_size": 64}),
+    ("8xB300", {"kv_dtype": None}, {}, {"attention_backend": None, "block_size": None, "kv_cache_dtype": None}),
+    ("8xB300", {}, {"version": "ngc-26.03.post1"}, {"enforce_eager": True, "moe_backend": "cutlass"}),
+    ("8xB300", {}, {"engine": "sglang"}, {"quantization": "modelopt_fp4", "attention_backend": "tokenspeed_mla"}),
+    ("8xB300", {}, {"draft": "auto"}, {"speculative": {"num_speculative_tokens": 4}}),
+    ("8xH200", {}, {}, {"moe_backend": "marlin", "attention_backend": None}),
+    ("8xH200", {"format": "int4"}, {}, {"moe_backend": None, "mm_encoder_tp_mode": "data"}),
+    ("8xRTX PRO 6000", {}, {}, {"moe_backend": "flashinfer_cutlass", "attention_backend": "TRITON_MLA"}),
+    ("8xRTX PRO 6000", {}, {}, {"disable_custom_all_reduce": True, "NCCL_P2P_LEVEL": "SYS"}),
+    ("8xB200", {}, {}, {"disable_custom_all_reduce": None, "NCCL_P2P_LEVEL": None}),
+    ("4xRTX PRO 6000", {"experts": 192}, {}, {"generation_config": {"repetition_penalty": 1.12, "temperature": 0}}),
+    ("4xRTX PRO 6000", {"experts": 200}, {}, {"generation_config": None}),
+    ("8xB200", {}, {}, {"max_model_len": 262_144, "max_num_batched_tokens": 8192}),
+    ("8xB200", {}, {"context": 32_768}, {"max_model_len": 32_768, "max_num_batched_tokens": None}),
+    ("8xB200", {}, {"text_only": True}, {"language_model_only": True, "mm_encoder_tp_mode": None}),
+    ("8xB200", {"vision": False}, {}, {"language_model_only": None, "mm_encoder_tp_mode": None}),
+    ("8xB200", {}, {}, {"tool_call_parser": "kimi_k2", "reasoning_parser": "kimi_k2", "auto_tool_choice": True}),
+    ("8xB200", {"family": "kimi-k2-instruct"}, {}, {"tool_call_parser": "kimi_k2", "reasoning_parser": None}),
+    ("8xB200", {"family": "deepseek_v3"}, {}, {"tool_call_parser": None, "reasoning_parser": None}),
+    ("8xMI355X", {"format": "mxfp4"}, {}, {"VLLM_ROCM_USE_AITER": "1", "HSA_NO_SCRATCH_RECLAIM": "1"}),
+    ("8xMI355X", {"format": "mxfp4"}, {}, {"VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS": "0", "tensor_parallel": 8}),
+    ("8xMI355X", {"format": "int4"}, {}, {"moe_backend": "flydsl", "VLLM_ROCM_USE_AITER": "1"}),
+    ("8xMI350X", {"format": "int4"}, {"engine": "sglang"}, {"tensor_parallel": 4, "SGLANG_USE_AITER": "1"}),
+    ("8xMI350X", {"format": "mxfp4"}, {"engine": "atom"}, {"tensor_parallel": 8, "kv_cache_dtype": "fp8"}),
+]
+
+
+@pytest.mark.parametrize(("machine", "changes", "wish", "expected"), FACTS)
+def test_the_settings_that_others_found(machine, changes, wish, expected):
+    found = made(machine, kimi(**changes), **wish)
+    for name, wanted in expected.items():
+        got = value(found, name)
+        if name == "speculative":
+            got = {key: got[key] for key in wanted}
+        assert got == wanted, name
+
+
+def test_every_setting_says_why_and_where_from():
+    for machine in ("8xB300", "8xRTX PRO 6000", "8xMI355X"):
+        for name in engines_for(parse_gpus(machine)):
+            found = made(machine, kimi("int4"), engine=name)
+            for one in (*found.environment, *found.arguments):
+                assert one.reason, one
+                assert one.source, one
+                assert "{" not in one.reason, one
+
+
+def test_the_cache_is_split_by_tokens_only_where_the_context_does_not_fit_otherwise():
+    roomy = made("4xRTX PRO 6000", kimi(experts=192))
+    tight = made("4xRTX PRO 6000", kimi(experts=192), concurrency=2)
+    assert value(roomy, "decode_context_parallel") is None
+    assert value(tight, "decode_context_parallel") == 4
+    assert tight.fit.kv_tokens >= 2 * 262_144 > roomy.fit.kv_tokens >= 262_144
+    assert value(tight, "max_num_seqs") == 2
+    assert value(made("8xB200"), "decode_context_parallel") is None
+
+
+def test_the_context_is_cut_to_what_fits_and_the_fit_is_of_what_is_served():
+    found = made("4xRTX PRO 6000", kimi(experts=208))
+    context = value(found, "max_model_len")
+    assert 0 < context < 262_144
+    assert context % 4096 == 0
+    assert context <= found.fit.kv_tokens < context + 4096
+    assert found.fit.fits
+    assert f"of the model's {262_144:,} tokens" in next(o.reason for o in found.arguments if o.name == "max_model_len")
+    assert found.fit.utilization == value(found, "gpu_memory_utilization") == 0.94
+
+
+def test_hopper_is_told_the_truth_about_nvfp4():
+    found = made("8xH200")
+    assert warned(found, "Hopper has no NVFP4 arithmetic, but the checkpoint works")
+    assert not warned(made("8xH200", kimi("int4")), "Hopper")
+
+
+def test_warnings_come_where_they_belong():
+    assert warned(made("8xB200"), "FlashInfer 0.6.16.post4 and 0.6.17 compute NaN")
+    assert not warned(made("8xRTX PRO 6000"), "compute NaN")
+    assert warned(made("8xRTX PRO 6000"), "slower than the INT4 release through Marlin")
+    assert warned(made("8xB200", kimi(experts=192)), "no sampling stops loops in open-ended prose")
+    assert not warned(made("8xB200", kimi(experts=320)), "no sampling stops loops")
+    assert warned(made("8xB200", given=["max_num_batched_tokens=4096"]), "endless exclamation marks")
+    assert not warned(made("8xB200"), "endless exclamation marks")
+
+
+def test_remote_code_only_where_the_tokenizer_needs_it_with_the_files_that_run(tmp_path):
+    (tmp_path / "tokenization_kimi.py").write_text("print('hello')\n")
+    found = made("8xB200", kimi(folder=tmp_path, remote_tokenizer=True))
+    assert value(found, "trust_remote_code") is True
+    digest = hashlib.sha256(b"print('hello')\n").hexdigest()
+    assert warned(found, f"tokenization_kimi.py sha256:{digest}")
+    assert "--trust-remote-code" not in made("8xB200", kimi(folder=tmp_path)).words
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_name_on_the_hub_is_pinned(engine):
+    commit = "0123456789" * 4
+    found = made("8xB300", kimi(remote_tokenizer=True), hub=f"moonshotai/Kimi-K2.6@{commit}", engine=engine)
+    assert "moonshotai/Kimi-K2.6" in found.words
+    assert value(found, "revision") == commit
+    assert value(found, "code_revision") == (commit if engine == "vllm" else None)
+    assert found.name == "Kimi-K2.6"
+    assert warned(found, f"runs Python of moonshotai/Kimi-K2.6 at commit {commit}")
+
+
+def test_what_the_folder_says_of_its_commit_pins_as_well():
+    found = made("8xB200", kimi(revision="b" * 40, remote_tokenizer=True), hub="moonshotai/Kimi-K2.6")
+    assert value(found, "revision") == value(found, "tokenizer_revision") == "b" * 40
+
+
+def test_set_overrides_adds_and_removes():
+    found = made(
+        "8xB200", given=["kv-cache-dtype=auto", "prefix_caching=false", "env.NCCL_DEBUG=INFO", "block_size=32"]
+    )
+    assert value(found, "kv_cache_dtype") == "auto"
+    assert "--enable-prefix-caching" not in found.words
+    assert found.words[found.words.index("--block-size") + 1] == "32"
+    assert value(found, "NCCL_DEBUG") == "INFO"
+    assert value(made("8xRTX PRO 6000", given=["env.NCCL_P2P_LEVEL="]), "NCCL_P2P_LEVEL") is None
+    assert value(made("8xB200", given=['compilation_config={"mode": 3}']), "compilation_config") == {"mode": 3}
+
+
+def test_emulation_is_a_setting_like_others():
+    found = launch(kimi("mxfp4"), CPU, Wish(emulate=True, activations="off"))
+    assert value(found, "quantization") == "halfbyte_emulate"
+    assert value(found, "HALFBYTE_EMULATE_ACTIVATIONS") == "off"
+    assert value(launch(kimi(), CPU, Wish(emulate=True)), "HALFBYTE_EMULATE_ACTIVATIONS") is None
+    assert value(found, "attention_backend") == "CPU_MLA"
+    assert value(found, "dtype") == "float32"
+    assert value(found, "max_model_len") == 4096
+    assert value(found, "enforce_eager") is True
+
+
+def test_words_and_json_are_the_same_launch():
+    found = made("8xB300", draft="auto", port=8001)
+    data = json.loads(json.dumps(found.as_dict()))
+    assert data["command"] == found.words
+    assert found.words[-2:] == ["--port", "8001"]
+    assert {row["flag"] for row in data["settings"]} >= {"--tensor-parallel-size", "--speculative-config"}
+    assert all(row["reason"] for row in data["settings"])
+    assert data["fit"]["fits"]
+
+
+def test_a_draft_takes_its_memory():
+    without, with_draft = made("8xB200"), made("8xB200", draft="auto")
+    assert with_draft.fit.kv_tokens < without.fit.kv_tokens
+    pruned = made("4xRTX PRO 6000", kimi(experts=192), draft="auto")
+    assert value(pruned, "speculative")["attention_backend"] == "TRITON_MLA"
+    assert value(pruned, "decode_context_parallel") == 4
+
+
+REFUSED = [
+    ("8xB200", {"format": "mxfp4"}, {}, "MXFP4 is served natively by AMD's MI350X and MI355X", "moe_backend=emulation"),
+    ("8xB200", {"format": "mxfp4"}, {"engine": "sglang"}, "on AMD only", "INT4 on any"),
+    ("8xMI355X", {}, {}, "AMD's GPUs have no kernel for it", "moe_backend=emulation"),
+    ("8xMI355X", {}, {"engine": "atom"}, "AMD's GPUs have no kernel for it", "MXFP4 on these GPUs"),
+    ("8xH200", {}, {"engine": "sglang"}, "SGLang serves NVFP4 on Blackwell only", "use vLLM on Hopper"),
+    ("8xMI355X", {"format": "int4"}, {"engine": "sglang", "tp": 8}, "64 attention heads over 8 GPUs leave 8", "--tp 4"),
+    ("8xB200", {"experts": 190}, {"ep": True}, "190 experts cannot be dealt out evenly to 8 GPUs, 6", "multiple of 8"),
+    ("8xMI355X", {"format": "int4"}, {"ep": True}, "know no expert parallelism", "leave out --ep"),
+    ("8xB200", {"uneven": True}, {}, "layers with different numbers of experts", "without --spread"),
+    ("8xB300", {}, {"engine": "sglang", "dcp": 8}, "decode context parallelism is vLLM's", "--engine vllm"),
+    ("8xMI350X", {"format": "mxfp4"}, {"engine": "atom", "draft": "auto"}, "a draft", "--engine vllm-rocm"),
+    ("8xB200", {}, {"engine": "atom"}, "ATOM does not run on B200", "choose one of vllm, sglang"),
+    ("8xB200", {}, {"engine": "trtllm"}, "no engine is named 'trtllm'", "vllm"),
+    ("8xB200", {}, {"version": "0.19.1"}, "vLLM 0.19.1 is too old for kimi-k2.6: 0.25.0 is the oldest", "0.32.0"),
+    ("8xB200", {"family": "kimi-k2.5"}, {"version": "0.17.0", "draft": "auto"}, "kimi-k2.5 with a draft: 0.18.0", ""),
+    ("8xB200", {"family": "kimi-k2.7-code"}, {"version": "0.19.0"}, "0.19.1 is the oldest", ""),
+    ("8xB200", {}, {"version": "newest"}, "'newest' is no version of vLLM", "ngc-26.03.post1"),
+    ("8xB200", {}, {"tp": 3}, "64 attention heads cannot be split over 3 GPUs", "choose one of 1, 2, 4, 8"),
+    ("8xB200", {}, {"tp": 16}, "--tp 16 needs more than 8xB200", "at most --tp 8"),
+    ("8xB200", {}, {"tp": 8, "dcp": 3}, "--dcp 3 does not divide the 8 GPUs", "choose one of 1, 2, 4, 8"),
+    ("8xB200", {}, {"context": 300_000}, "the model's context is 262,144 tokens, 300,000 were asked", "262144"),
+    ("8xB200", {}, {"port": 70_000}, "there is no port 70000", "1 to 65535"),
+    ("8xB200", {}, {"given": ["kv_cache_dtyp=fp8"]}, "vLLM has no setting 'kv_cache_dtyp'", "'kv_cache_dtype'?"),
+    ("8xB200", {}, {"given": ["fp8"]}, "'fp8' does not set anything", "name=value"),
+    ("8xB200", {}, {"given": ["env.=1"]}, "vLLM has no setting 'env.'", ""),
+    ("8xB200", {}, {"given": ["enforce_eager=7"]}, "enforce_eager is a switch", "=true"),
+    ("8xB200", {"family": "kimi-k2-thinking"}, {"draft": "auto"}, "no Eagle3 draft is known for kimi-k2-thinking", ""),
+    ("8xB200", {}, {"hub": "a/b@main"}, "'a/b@main' is no name on the Hub", "a branch can move"),
+    ("8xB200", {}, {"hub": "--help"}, "'--help' is no name on the Hub", "organisation/name"),
+    ("8xB200", {"remote_tokenizer": True}, {"hub": "a/b"}, "the engine would run whatever code a/b has", "a/b@COMMIT"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("machine", "changes", "wish", "what", "fix"), REFUSED)
+def test_what_cannot_work_is_refused_in_a_sentence(machine, changes, wish, what, fix):
+    with pytest.raises(UsageError) as caught:
+        made(machine, kimi(**changes), **wish)
+    assert what in caught.value.what
+    assert fix in caught.value.fix
+    assert "{" not in caught.value.what + caught.value.fix
+    assert "\n" not in caught.value.what
+
+
+def test_naming_a_backend_lifts_the_refusal_with_a_warning():
+    found = made("8xB200", kimi("mxfp4"), given=["moe_backend=emulation"])
+    assert value(found, "moe_backend") == "emulation"
+    assert warned(found, "nobody has published a run of this format")
+    assert value(made("8xMI355X", kimi(), given=["moe_backend=emulation"]), "moe_backend") == "emulation"
+
+
+@pytest.mark.parametrize(
+    ("machine", "changes", "wish", "what"),
+    [
+        ("4xRTX PRO 6000", {}, {}, "it does not fit 4xRTX PRO 6000: each GPU would need"),
+        ("1xH200", {"experts": 192}, {}, "it does not fit 1xH200"),
+        ("4xRTX PRO 6000", {"experts": 192}, {"concurrency": 64, "context": 262_144}, "not for 64 times 262,144"),
+    ],
+)
+def test_what_does_not_fit_is_a_failed_check_with_advice(machine, changes, wish, what):
+    with pytest.raises(CheckFailedError) as caught:
+        made(machine, kimi(**changes), **wish)
+    assert what in caught.value.what
+    assert caught.value.fix
+    assert caught.value.exit_code == 1
+
+
+def test_leftover_gpus_are_not_forgotten():
+    found = made("8xB300", tp=4)
+    assert found.gpus.count == 4
+    assert warned(found, "4 of 8xB300 are used: start 2 copies")
+
+
+def test_every_engine_has_a_default_version_and_an_image():
+    for name, row in engines().items():
+        assert row.version, name
+        assert row.image, name
+    assert made("8xMI350X", kimi("int4"), engine="sglang").container.image.endswith("-rocm700-mi35x")
+    assert made("8xB200", engine="sglang").container.image == "lmsysorg/sglang:v0.5.9"

@@ -1,0 +1,179 @@
+"""`halfbyte serve` on the command line: what it prints and writes, what it refuses, and what it starts."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MINI = Path(__file__).parents[3] / "models" / "kimi-mini"
+
+
+def test_a_script_is_printed_with_its_warnings_beside(halfbyte):
+    code, printed, said = halfbyte("serve", MINI, "--gpus", "4xb200", "--draft", "lightseekorg/kimi-k2.6-eagle3-mla")
+    assert code == 0
+    assert printed.startswith("#!/usr/bin/env bash\n# Serve kimi-mini with vLLM 0.32.0 on 4xB200")
+    assert 'exec vllm serve "$MODEL" "${arguments[@]}" --port "$PORT" "$@"' in printed
+    assert "# memory     191.5 GB x 0.9" in printed
+    assert "! the draft was trained on the full model" in said
+    assert "next: halfbyte serve" in said
+    assert subprocess.run(["bash", "-n"], input=printed, text=True, check=False).returncode == 0
+
+
+def test_docker_and_other_engines(halfbyte):
+    assert "exec docker run --rm" in halfbyte("serve", MINI, "--gpus", "1xH200", "--docker")[1]
+    assert "exec sglang serve --model-path" in halfbyte("serve", MINI, "--gpus", "1xH200", "--engine", "sglang")[1]
+    assert "atom.entrypoints.openai_server" in halfbyte("serve", MINI, "--gpus", "4xMI350X", "--engine", "ATOM")[1]
+    build = halfbyte("serve", MINI, "--gpus", "4xB300", "--engine", "vllm==ngc-26.03.post1", "--docker")[1]
+    assert "nvcr.io/nvidia/vllm:26.03.post1-py3" in build
+    assert "--enforce-eager" in build
+
+
+def test_json_has_every_setting_with_its_reason(halfbyte):
+    code, printed, said = halfbyte("serve", MINI, "--gpus", "4xMI355X", "--json")
+    assert code == 0
+    assert "without sglang: 4 attention heads over 1 GPUs leave 4 a GPU" in said
+    launches = json.loads(printed)["launches"]
+    assert [row["engine"] for row in launches] == ["vllm-rocm", "atom"]
+    for row in launches:
+        assert all(one["reason"] and one["source"] for one in row["settings"])
+        assert row["fit"]["fits"]
+    assert launches[0]["environment"]["VLLM_ROCM_USE_AITER"] == "1"
+
+
+def test_all_engines_that_can_are_written(halfbyte, tmp_path):
+    code, printed, said = halfbyte("serve", MINI, "--gpus", "4xMI355X", "--write", tmp_path / "out")
+    assert code == 0
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == [
+        "docker-run-atom.sh",
+        "docker-run.sh",
+        "serve-atom.sh",
+        "serve-vllm-rocm.sh",
+        "serve.json",
+    ]
+    assert all(name in printed for name in names)
+    assert "verdict    it fits" in said
+    assert halfbyte("serve", MINI, "--gpus", "1xB200", "--write", tmp_path / "out")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "what", "fix"),
+    [
+        (["--gpus", "8xB2000"], 2, "no GPU is named 'b2000'", "B200"),
+        (["--gpus", "B200"], 2, "'B200' is no number of GPUs", "8xB200"),
+        ([], 2, "nobody said which GPUs it shall run on", "--gpus 8xB200"),
+        (["--gpus", "8xB200", "--engine", "trtllm"], 2, "no engine is named 'trtllm'", "vllm"),
+        (["--gpus", "8xB200", "--engine", "vllm==0.10"], 2, "vLLM 0.10 is too old for kimi_k25", "0.32.0"),
+        (["--gpus", "8xB200", "--tp", "3"], 2, "4 attention heads cannot be split over 3 GPUs", "1, 2, 4"),
+        (["--gpus", "4xB200", "--dcp", "3"], 2, "--dcp 3 does not divide the 4 GPUs", "1, 2, 4"),
+        (["--gpus", "4xB200", "--context", "5000"], 2, "context is 4,096 tokens, 5,000 were asked for", "4096"),
+        (["--gpus", "4xB200", "--set", "moebackend=x"], 2, "vLLM has no setting 'moebackend'", "moe_backend"),
+        (["--gpus", "4xB200", "--emulate"], 2, "--emulate is for --run", "add --run"),
+        (["--gpus", "4xB200", "--then", "probe"], 2, "--then is for --run", "add --run"),
+        (["--run", "--activations", "off"], 2, "--activations is for --emulate", "add --emulate"),
+        (["--run", "--then", "probe", "--exec", "true"], 2, "two ways", "one of them"),
+        (["--run", "--engine", "vllm==0.30"], 2, "--run takes the version that is installed", "--engine vllm"),
+        (["--like", "nvidia"], 2, "no published command is named 'nvidia'", "wafer-k2.6-nvfp4"),
+    ],
+)
+def test_bad_input_gets_one_sentence(halfbyte, options, code, what, fix):
+    got, printed, said = halfbyte("serve", MINI, *options)
+    assert (got, printed) == (code, "")
+    assert what in said.splitlines()[0]
+    assert any(line.strip().startswith("fix") and fix in line for line in said.splitlines())
+
+
+def test_a_folder_without_a_config_and_no_folder(halfbyte, tmp_path):
+    code, _, said = halfbyte("serve", tmp_path, "--gpus", "8xB200")
+    assert code == 2
+    assert "config.json" in said
+    code, _, said = halfbyte("serve", "--gpus", "8xB200")
+    assert code == 2
+    assert "no checkpoint is named" in said
+
+
+def test_what_does_not_fit_leaves_with_one(halfbyte, monkeypatch):
+    from halfbyte.serve import gpus
+
+    small = {name: gpus.replace(row, memory_nbytes=10**9) for name, row in gpus.known_gpus().items()}
+    monkeypatch.setattr(gpus, "known_gpus", lambda: small)
+    code, printed, said = halfbyte("serve", MINI, "--gpus", "1xB200")
+    assert (code, printed) == (1, "")
+    assert "it does not fit 1xB200" in said
+    assert "fix" in said
+
+
+FAKE_VLLM = """#!{python}
+import http.server, json, os, sys
+if sys.argv[1] == "--version":
+    sys.exit(print("{version}"))
+with open({notes!r}, "w") as file:
+    json.dump({{"argv": sys.argv, "env": dict(os.environ)}}, file)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *_): pass
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def fake_vllm(tmp_path, monkeypatch):
+    """Install a program that answers like vLLM's server and writes down how it was started."""
+
+    def install(version="0.32.0+cpu"):
+        path = tmp_path / "bin" / "vllm"
+        path.parent.mkdir()
+        notes = tmp_path / "started.json"
+        path.write_text(FAKE_VLLM.format(python=sys.executable, version=version, notes=str(notes)))
+        path.chmod(0o755)
+        monkeypatch.setenv("HALFBYTE_VLLM_BIN", str(path))
+        return notes
+
+    return install
+
+
+def test_run_starts_what_is_installed_as_it_was_decided(halfbyte, fake_vllm, tmp_path):
+    notes = fake_vllm()
+    out = tmp_path / "url"
+    shell = f'echo "$HALFBYTE_URL $HALFBYTE_MODEL" > {out}'
+    options = ["--run", "--emulate", "--activations", "off", "--exec", shell, "--log", tmp_path / "log"]
+    code, _, said = halfbyte("serve", MINI, *options)
+    assert code == 0, said
+    started = json.loads(notes.read_text())
+    words = started["argv"]
+    assert words[1:3] == ["serve", str(MINI)]
+    for flag, value in (("--quantization", "halfbyte_emulate"), ("--dtype", "float32"), ("--host", "127.0.0.1"),
+                        ("--attention-backend", "CPU_MLA"), ("--max-model-len", "4096")):  # fmt: skip
+        assert words[words.index(flag) + 1] == value
+    assert started["env"]["HALFBYTE_EMULATE_ACTIVATIONS"] == "off"
+    assert started["env"]["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    port = words[words.index("--port") + 1]
+    assert out.read_text() == f"http://127.0.0.1:{port} kimi-mini\n"
+
+
+def test_run_hands_the_exit_code_on(halfbyte, fake_vllm, tmp_path):
+    fake_vllm()
+    code, _, _ = halfbyte("serve", MINI, "--run", "--emulate", "--exec", "exit 7", "--log", tmp_path / "log")
+    assert code == 7
+
+
+def test_run_without_emulation_on_a_cpu_says_what_to_add(halfbyte, fake_vllm):
+    fake_vllm()
+    code, _, said = halfbyte("serve", MINI, "--run")
+    assert code == 2
+    assert "no kernel for 4-bit experts on a CPU" in said
+    assert "--emulate" in said
+
+
+def test_run_needs_to_know_the_gpus_and_a_version_that_will_do(halfbyte, fake_vllm):
+    fake_vllm("0.14.0")
+    code, _, said = halfbyte("serve", MINI, "--run")
+    assert code == 2
+    assert "nobody said which GPUs these are" in said
+    code, _, said = halfbyte("serve", MINI, "--run", "--gpus", "1xH200")
+    assert code == 2
+    assert "vLLM 0.14.0 is too old for kimi_k25" in said

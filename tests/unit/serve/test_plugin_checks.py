@@ -1,0 +1,209 @@
+"""What the plugin refuses before and while vLLM loads, seen without vLLM."""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import tomllib
+import torch
+from safetensors.torch import load_file, save_file
+
+from halfbyte.compare import activations
+from halfbyte.errors import CheckpointError, UsageError
+from halfbyte.models.model import describe
+from halfbyte.serve.vllm_plugin.agreement import refuse_disagreement
+from halfbyte.serve.vllm_plugin.delivered import Delivered
+from halfbyte.serve.vllm_plugin.inputs import SWITCH, activations_wanted, fake_of
+from halfbyte.serve.vllm_plugin.layout import kind_of, rows_and_columns
+from halfbyte.serve.vllm_plugin.llvmlite_scan import hide_llvmlite_from_scan
+from halfbyte.serve.vllm_plugin.stored import Stored, refuse_wrong_tensors
+from halfbyte.source.checkpoint import open_checkpoint
+
+EXPERT = "language_model.model.layers.1.mlp.experts.2"
+
+
+def change(folder, edit):
+    """Change the tensors of all shards; the index follows."""
+    import json
+
+    index = folder / "model.safetensors.index.json"
+    listed = json.loads(index.read_text())
+    for shard in sorted(folder.glob("*.safetensors")):
+        tensors = load_file(shard)
+        before = set(tensors)
+        edit(tensors)
+        for name in before - tensors.keys():
+            del listed["weight_map"][name]
+        listed["weight_map"] |= dict.fromkeys(tensors, shard.name)
+        save_file(tensors, shard)
+    index.write_text(json.dumps(listed))
+
+
+@pytest.mark.parametrize("kind", ["int4-k2.6", "fp8-block-k2", "bf16", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct"])
+def test_a_whole_checkpoint_is_known_by_name(pico, kind):
+    stored = Stored(pico(kind))
+    name = "model.layers.1.mlp.experts.2.up_proj"
+    name = name if kind in ("fp8-block-k2", "bf16") else f"language_model.{name}"
+    linear = stored.quantized(name)
+    assert (linear is None) == (kind == "bf16")
+    assert stored.quantized("language_model.model.layers.1.mlp.gate") is None
+    if linear is not None:
+        wanted = {"nvfp4": "input_scale", "nvfp4_ct": "input_global_scale"}.get(kind)
+        assert stored.input_scale_of(linear) == wanted
+        stored.rename(lambda name: name.replace("up_proj", "other") if "up_proj" in name else None)
+        assert stored.quantized(name.replace("up_proj", "other")) is linear
+        assert stored.quantized(name) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix", "said"),
+    [
+        ("nvfp4", "input_scale", "it has no input_scale"),
+        ("nvfp4_ct", "input_global_scale", "it has no input_global_scale"),
+        ("nvfp4", "weight_scale_2", "weight_scale_2 is missing"),
+        ("mxfp4", "weight_scale", "weight_scale is missing"),
+    ],
+)
+def test_a_scale_that_is_not_there(pico, kind, suffix, said):
+    folder = pico(kind)
+    change(folder, lambda tensors: tensors.pop(f"{EXPERT}.up_proj.{suffix}", None))
+    with pytest.raises(CheckpointError, match=said) as caught:
+        Stored(folder)
+    assert f"{EXPERT}.up_proj" in str(caught.value)
+
+
+def test_a_scale_that_nobody_reads(pico):
+    folder = pico("mxfp4")
+
+    def edit(tensors):
+        if f"{EXPERT}.up_proj.weight" in tensors:
+            tensors[f"{EXPERT}.up_proj.input_scale"] = torch.tensor(0.5)
+
+    change(folder, edit)
+    with pytest.raises(CheckpointError, match="it has an input_scale, which nobody reads"):
+        Stored(folder)
+    refuse_wrong_tensors(describe(open_checkpoint(pico("nvfp4"))), inputs_quantized=True)
+    with pytest.raises(CheckpointError, match="which nobody reads"):
+        refuse_wrong_tensors(describe(open_checkpoint(pico("nvfp4"))), inputs_quantized=False)
+
+
+def test_only_a_folder_is_emulated():
+    with pytest.raises(UsageError, match="only a folder") as caught:
+        Stored(Path("moonshotai/Kimi-K2.6"))
+    assert "hf download moonshotai/Kimi-K2.6" in str(caught.value)
+
+
+def test_parts_of_a_fused_linear_are_stored_alike(pico):
+    stored = Stored(pico("nvfp4"))
+    gate, up = (f"{EXPERT}.{name}" for name in ("gate_proj", "up_proj"))
+    assert stored.alike("m", [gate, up]) is stored.quantized(gate)
+    with pytest.raises(CheckpointError, match="bf16 and nvfp4"):
+        stored.alike("m", [gate, "language_model.model.layers.1.self_attn.o_proj"])
+
+
+def test_config_and_shards_agree_both_ways():
+    linear = SimpleNamespace(format="nvfp4")
+    refuse_disagreement("m", declared=True, linear=linear)
+    refuse_disagreement("m", declared=False, linear=None)
+    with pytest.raises(CheckpointError, match="the shards have it unquantized; where: mm_projector"):
+        refuse_disagreement("mm_projector.linear_1", declared=True, linear=None)
+    with pytest.raises(CheckpointError, match=r"the shards have it in nvfp4; where: layers\.1"):
+        refuse_disagreement("layers.1.mlp.experts", declared=False, linear=linear)
+
+
+def deliver(delivered, skip=(), lost=()):
+    given = []
+
+    def load(param, tensor, name, shard_id, expert_id, return_success=False):
+        given.append((expert_id, shard_id))
+        return (expert_id, shard_id) not in lost
+
+    loader = delivered.expert_loader("weight", load)
+    assert loader.supports_moe_loading
+    param = torch.nn.Parameter(torch.zeros(1, dtype=torch.uint8), requires_grad=False)
+    for expert in range(2):
+        for shard in ("w1", "w2", "w3"):
+            if (expert, shard) not in skip:
+                loader(param, torch.zeros(1, dtype=torch.uint8), "w13_weight", shard_id=shard, expert_id=expert)
+    return given
+
+
+PARTS = [f"{expert}.{name}" for expert in range(2) for name in ("gate_proj", "up_proj", "down_proj")]
+
+
+def test_what_came_is_enough():
+    delivered = Delivered("m")
+    assert len(deliver(delivered)) == 6
+    delivered.refuse_missing(PARTS, ["weight"])
+
+
+@pytest.mark.parametrize("how", ["skip", "lost"])
+def test_what_did_not_come_is_named(how):
+    delivered = Delivered("layers.1.mlp.experts")
+    deliver(delivered, **{how: [(1, "w3")]})
+    with pytest.raises(CheckpointError, match=r"never loaded its weight: .*layers\.1\.mlp\.experts\.1\.up_proj"):
+        delivered.refuse_missing(PARTS, ["weight"])
+    with pytest.raises(CheckpointError, match=r"never loaded its weight_scale \(nor 6 others"):
+        delivered.refuse_missing(PARTS, ["weight", "weight_scale"])
+
+
+def test_another_dtype_is_not_cast():
+    param = torch.nn.Parameter(torch.zeros(1, dtype=torch.uint8), requires_grad=False)
+    loader = Delivered("m").linear_loader("weight", lambda *_: None)
+    with pytest.raises(CheckpointError, match=r"weight is torch\.float32, but its header says torch\.uint8"):
+        loader(param, torch.zeros(1))
+
+
+def test_inputs_are_quantized_as_compare_does():
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    small, large = torch.tensor(0.001), torch.tensor(0.002)
+    fake = fake_of("nvfp4", torch.stack([small, large]))
+    assert torch.equal(fake(x), activations.nvfp4(x, large))
+    fake = fake_of("nvfp4_ct", torch.stack([1 / small, 1 / large]))
+    assert torch.equal(fake(x), activations.nvfp4(x, 1 / (1 / large)))
+    assert torch.equal(fake_of("mxfp4_ct", None)(x), activations.mxfp4(x))
+    assert fake_of("int4", None) is None
+
+
+def test_the_switch_knows_two_words(monkeypatch):
+    monkeypatch.delenv(SWITCH, raising=False)
+    assert activations_wanted()
+    monkeypatch.setenv(SWITCH, "off")
+    assert not activations_wanted()
+    monkeypatch.setenv(SWITCH, "no")
+    with pytest.raises(UsageError, match="is 'no'"):
+        activations_wanted()
+
+
+@pytest.mark.parametrize("kind", ["int4-g64", "fp8-block-k2", "fp8-channel", "nvfp4", "nvfp4_ct", "mxfp4"])
+def test_room_is_made_for_what_is_stored(pico, kind):
+    from halfbyte.numerics.formats import FORMATS
+
+    linear = next(one for one in describe(open_checkpoint(pico(kind))).linears.values() if one.role == "routed_experts")
+    for part in FORMATS[linear.format].tensors:
+        if kind_of(part) not in ("scalar", "shape"):
+            assert rows_and_columns(linear, part, *linear.shape) == linear.parts[part.suffix].shape
+
+
+def test_the_scan_does_not_see_llvmlite_and_nothing_is_lost(monkeypatch):
+    seen = []
+    monkeypatch.setitem(sys.modules, "llvmlite.made_up", ModuleType("made_up"))
+    before = dict(sys.modules)
+    dispatcher = SimpleNamespace(_rebind_kernels=lambda overrides: seen.append((overrides, set(sys.modules))))
+    hide_llvmlite_from_scan(dispatcher)
+    once = dispatcher._rebind_kernels
+    hide_llvmlite_from_scan(dispatcher)
+    assert dispatcher._rebind_kernels is once
+    dispatcher._rebind_kernels(["kernel"])
+    assert seen[0][0] == ["kernel"]
+    assert not [name for name in seen[0][1] if name.startswith("llvmlite")]
+    assert dict(sys.modules) == before
+    hide_llvmlite_from_scan(SimpleNamespace())  # another vLLM
+
+
+def test_vllm_finds_the_plugin_by_its_entry_point():
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    module, _, function = project["entry-points"]["vllm.general_plugins"]["halfbyte"].partition(":")
+    assert callable(getattr(import_module(module), function))

@@ -1,0 +1,70 @@
+"""The same numbers as an emulated engine's, by `halfbyte compare`: whole forwards, and single modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from halfbyte.calibrate.rows import Rows
+from halfbyte.compare.sides import open_side
+from halfbyte.compare.stream import _head, _Run
+from halfbyte.forward.experts import run_experts
+
+LIKELY = -20  # nats; below, a log-probability is one of 1e-9
+
+
+def log_probabilities(folder: Path, tokens: list[int], activations: str = "off", nudge: int | None = None):
+    """Log-probabilities [L - 1, V] after each token but the last, in FP32.
+
+    With `nudge`, a seed, embeddings are off by a few units in FP32's last place: as much as the order of sums is worth.
+    """
+    with open_side(folder, activations=activations) as side:
+        run = _Run(_rows(tokens), [side], None, 1)
+        hidden = run._hidden[0]
+        if nudge is not None:
+            noise = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(nudge))
+            hidden *= 1 + 2e-6 * noise
+        with run.layers:
+            for index in range(side.model.config.num_hidden_layers):
+                run._advance(side, hidden, index)
+        logits = _head(side).logits(hidden[0], precise=True)
+    return logits[:-1].double().log_softmax(-1)
+
+
+def _rows(tokens: list[int]) -> Rows:
+    row = np.array([tokens], np.int32)
+    return Rows(
+        tokens=row,
+        real=np.ones_like(row, bool),
+        positions=np.arange(len(tokens), dtype=np.int32)[None],
+        documents=np.zeros_like(row),
+        domains=np.zeros_like(row, np.int16),
+        names=("one",),
+        left_padded=False,
+    )
+
+
+def experts_again(folder: Path, layer: int, call: dict[str, torch.Tensor], activations: str) -> torch.Tensor:
+    """What the routed experts of a layer return for what an engine gave them."""
+    with open_side(folder, activations=activations) as side:
+        change = side.change(layer) if side.change else None
+        indices = call["topk_ids"].long()
+        return run_experts(call["x"], indices, call["topk_weights"], side.experts(layer), change=change)
+
+
+def linear_again(folder: Path, names: list[str], call: dict[str, torch.Tensor], activations: str) -> torch.Tensor:
+    """What linears outside the experts return together for what an engine gave them."""
+    with open_side(folder, activations=activations) as side:
+        prefix, leaf = names[0].split(".mlp.")
+        layer = int(prefix.rpartition(".")[2])
+        look = side.look(layer) if side.look else None
+        x = look(f"mlp.{leaf}", call["x"]) if look else call["x"]
+        return torch.cat([torch.nn.functional.linear(x, side.tensors(f"{name}.weight").float()) for name in names], -1)
+
+
+def apart(first: torch.Tensor, second: torch.Tensor) -> tuple[float, float]:
+    """The largest difference between log-probabilities that count, and the mean KL of the second from the first."""
+    largest = (first - second).abs()[first > LIKELY].max()
+    return float(largest), float((first.exp() * (first - second)).sum(-1).mean())

@@ -123,4 +123,4 @@ def change_tensors(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None
         save_file(tensors, shard)
         weight_map |= dict.fromkeys(tensors, shard.name)
     if index.is_file():
-        index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        index.write_text(json.dumps(json.loads(index.read_text()) | {"weight_map": weight_map}))

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from halfbyte.calibrate.named_files import with_data
-from halfbyte.models.model import describe
 from halfbyte.pipeline import quantize
-from halfbyte.plan.pruned import router_shape
-from halfbyte.prune.asked import recipe_of_plan
-from halfbyte.prune.plan_file import LayerChoice, PrunePlan
 from halfbyte.recipe import load_recipe
-from halfbyte.source.checkpoint import open_checkpoint
 
 REPOSITORY = Path(__file__).parents[1]
 KIMI_MINI = REPOSITORY / "models" / "kimi-mini"
 DATA = f"news={REPOSITORY / 'data' / 'calibration' / 'instructions.jsonl'}"
-KEPT, BLOCK = 24, 128
+KEPT, BLOCK = 28, 128
 _NO_KV = ["quantize.kv_cache=null", "quantize.kv_scale_min=null"]
 _MODELOPT = ["quantize.kv_cache=none", "quantize.kv_scale_min=null"]
 _PATTERNS = '["re:.*self_attn.*", "re:.*lm_head.*", "re:.*vision_tower.*", "re:.*mm_projector.*"]'
@@ -40,15 +34,11 @@ def _made(recipe: str, *overrides: str, data: bool = False, layers: int | None =
 
 
 def _pruned(out: Path) -> None:
-    """Three quarters of the experts, drawn at random, in NVFP4."""
-    checkpoint, dice = open_checkpoint(KIMI_MINI), random.Random(0)
-    model = describe(checkpoint)
-    layers = {at: LayerChoice(tuple(sorted(dice.sample(range(model.experts), KEPT)))) for at in model.moe_layers}
-    plan = PrunePlan(router=router_shape(model, checkpoint.config), layers=layers, rule=None)
+    """REAP's choice of the experts, and they in NVFP4."""
     fewer = out.with_name(f"{out.name}-int4")
-    quantize(KIMI_MINI, fewer, recipe_of_plan(plan, "layers"), prune_plan=plan)
-    recipe = load_recipe(WAFER, [*_MODELOPT, _CALIBRATED])
-    quantize(fewer, out, with_data(recipe, [DATA], 16))
+    recipe = load_recipe("kimi-k2.6-nvfp4-reap192", [f"prune.keep={KEPT}", "calibrate.sequence_length=128"])
+    quantize(KIMI_MINI, fewer, with_data(recipe, [DATA], 64))
+    quantize(fewer, out, with_data(load_recipe(WAFER, [*_MODELOPT, _CALIBRATED]), [DATA], 16))
     shutil.rmtree(fewer)
 
 
@@ -133,4 +123,4 @@ def change_tensors(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None
         save_file(tensors, shard)
         weight_map |= dict.fromkeys(tensors, shard.name)
     if index.is_file():
-        index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        index.write_text(json.dumps(json.loads(index.read_text()) | {"weight_map": weight_map}))

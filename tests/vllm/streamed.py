@@ -15,17 +15,11 @@ from halfbyte.forward.experts import run_experts
 LIKELY = -20  # nats; below, a log-probability is one of 1e-9
 
 
-def log_probabilities(folder: Path, tokens: list[int], activations: str = "off", nudge: int | None = None):
-    """Log-probabilities [L - 1, V] after each token but the last, in FP32.
-
-    With `nudge`, a seed, embeddings are off by a few units in FP32's last place: as much as the order of sums is worth.
-    """
+def log_probabilities(folder: Path, tokens: list[int], activations: str = "off") -> torch.Tensor:
+    """Log-probabilities [L - 1, V] after each token but the last, in FP32."""
     with open_side(folder, activations=activations) as side:
         run = _Run(_rows(tokens), [side], None, 1)
         hidden = run._hidden[0]
-        if nudge is not None:
-            noise = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(nudge))
-            hidden *= 1 + 2e-6 * noise
         with run.layers:
             for index in range(side.model.config.num_hidden_layers):
                 run._advance(side, hidden, index)
@@ -66,5 +60,9 @@ def linear_again(folder: Path, names: list[str], call: dict[str, torch.Tensor], 
 
 def apart(first: torch.Tensor, second: torch.Tensor) -> tuple[float, float]:
     """The largest difference between log-probabilities that count, and the mean KL of the second from the first."""
-    largest = (first - second).abs()[first > LIKELY].max()
-    return float(largest), float((first.exp() * (first - second)).sum(-1).mean())
+    return float(by_position(first, second).max()), float((first.exp() * (first - second)).sum(-1).mean())
+
+
+def by_position(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """The largest difference at each position."""
+    return (first - second).abs().masked_fill(first <= LIKELY, 0).amax(-1)

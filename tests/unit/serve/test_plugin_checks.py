@@ -6,13 +6,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-import tomllib
 import torch
-from safetensors.torch import load_file, save_file
+from served_variants import change_tensors
 
 from halfbyte.compare import activations
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.models.model import describe
+from halfbyte.serve.vllm_plugin import register
 from halfbyte.serve.vllm_plugin.agreement import refuse_disagreement
 from halfbyte.serve.vllm_plugin.delivered import Delivered
 from halfbyte.serve.vllm_plugin.inputs import SWITCH, activations_wanted, fake_of
@@ -21,24 +21,12 @@ from halfbyte.serve.vllm_plugin.llvmlite_scan import hide_llvmlite_from_scan
 from halfbyte.serve.vllm_plugin.stored import Stored, refuse_wrong_tensors
 from halfbyte.source.checkpoint import open_checkpoint
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 EXPERT = "language_model.model.layers.1.mlp.experts.2"
-
-
-def change(folder, edit):
-    """Change the tensors of all shards; the index follows."""
-    import json
-
-    index = folder / "model.safetensors.index.json"
-    listed = json.loads(index.read_text())
-    for shard in sorted(folder.glob("*.safetensors")):
-        tensors = load_file(shard)
-        before = set(tensors)
-        edit(tensors)
-        for name in before - tensors.keys():
-            del listed["weight_map"][name]
-        listed["weight_map"] |= dict.fromkeys(tensors, shard.name)
-        save_file(tensors, shard)
-    index.write_text(json.dumps(listed))
 
 
 @pytest.mark.parametrize("kind", ["int4-k2.6", "fp8-block-k2", "bf16", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct"])
@@ -68,7 +56,7 @@ def test_a_whole_checkpoint_is_known_by_name(pico, kind):
 )
 def test_a_scale_that_is_not_there(pico, kind, suffix, said):
     folder = pico(kind)
-    change(folder, lambda tensors: tensors.pop(f"{EXPERT}.up_proj.{suffix}", None))
+    change_tensors(folder, lambda tensors: tensors.pop(f"{EXPERT}.up_proj.{suffix}", None))
     with pytest.raises(CheckpointError, match=said) as caught:
         Stored(folder)
     assert f"{EXPERT}.up_proj" in str(caught.value)
@@ -81,7 +69,7 @@ def test_a_scale_that_nobody_reads(pico):
         if f"{EXPERT}.up_proj.weight" in tensors:
             tensors[f"{EXPERT}.up_proj.input_scale"] = torch.tensor(0.5)
 
-    change(folder, edit)
+    change_tensors(folder, edit)
     with pytest.raises(CheckpointError, match="it has an input_scale, which nobody reads"):
         Stored(folder)
     refuse_wrong_tensors(describe(open_checkpoint(pico("nvfp4"))), inputs_quantized=True)
@@ -201,6 +189,13 @@ def test_the_scan_does_not_see_llvmlite_and_nothing_is_lost(monkeypatch):
     assert not [name for name in seen[0][1] if name.startswith("llvmlite")]
     assert dict(sys.modules) == before
     hide_llvmlite_from_scan(SimpleNamespace())  # another vLLM
+
+
+def test_a_vllm_that_is_not_as_expected_starts_all_the_same(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "vllm", None)  # nothing can be imported from it
+    monkeypatch.delitem(sys.modules, "vllm.model_executor.layers.quantization", raising=False)
+    register()
+    assert "halfbyte_emulate is not there" in caplog.text
 
 
 def test_vllm_finds_the_plugin_by_its_entry_point():

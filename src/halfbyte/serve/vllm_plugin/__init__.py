@@ -23,16 +23,30 @@ thing ends the start with a sentence.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from importlib import import_module
+
 QUANTIZATION = "halfbyte_emulate"
 
 
 def register() -> None:
-    """Make the quantization known to vLLM; called in every process of every vLLM beside halfbyte."""
+    """Make the quantization known to vLLM; called in every process of every vLLM beside halfbyte.
+
+    vLLM does not survive an error of a plugin. One that is too old or too new for this must start all the same.
+    """
+    try:
+        _register()
+    except Exception as error:
+        logging.getLogger("vllm.halfbyte").warning("--quantization %s is not there: %s", QUANTIZATION, error)
+
+
+def _register() -> None:
     from vllm.model_executor.layers.quantization import register_quantization_config  # noqa: PLC0415
-    from vllm.triton_utils import dispatcher  # noqa: PLC0415
 
     from halfbyte.serve.vllm_plugin.config import EmulatedConfig  # noqa: PLC0415
     from halfbyte.serve.vllm_plugin.llvmlite_scan import hide_llvmlite_from_scan  # noqa: PLC0415
 
-    hide_llvmlite_from_scan(dispatcher)
     register_quantization_config(QUANTIZATION)(EmulatedConfig)
+    with contextlib.suppress(ImportError):  # older ones have no such scan
+        hide_llvmlite_from_scan(import_module("vllm.triton_utils.dispatcher"))

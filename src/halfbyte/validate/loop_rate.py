@@ -18,7 +18,7 @@ from halfbyte.errors import UsageError
 from halfbyte.validate.generate import Written, open_writer
 from halfbyte.validate.loops import has_loop
 from halfbyte.validate.prompts import open_prompts
-from halfbyte.validate.proportions import sign_test, wilson
+from halfbyte.validate.statistics.proportions import sign_test, wilson
 
 TEMPERATURES = (0.0, 0.7)
 TOKENS = 512

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from halfbyte.validate.proportions import sign_test, wilson
+from halfbyte.validate.statistics.proportions import sign_test, wilson
 
 
 @pytest.mark.parametrize(("found", "count"), [(0, 64), (12, 64), (64, 64), (1, 10), (1, 1), (0, 1)])

@@ -60,7 +60,9 @@ def _of_texts(samples: Sequence[Sample], task: Task) -> list[str]:
     if refused > MOST_REFUSED * len(samples):
         found.append(f"{_of(refused, samples)} refuse to answer")
     text, count = Counter(one.text for one in samples).most_common(1)[0]
-    if len(samples) >= ENOUGH and count > MOST_ALIKE * len(samples) and text.strip() and not task.short_answer:
+    right = sum(one.target.strip() == text.strip() for one in samples)
+    most = (MOST_ONE_CHOICE if task.short_answer else MOST_ALIKE) * len(samples)
+    if len(samples) >= ENOUGH and count > most and text.strip() and right <= MOST_ALIKE * len(samples):
         found.append(f"{_of(count, samples)} are the same text: {text[:40]!r}")
     chosen = task.primary.split(",", 1)[1]
     unparsed = sum(one.taken.get(chosen) == INVALID for one in samples)
@@ -72,7 +74,8 @@ def _of_texts(samples: Sequence[Sample], task: Task) -> list[str]:
 def _of_choices(samples: Sequence[Sample]) -> list[str]:
     picks = Counter(_best(one) for one in samples)
     choice, count = picks.most_common(1)[0]
-    if len(samples) >= ENOUGH and count > MOST_ONE_CHOICE * len(samples):
+    right = sum(one.target == str(choice) for one in samples)  # the first items of a set may all have one answer
+    if len(samples) >= ENOUGH and count > MOST_ONE_CHOICE * len(samples) and right <= MOST_ALIKE * len(samples):
         return [f"{_of(count, samples)} chose the same place, number {choice + 1}"]
     equal = sum(len({answer[0] for answer in one.output}) == 1 for one in samples)
     return [f"{_of(equal, samples)} have equal likelihoods for every choice"] if equal > len(samples) / 2 else []
@@ -94,9 +97,10 @@ def _of_scores(samples: Sequence[Sample], task: Task) -> list[str]:
     metric = task.primary.split(",", 1)[0]
     strict, flexible = f"{metric},strict-match", f"{metric},flexible-extract"
     if all(name in (samples[0].scores or {}) for name in (strict, flexible)):
-        by_filter = [sum((one.scores or {})[name] for one in samples) / len(samples) for name in (strict, flexible)]
-        if by_filter[1] - by_filter[0] > MOST_STRICT_GAP:
-            found.append(f"strict-match has {by_filter[0]:.1%}, flexible-extract {by_filter[1]:.1%}: the form broke")
+        narrow, wide = (sum((one.scores or {})[name] for one in samples) for name in (strict, flexible))
+        if wide - narrow > MOST_STRICT_GAP * len(samples):
+            shares = f"strict-match has {narrow / len(samples):.1%}, flexible-extract {wide / len(samples):.1%}"
+            found.append(f"{shares}: the form broke")
     return found
 
 

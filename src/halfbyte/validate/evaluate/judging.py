@@ -110,17 +110,22 @@ def _judge_task(task: Task, ours: list[Sample], theirs: list[Sample] | None, mar
         found = compared[task.primary]
         label = (found.decides if isinstance(found, Seeds) else found).verdict.label
     other = None if theirs is None else _scored(theirs, task)
-    return Judged(task, label, _scored(ours, task), other, compared, worst, wrong, _notes(ours))
+    return Judged(task, label, _scored(ours, task), other, compared, worst, wrong, _notes(ours, task))
 
 
-def _notes(samples: list[Sample]) -> list[str]:
+def _notes(samples: list[Sample], task: Task) -> list[str]:
+    """What a reader of the score must know about the questions."""
+    notes: list[str] = []
+    targets = {one.target for one in samples}
+    if len(targets) == 1 and len(samples) > 1 and (task.kind == "choose" or task.short_answer):
+        notes.append("every item asked has the same right answer: whoever always gives it scores 100 %; ask more items")
     prompts: dict[_ItemName, set[str]] = {}
     for one in samples:
         prompts.setdefault((one.subtask, one.doc), set()).add(one.prompt_hash)
     seeds = {one.seed for one in samples}
     if len(seeds) > 1 and all(len(hashes) == 1 for hashes in prompts.values()):
-        return [f"all {len(seeds)} seeds asked with the same prompts: what differs between them is the server's noise"]
-    return []
+        notes.append(f"all {len(seeds)} seeds asked with the same prompts: what differs is the server's own noise")
+    return notes
 
 
 def _metrics(samples: list[Sample]) -> list[str]:

@@ -108,8 +108,6 @@ def _missing(side: Scored) -> str:
 
 def failure(judged: Sequence[Judged]) -> str:
     """Return why the run is not a pass, or nothing."""
-    for label in ("ANOMALOUS", "REGRESSION"):
-        names = [one.task.task for one in judged if one.label == label]
-        if names:
-            return f"{label}: {', '.join(names)}"
-    return ""
+    labels: tuple[Label, ...] = ("REGRESSION", "ANOMALOUS")
+    names = {label: ", ".join(one.task.task for one in judged if one.label == label) for label in labels}
+    return "; ".join(f"{label}: {tasks}" for label, tasks in names.items() if tasks)

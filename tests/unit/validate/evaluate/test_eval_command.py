@@ -47,7 +47,8 @@ def knows(server, wrong=()):
         ending = f"Question: {row['question']}\nAnswer:"
         server.answers[ending] = " #### 0" if number in wrong else f" {row['answer']}"
     for row in WORLD[:LIMIT]:
-        server.right_letters[row["question"]] = "ABCD"[row["answer"]]
+        server.right_letters[row["question"]] = letter = "ABCD"[row["answer"]]
+        server.answers[row["question"]] = f" {letter}"
     for row in COPYING:
         server.answers[row["messages"][0]["content"]] = row["answer"]
 

@@ -8,6 +8,7 @@ import importlib
 import importlib.metadata
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ class Harness:
     task_files: dict[str, str]  # file -> SHA-256
     data_folder: Path
     managers: dict[str, Any]  # by folder of tasks
-    leaves: dict[str, list[str]]  # by task of the suite: the tasks of lm-eval below it
+    cache: tempfile.TemporaryDirectory[str] | None  # lives as long as this does
 
 
 def load_harness(suite: Suite, data_dir: Path | None) -> Harness:
@@ -47,11 +48,13 @@ def load_harness(suite: Suite, data_dir: Path | None) -> Harness:
     os.environ["TQDM_DISABLE"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tasks_module, lm_eval = _import("lm_eval.tasks"), _import("lm_eval")
+    # It lists every installed package after each task, which takes seconds and which nobody reads here.
+    _import("lm_eval.evaluator").add_env_info = lambda _: None  # pyright: ignore[reportUnknownLambdaType]
+    cache = _own_cache() if local else None
     for name in ("lm_eval", "datasets"):
         logging.getLogger(name).setLevel(logging.ERROR)
     own = Path(lm_eval.__file__).parent / "tasks"
     managers: dict[str, Any] = {}
-    leaves: dict[str, list[str]] = {}
     files: list[Path] = []
     for task in suite.tasks:
         where = folder / task.folder if task.folder.startswith("./") else own / task.folder
@@ -59,10 +62,20 @@ def load_harness(suite: Suite, data_dir: Path | None) -> Harness:
             managers[task.folder] = tasks_module.TaskManager(include_path=[str(where)], include_defaults=False)
             files += sorted(path for path in where.rglob("*") if path.is_file() and "yaml" in path.name)
         with inside(folder):
-            leaves[task.task] = _load(managers[task.folder], task, folder if local else None)
+            _load(managers[task.folder], task, folder if local else None)
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     version = importlib.metadata.version("lm_eval")
-    return Harness(suite, suite_hash(suite, files), version, digests, folder, managers, leaves)
+    return Harness(suite, suite_hash(suite, files), version, digests, folder, managers, cache)
+
+
+def _own_cache() -> tempfile.TemporaryDirectory[str]:
+    """Keep what is read from local files apart from the user's cache.
+
+    Without the network `datasets` takes a set from there by its name: a `gsm8k` of another folder, with other rows.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="halfbyte-eval-")
+    _import("datasets.config").HF_DATASETS_CACHE = Path(folder.name)
+    return folder
 
 
 def _import(name: str) -> Any:
@@ -94,10 +107,10 @@ def _no_data(name: str, task: Task, folder: Path | None, why: str = "") -> Usage
     return UsageError(what + why, where=task.task, fix=fix)
 
 
-def _load(manager: Any, task: Task, folder: Path | None) -> list[str]:
-    """Read a task's data, which is what takes the network; return the names of what is asked."""
+def _load(manager: Any, task: Task, folder: Path | None) -> None:
+    """Read a task's data, which is what takes the network, so that what is missing is said now."""
     try:
-        return list(manager.load([task.task])["tasks"])
+        manager.load([task.task])
     except KeyError:
         what = f"this version of lm-eval has no task '{task.task}'"
         raise MachineError(what, where=task.folder, fix="pip install 'lm_eval[api]==0.4.13'") from None

@@ -237,6 +237,56 @@ def test_several_seeds_that_ask_the_same_are_said_to(fake, halfbyte, hub, tmp_pa
     assert len(server.items()) == 3 * LIMIT
 
 
+def test_the_rows_asked_are_those_of_the_folder_given_and_not_of_an_earlier_one(fake, halfbyte, hub, tmp_path):
+    """`datasets` keeps a set by its name: offline it takes the rows of another folder from there."""
+    url, server = fake
+    knows(server)
+    path = hub / "openai" / "gsm8k" / "test.jsonl"
+    for count in (LIMIT, 10):
+        path.write_text("\n".join(path.read_text().splitlines()[:count]) + "\n")
+        halfbyte("eval", url, *CARD, "--data-dir", hub, "-o", tmp_path / f"out{count}")
+        assert len(lines(tmp_path / f"out{count}")) == 3 * count
+
+
+@pytest.fixture
+def card_hub(hub):
+    """GSM8K's and MMLU's names and columns: the 57 subjects that lm-eval's group asks, two rows each."""
+    import lm_eval
+
+    tasks = Path(lm_eval.__file__).parent / "tasks" / "mmlu" / "default"
+    subjects = sorted(path.stem.removeprefix("mmlu_") for path in tasks.glob("mmlu_*.yaml"))
+    folder = hub / "cais" / "mmlu"
+    folder.mkdir(parents=True)
+    configs = []
+    for number, subject in enumerate(subjects):
+        splits = {"test": WORLD[2 * number : 2 * number + 2], "dev": WORLD[-5:]}
+        for split, rows in splits.items():
+            texts = [json.dumps({"subject": subject, **{key: row[key] for key in ("question", "choices", "answer")}})
+                     for row in rows]  # fmt: skip
+            (folder / f"{subject}-{split}.jsonl").write_text("\n".join(texts) + "\n")
+        files = "\n".join(f"  - split: {split}\n    path: {subject}-{split}.jsonl" for split in splits)
+        configs.append(f"- config_name: {subject}\n  data_files:\n{files}")
+    (folder / "README.md").write_text("---\nconfigs:\n" + "\n".join(configs) + "\n---\n")
+    return hub
+
+
+@pytest.mark.slow
+def test_the_nvfp4_cards_suite_has_all_subjects_of_mmlu(fake, halfbyte, card_hub, tmp_path):
+    url, server = fake
+    for row in WORDS[:LIMIT]:
+        server.answers[row["question"] + "\nA:"] = f" The answer is {row['answer'].split('#### ')[1]}."
+    for row in WORLD[:114]:
+        server.right_letters[row["question"]] = "ABCD"[row["answer"]]
+    code, printed, said = halfbyte("eval", url, "--suite", "kimi-card", "--data-dir", card_hub, "-o", tmp_path / "out")
+    assert code == 0, printed + said
+    words, mmlu = saved(tmp_path / "out")["tasks"]
+    assert [one["value"] for one in words["candidate"]["by_metric"].values()] == [1, 1]  # strict and flexible
+    found = mmlu["candidate"]["by_metric"]["acc,none"]
+    assert (found["items"], found["clusters"], found["value"]) == (114, 57, 1)
+    shots = {one["prompt"].count("Q:") for one in server.items() if "stop" in one}
+    assert shots == {9} and len(server.items()) == LIMIT + 4 * 114
+
+
 def test_missing_data_is_said_before_anything_is_asked(fake, halfbyte, hub, tmp_path):
     url, server = fake
     for argv in (("--suite", "kimi-card", "--data-dir", hub), ("--suite", "mini", "--data-dir", tmp_path)):

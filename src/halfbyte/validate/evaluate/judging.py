@@ -64,6 +64,8 @@ class Judged:
         """Return it for JSON."""
         return {
             "task": self.task.task,
+            "asked_as": "chat, with the server's template" if self.task.api == "chat" else "completions, no template",
+            "shots": self.task.shots,
             "label": self.label,
             "primary": self.task.primary,
             "candidate": self.candidate.as_dict(),

@@ -48,6 +48,7 @@ class _Run:
     store: Store
     concurrency: int
     limit: int | None
+    out: Output
     progress: Callable[[str, int, int], None]
     sent: int = 0
 
@@ -55,6 +56,10 @@ class _Run:
         """Make a side ready to be asked: the same endpoint as in an earlier run, or a new one."""
         record = fingerprint(self.store.endpoints, ready.identity, ready.probes)
         if record not in self.store.endpoints:
+            if any(record["stable"]["url"] == one["stable"]["url"] for one in self.store.endpoints):
+                self.out.note(
+                    f"! {ready.identity.url} has another checkpoint or engine than before: all is asked again"
+                )
             self.store.add(record)
         return Arm(side, ready, str(record["fingerprint"]), self.concurrency, self.store, self.progress)
 
@@ -87,7 +92,9 @@ def evaluate(asked: Asked, out: Output, progress: Callable[[str, int, int], None
     for note in suite.notes:
         out.note(f"! {note}")
     with Store(asked.folder / REQUESTS) as store:
-        run = _Run(harness, store, asked.concurrency or suite.concurrency, asked.limit, progress)
+        run = _Run(harness, store, asked.concurrency or suite.concurrency, asked.limit, out, progress)
+        if store.damaged:
+            out.note(f"! {store.damaged} lines of {store.path} cannot be read; what they held is asked again")
         try:
             ours = run.arm("candidate", ready)
             candidate = run.ask(ours)

@@ -101,6 +101,23 @@ def test_a_server_that_drips_bytes_is_bounded_as_well():
     assert time.monotonic() - start < 5
 
 
+def test_a_body_that_is_cut_is_asked_for_again():
+    import socket
+
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def cut():
+        peer, _ = listener.accept()
+        peer.recv(65536)
+        peer.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{"choices": [')
+        peer.close()
+
+    threading.Thread(target=cut, daemon=True).start()
+    with pytest.raises(EndpointError) as error:
+        Endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}", 5.0).post("/", {})
+    assert error.value.again
+
+
 def test_nobody_there_ends_the_run_at_once():
     start = time.monotonic()
     with pytest.raises(MachineError, match="does not answer any more") as error:

@@ -105,8 +105,8 @@ def test_another_checkpoint_at_the_same_address_is_asked_again(fake, mini, tmp_p
     mini(url)
     asked = len(server.items())
     server.salt = "another "
-    mini(url)
-    assert len(server.items()) == 2 * asked
+    _, _, said = mini(url)
+    assert len(server.items()) == 2 * asked and "another checkpoint or engine than before" in said
 
 
 def test_the_worse_of_two_is_found_and_the_cache_does_not_hide_it(start_fake, mini, tmp_path):
@@ -342,6 +342,13 @@ def test_a_run_that_was_ended_goes_on_and_repeats_nothing(fake, mini, tmp_path, 
     assert len(finished) >= 8
     assert len(server.items()) - asked == 2 * LIMIT - len(finished)
     assert saved(tmp_path / "out")["tasks"][0]["candidate"]["samples"] == LIMIT
+
+
+def test_without_lm_eval_the_command_to_install_it_is_said(fake, mini, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
+    url, server = fake
+    code, _, said = mini(url)
+    assert code == 3 and "pip install 'halfbyte[eval]'" in said and server.asked == []
 
 
 def test_results_have_no_key(fake, mini, tmp_path, monkeypatch):

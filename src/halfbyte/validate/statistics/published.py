@@ -72,8 +72,9 @@ def check_share(percent: str, items: int) -> Recomputed:
     low, high = (end / 100 * items for end in rounded(percent))
     whole = math.ceil(low - 1e-9)  # the ends themselves count
     answer: Answer = "follows" if whole <= high + 1e-9 else "does not follow"
-    near = tuple(100 * right / items for right in (math.floor(low), math.ceil(high)))
-    ways = {f"{whole} right": (100 * whole / items,) * 2} if answer == "follows" else {"its neighbours": near}
+    ways: dict[str, Interval] = {f"{whole} right": (100 * whole / items, 100 * whole / items)}
+    if answer != "follows":
+        ways = {"its neighbours": (100 * math.floor(low) / items, 100 * math.ceil(high) / items)}
     return Recomputed(f"share of {items:,}", percent, answer, ways)
 
 

@@ -168,6 +168,8 @@ def test_seeds_of_other_shapes_are_refused():
         over_seeds([[1, 0]], [[1, 0]])
     with pytest.raises(UsageError, match="alike"):
         over_seeds([[1, 0]] * 3, [[1, 0]] * 2)
+    with pytest.raises(UsageError, match="between 0 and 1"):
+        over_seeds([[2, 0], [0, 0]], [[1, 0], [1, 0]])  # though the average over seeds is fine
     with pytest.raises(UsageError, match="3 cluster names for 2 items"):
         paired([1, 0], [1, 0], ["a", "b", "c"])
 

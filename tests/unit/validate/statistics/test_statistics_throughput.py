@@ -94,8 +94,17 @@ def test_no_headline_where_the_interval_covers_one_or_something_else_forbids_it(
     assert emulated.headline is None
     assert emulated.sentence().startswith("no claim: the server is emulated")
     assert emulated.interval[0] > 2
-    hair = throughput_ratio(np.full(6, 1.0005), np.ones(6))
+    hair = throughput_ratio(1.0005 + noise / 1e5, np.ones(6))
+    assert hair.interval[0] > 1
     assert hair.headline is None
+
+
+@pytest.mark.parametrize("design", ["abba", "sequential"])
+def test_figures_that_never_vary_are_no_measurement(design):
+    arms = ([3.0] * 6, [1.0] * 6) if design == "abba" else ([[3.0], [3.0]], [[1.0], [1.0]])
+    found = throughput_ratio(*arms, design)
+    assert found.headline is None
+    assert "nothing varies" in found.sentence()
 
 
 def test_drift_is_seen_and_taking_turns_is_immune_to_it():

@@ -67,7 +67,7 @@ def test_false_alarms_of_each_test(against_itself):
 def test_a_model_is_no_regression_of_itself(against_itself):
     for found in ([one.decides for one, _ in against_itself], [one for _, one in against_itself]):
         assert share(one.verdict.loss_is_sure for one in found) <= 0.05 + 0.02
-        assert share(one.verdict.label == "REGRESSION" for one in found) <= 0.05
+        assert share(one.verdict.label == "REGRESSION" for one in found) <= 0.05 + 0.02
     # Twenty comparisons of the issue, at the nominal level: more than four alarms would be one in four hundred.
     assert sum(one.verdict.label == "REGRESSION" for _, one in against_itself[:20]) <= 4
 

@@ -93,7 +93,7 @@ def make() -> dict:
     reference = (random.random(240) < 0.85).astype(float)
     candidate = np.where(random.random(240) < 0.15, 1 - reference, reference)
     labels = random.integers(0, 12, 240)
-    seeds_a, seeds_b = ((random.random((3, 120)) < 0.9).astype(float) for _ in range(2))
+    seeds_a, seeds_b = ((random.random((3, 120)) < share).astype(float) for share in (0.86, 0.92))
     fast, slow = (np.round(random.lognormal(mean, 0.04, 8), 4) for mean in (0.45, 0.0))
     sampled = stats.bootstrap(
         (candidate, reference), lambda a, b: np.mean(a - b), paired=True, vectorized=False, n_resamples=9999,

@@ -66,6 +66,8 @@ def test_the_airway_table():
     assert found.tango == found.interval == pytest.approx((-0.517, -0.026), abs=5e-4)
     assert found.mcnemar_p == found.p_value == 2 * (1 + 8) / 2**8
     assert found.mcnemar_mid_p == pytest.approx(2 * (1 + 8 / 2) / 2**8)
+    assert found.verdict.p_worse == (1 + 8) / 2**8
+    assert paired(*flips(7, 1, 1, 12)).verdict.p_worse == 1 - 1 / 2**8
     assert (found.candidate, found.reference) == (2 / 21, 8 / 21)
     assert found.flips == 8 / 21
 

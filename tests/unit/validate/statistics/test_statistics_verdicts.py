@@ -75,6 +75,7 @@ def test_what_gsm8k_and_mmlu_can_show_at_best(items, psi, points):
 def test_a_loss_as_seen_near_half_the_margin_needs_four_times_the_items():
     found = judged(difference=-0.005)
     assert found.items_if_as_seen == items_needed(0.03, 0.005) == found.items_to_decide
+    assert judged(difference=-0.008).items_if_as_seen == items_needed(0.03, 0.008)  # REGRESSION is nearer
     assert judged(difference=0.005).items_to_decide == found.items_if_equal
 
 

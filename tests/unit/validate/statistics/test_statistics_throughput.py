@@ -161,3 +161,12 @@ def test_turns_come_in_pairs_and_one_pair_has_no_interval():
     one = throughput_ratio([2.0], [1.0])
     assert (one.ratio, one.interval, one.headline) == (2, None, None)
     assert json.loads(json.dumps(one.as_dict()))["headline"] is None
+
+
+def test_every_start_counts_for_drift():
+    steady, falling = np.ones(8), 0.98 ** np.arange(8)
+    jitter = np.random.default_rng(6).lognormal(0, 0.002, (4, 8))
+    found = throughput_ratio(
+        [steady * jitter[0], falling * jitter[1]], [steady * jitter[2], falling * jitter[3]], "sequential"
+    )
+    assert found.drift == pytest.approx(0.98**3.5 - 1, abs=0.01)  # one slope for all: half of that of half of them

@@ -7,6 +7,7 @@ pairs.paired                  two models on the same items -> difference, exact 
 seeds.over_seeds              several runs each -> mean +- stdev and z as model cards do it, and the test that decides
 noninferiority.verdict        bounds of a difference -> ACCEPT, REGRESSION or INCONCLUSIVE, and how many items decide
 multiple.holm, judge_suite    several tasks -> p-values that allow for looking several times, one verdict
+published                     printed figures of a model card -> whether they follow from each other
 throughput.throughput_ratio   blocks of two servers -> ratio of speeds, its interval, drift, and a headline if it holds
 
 Below them: proportions (shares of a count), sampling (errors over items and clusters, bootstrap), distributions

@@ -19,6 +19,7 @@ from halfbyte.errors import UsageError
 from halfbyte.validate.statistics.distributions import normal_two_sided, t_two_sided
 from halfbyte.validate.statistics.noninferiority import MARGIN
 from halfbyte.validate.statistics.pairs import Paired, paired
+from halfbyte.validate.statistics.sampling import scores
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ def over_seeds(
             f"scores by seed are {a.shape} and {b.shape}: both must be seeds x items, alike, and two seeds at least",
             fix="run both models with the same seeds on the same items; for one seed use the paired comparison",
         )
+    for model, whose in ((a, "candidate"), (b, "reference")):
+        scores(model.ravel(), whose)
     one, other = _of_model(a), _of_model(b)
     z, freedom = welch((one.mean, one.stdev), (other.mean, other.stdev), len(a))
     small, _ = welch((one.mean, one.population_stdev), (other.mean, other.population_stdev), len(a))

@@ -118,7 +118,7 @@ def _abba(a: Logs, b: Logs, seed: int, no_claim: str) -> Speedup:
         (len(a), len(b)),
         drift,
         p,
-        no_claim or few or _covers_one(interval),
+        no_claim or few or _why_not(interval),
     )
 
 
@@ -128,11 +128,14 @@ def _sequential(a: list[Logs], b: list[Logs], no_claim: str) -> Speedup:
     few = min(len(a), len(b)) < FEWEST_STARTS
     interval = None if few else _ratios(_welch_interval(*map(mean_over_items, means)))
     drift, p = _drift([(start, np.arange(len(start))) for start in (*a, *b)])
-    why = f"{len(a)} and {len(b)} server starts, {FEWEST_STARTS} an arm are needed" if few else _covers_one(interval)
+    why = f"{len(a)} and {len(b)} server starts, {FEWEST_STARTS} an arm are needed" if few else _why_not(interval)
     return Speedup("sequential", math.exp(difference), interval, None, (len(a), len(b)), drift, p, no_claim or why)
 
 
-def _covers_one(interval: Interval | None) -> str:
+def _why_not(interval: Interval | None) -> str:
+    """Say what in the interval forbids a headline."""
+    if interval is not None and interval[0] == interval[1]:
+        return "nothing varies at all, as no measurement does: the figures are rounded too coarsely or not measured"
     if interval is None or max(interval[0] - 1, 1 - interval[1]) >= LEAST:
         return ""
     return "the interval covers 1 or nearly does, no difference is shown"

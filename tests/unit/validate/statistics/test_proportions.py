@@ -18,6 +18,11 @@ def test_wilsons_ends_are_the_shares_that_lie_two_errors_from_what_was_found(fou
         assert distance == pytest.approx(expected, abs=1e-6)
 
 
+def test_the_ends_are_closed_exactly():
+    assert {wilson(0, count)[0] for count in range(1, 300)} == {0.0}
+    assert {wilson(count, count)[1] for count in range(1, 300)} == {1.0}
+
+
 def test_of_nothing_nothing_is_known():
     assert wilson(0, 0) == (0.0, 1.0)
 

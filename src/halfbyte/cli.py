@@ -30,6 +30,7 @@ from halfbyte.recipe_options import (
 from halfbyte.serve.command import serve_command
 from halfbyte.usage import Group, usage_errors
 from halfbyte.validate.command import loops_command
+from halfbyte.validate.evaluate.command import eval_command
 
 if TYPE_CHECKING:
     from halfbyte.numerics.formats import Format
@@ -304,6 +305,7 @@ def diff_command(out: Output, a: Path, b: Path) -> None:
 cli.add_command(compare_command)
 cli.add_command(loops_command)
 cli.add_command(serve_command)
+cli.add_command(eval_command)
 
 
 @cli.command()

@@ -10,7 +10,10 @@ from pico import write_pico
 
 import halfbyte
 
-HEAVY = {"torch", "numba", "numpy", "transformers", "pydantic", "yaml", "triton", "ray", "vllm", "rich", "jinja2"}
+HEAVY = {
+    "torch", "numba", "numpy", "transformers", "pydantic", "yaml", "triton", "ray", "vllm", "rich", "jinja2", "lm_eval",
+    "datasets",
+}  # fmt: skip
 ANSWERS_IN_S = 0.3
 FAILS_ABOVE_S = 0.6  # what a busy machine may add
 

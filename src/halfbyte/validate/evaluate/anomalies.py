@@ -1,0 +1,126 @@
+"""Scores that are none: a suite at chance, empty or cut or equal answers, a parser that finds nothing, errors.
+
+Such a task is ANOMALOUS: its figures are shown, and nothing is concluded from them. Each limit is a share of items.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from halfbyte.validate.evaluate.samples import Sample
+from halfbyte.validate.evaluate.suites import Task
+from halfbyte.validate.statistics.proportions import sign_test, wilson
+
+MOST_ERRORS = 0.005
+MOST_EMPTY = 0.05
+MOST_TRUNCATED = 0.05
+MOST_TRUNCATED_APART = 0.01  # the two sides: answers that are cut are wrong, whatever the model knows
+MOST_LIKELY_BY_CHANCE = 0.05
+MOST_UNPARSED = 0.20
+MOST_REFUSED = 0.05
+MOST_STRICT_GAP = 0.20  # the looser filter finds the answer, the strict one does not: the form broke, not the model
+MOST_ALIKE = 0.5
+MOST_ONE_CHOICE = 0.9
+ENOUGH = 20  # items; below that a share says little
+INVALID = "[invalid]"  # what lm-eval's filters give where they find nothing
+_REFUSAL = re.compile(
+    r"\s*(i['\u2019]?m sorry|i am sorry|sorry,|i can(no|['\u2019])t|i am unable|as an ai)", re.IGNORECASE
+)
+
+
+def anomalies(samples: Sequence[Sample], task: Task) -> list[str]:
+    """Return what makes the items of one side no score; nothing if they are one."""
+    answered = [one for one in samples if one.error is None]
+    found: list[str] = []
+    errors = len(samples) - len(answered)
+    if errors > MOST_ERRORS * len(samples):
+        last = next(one.error for one in samples if one.error is not None)
+        found.append(f"{_of(errors, samples)} got no answer ({last})")
+    if not answered:
+        return found
+    if task.kind == "generate":
+        found += _of_texts(answered, task)
+    else:
+        found += _of_choices(answered)
+    return found + _of_scores(answered, task)
+
+
+def _of_texts(samples: Sequence[Sample], task: Task) -> list[str]:
+    found: list[str] = []
+    empty = sum(not one.text.strip() for one in samples)
+    null = sum(one.null for one in samples)
+    if empty > MOST_EMPTY * len(samples):
+        found.append(f"{_of(empty, samples)} are empty, {null} of them without any content from the server")
+    cut = truncated(samples)
+    if cut > MOST_TRUNCATED * len(samples) and not task.short_answer:
+        found.append(f"{_of(cut, samples)} were cut at the limit of tokens (finish_reason length)")
+    refused = sum(bool(_REFUSAL.match(one.text)) for one in samples)
+    if refused > MOST_REFUSED * len(samples):
+        found.append(f"{_of(refused, samples)} refuse to answer")
+    text, count = Counter(one.text for one in samples).most_common(1)[0]
+    right = sum(one.target.strip() == text.strip() for one in samples)
+    most = (MOST_ONE_CHOICE if task.short_answer else MOST_ALIKE) * len(samples)
+    if len(samples) >= ENOUGH and count > most and text.strip() and right <= MOST_ALIKE * len(samples):
+        found.append(f"{_of(count, samples)} are the same text: {text[:40]!r}")
+    chosen = task.primary.split(",", 1)[1]
+    unparsed = sum(one.taken.get(chosen) == INVALID for one in samples)
+    if unparsed > MOST_UNPARSED * len(samples):
+        found.append(f"{_of(unparsed, samples)} have nothing that the filter {chosen} can take")
+    return found
+
+
+def _of_choices(samples: Sequence[Sample]) -> list[str]:
+    picks = Counter(_best(one) for one in samples)
+    choice, count = picks.most_common(1)[0]
+    right = sum(one.target == str(choice) for one in samples)  # the first items of a set may all have one answer
+    if len(samples) >= ENOUGH and count > MOST_ONE_CHOICE * len(samples) and right <= MOST_ALIKE * len(samples):
+        return [f"{_of(count, samples)} chose the same place, number {choice + 1}"]
+    equal = sum(len({answer[0] for answer in one.output}) == 1 for one in samples)
+    return [f"{_of(equal, samples)} have equal likelihoods for every choice"] if equal > len(samples) / 2 else []
+
+
+def _best(sample: Sample) -> int:
+    values = [answer[0] for answer in sample.output]
+    return values.index(max(values))
+
+
+def _of_scores(samples: Sequence[Sample], task: Task) -> list[str]:
+    found: list[str] = []
+    right = sum((one.scores or {})[task.primary] for one in samples)
+    low, _ = wilson(right, len(samples))
+    if task.chance and low <= task.chance:
+        found.append(f"{right / len(samples):.1%} is not above chance, {task.chance:.0%}")
+    elif not right:
+        found.append("no answer is right")
+    metric = task.primary.split(",", 1)[0]
+    strict, flexible = f"{metric},strict-match", f"{metric},flexible-extract"
+    if all(name in (samples[0].scores or {}) for name in (strict, flexible)):
+        narrow, wide = (sum((one.scores or {})[name] for one in samples) for name in (strict, flexible))
+        if wide - narrow > MOST_STRICT_GAP * len(samples):
+            shares = f"strict-match has {narrow / len(samples):.1%}, flexible-extract {wide / len(samples):.1%}"
+            found.append(f"{shares}: the form broke")
+    return found
+
+
+def between(candidate: Sequence[Sample], reference: Sequence[Sample], task: Task) -> list[str]:
+    """Return what makes two sides incomparable although each is a score."""
+    if task.kind != "generate" or task.short_answer:
+        return []
+    ours, theirs = ({one.place: one.finish_reason == "length" for one in side} for side in (candidate, reference))
+    more, less = (sum(a[place] and not b.get(place, False) for place in a) for a, b in ((ours, theirs), (theirs, ours)))
+    shares = [truncated(side) / len(side) for side in (candidate, reference)]
+    unlike = min(sign_test(more, less), sign_test(less, more)) <= MOST_LIKELY_BY_CHANCE
+    if unlike and abs(shares[0] - shares[1]) > MOST_TRUNCATED_APART:
+        return [f"{shares[0]:.1%} of the candidate's answers were cut and {shares[1]:.1%} of the reference's"]
+    return []
+
+
+def truncated(samples: Sequence[Sample]) -> int:
+    """Return how many answers ended because they might not be longer."""
+    return sum(one.finish_reason == "length" for one in samples)
+
+
+def _of(count: int, samples: Sequence[Sample]) -> str:
+    return f"{count} of {len(samples)} answers"

@@ -1,0 +1,51 @@
+"""One short question in either form, and its answer in one form: for the pre-flight and the fingerprint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from halfbyte.validate.evaluate.endpoint import PATHS, Api, Endpoint, EndpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What came back: the text (None if there was no content), why it ended, and the tokens of the prompt."""
+
+    text: str | None
+    finish_reason: str | None
+    prompt_tokens: int | None
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Whom to ask, and in which form."""
+
+    endpoint: Endpoint
+    model: str
+    api: Api
+
+    def ask(self, prompt: str, *, max_tokens: int = 16, **options: Any) -> Said:
+        """Ask one question, greedily unless the options say otherwise."""
+        body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "temperature": 0, **options}
+        body |= {"prompt": prompt} if self.api == "completions" else {"messages": [{"role": "user", "content": prompt}]}
+        if self.api == "completions":
+            body.setdefault("logprobs", 1)
+        answer = self.endpoint.post(PATHS[self.api], body)
+        try:
+            return _said(answer, self.api)
+        except (LookupError, TypeError, ValueError) as error:
+            raise EndpointError(
+                f"an answer that cannot be read: {type(error).__name__}: {error}", again=False
+            ) from None
+
+
+def _said(answer: dict[str, Any], api: Api) -> Said:
+    choice = answer["choices"][0]
+    text = choice["text"] if api == "completions" else choice["message"]["content"]
+    told: dict[str, Any] = choice.get("logprobs") or {}
+    values: list[float | None] = told.get("token_logprobs") or []  # a chat has them under other names
+    usage: dict[str, Any] = answer.get("usage") or {}
+    logprobs = tuple(float(value) for value in values if value is not None)
+    return Said(text, choice.get("finish_reason"), usage.get("prompt_tokens"), logprobs)

@@ -1,0 +1,52 @@
+"""The command `halfbyte eval`; what it needs is imported when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from halfbyte.console import Output
+from halfbyte.errors import CheckFailedError
+from halfbyte.usage import Command
+
+_FOLDER = click.Path(path_type=Path)
+
+
+@click.command("eval", cls=Command)
+@click.argument("url", metavar="URL")
+@click.option("--suite", metavar="NAME", required=True,
+              help="kimi-card, kimi-card-3shot, mxfp4-card, chat, coding, mini, ...")  # fmt: skip
+@click.option("--against", metavar="URL2", help="Ask this server the same, and compare item by item.")
+@click.option("--baseline", metavar="RESULTS", type=_FOLDER, help="Compare with the folder of an earlier run.")
+@click.option("-o", "--out", "folder", metavar="DIR", type=_FOLDER, help="For the results.  [default: eval-NAME]")
+@click.option("--data-dir", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path),
+              help="The data sets as folders below it, instead of from the Hub.")  # fmt: skip
+@click.option("--limit", type=click.IntRange(1), help="Only the first items of each task.")
+@click.option("--model", metavar="NAME", help="The model's name, where a server has several.")
+@click.option("--concurrency", type=click.IntRange(1), help="Requests at once.  [default: the suite's]")
+@click.option("--margin", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.01, show_default=True,
+              help="The largest loss that is none, in shares of 1.")  # fmt: skip
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True,
+              help="Seconds for one request.")  # fmt: skip
+@click.pass_obj
+def eval_command(out: Output, **asked: Any) -> None:
+    """Score the model at URL with lm-evaluation-harness, alone or against another. Exit code 1 if it is worse.
+
+    Run the same command again to go on where it ended: finished requests are not repeated. Keys for servers come from
+    HALFBYTE_API_KEY or OPENAI_API_KEY.
+    """
+    from halfbyte.validate.evaluate.progress import ProgressLines  # noqa: PLC0415 - `halfbyte --help` stays instant
+    from halfbyte.validate.evaluate.report import failure, show  # noqa: PLC0415
+    from halfbyte.validate.evaluate.run import Asked, evaluate  # noqa: PLC0415
+
+    asked["folder"] = asked["folder"] or Path(f"eval-{asked['suite']}")
+    found = evaluate(Asked(**asked), out, ProgressLines(out))
+    show(out, found)
+    problem = failure(found.judged)
+    if problem:
+        raise CheckFailedError(problem, where=str(asked["folder"]), fix="see the sentences above, and eval.jsonl there")
+    out.note(f"results in {asked['folder']}")
+    if not any(one.reference for one in found.judged):
+        out.hint(f"halfbyte eval URL2 --suite {asked['suite']} --baseline {asked['folder']}")

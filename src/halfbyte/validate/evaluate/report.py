@@ -1,0 +1,113 @@
+"""What `halfbyte eval` shows: a row for each task and metric, and a sentence for each verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from halfbyte.console import Column, Level, Output
+from halfbyte.validate.evaluate.judging import Judged, Label, Scored
+from halfbyte.validate.evaluate.results import Evaluation
+from halfbyte.validate.statistics.one_sample import Accuracy
+from halfbyte.validate.statistics.seeds import Seeds
+
+LEVELS: dict[Label, Level] = {
+    "ACCEPT": "good", "SCORED": "good", "INCONCLUSIVE": "note", "REGRESSION": "bad", "ANOMALOUS": "bad",
+}  # fmt: skip
+_ALONE = (
+    Column("task", "task"),
+    Column("metric", "metric"),
+    Column("items", "items", number=True),
+    Column("score", "score % ± SE", number=True),
+    Column("interval", "95 % interval"),
+    Column("verdict", "verdict"),
+)
+_COMPARED = (
+    *_ALONE[:4],
+    Column("other", "reference", number=True),
+    Column("difference", "difference, pp", number=True),
+    Column("apart", "95 % interval"),
+    Column("mcnemar", "McNemar p", number=True),
+    Column("z", "cards' z", number=True),
+    Column("verdict", "verdict"),
+)
+
+
+def show(out: Output, evaluation: Evaluation) -> None:
+    """Print the table and the sentences, or the JSON."""
+    if out.as_json:
+        out.facts(evaluation.as_dict(), [])
+        return
+    compared = any(one.reference for one in evaluation.judged)
+    rows = [row for one in evaluation.judged for row in _rows(one)]
+    out.table(rows, _COMPARED if compared else _ALONE)
+    out.verdicts([sentence for one in evaluation.judged for sentence in _sentences(one)])
+
+
+def _rows(judged: Judged) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for metric, score in judged.candidate.by_metric.items():
+        chosen = metric == judged.task.primary
+        row: dict[str, Any] = {
+            "task": judged.task.task,
+            "metric": metric.replace(",none", "").replace(",", " "),
+            "items": f"{score.items:,}",
+            "score": _score(score),
+            "interval": _interval(score.interval, signed=False),
+            "verdict": judged.label if chosen else "-",
+        }
+        other = judged.reference.by_metric.get(metric) if judged.reference else None
+        rows.append(row | _difference(judged, metric, other))
+    return rows
+
+
+def _difference(judged: Judged, metric: str, other: Accuracy | None) -> dict[str, Any]:
+    empty = {"other": None, "difference": None, "apart": None, "mcnemar": None, "z": None}
+    found = judged.compared.get(metric)
+    if found is None or other is None:
+        return empty
+    pair, z = (found.decides, found.z_sample) if isinstance(found, Seeds) else (found, found.unpaired_z)
+    return {
+        "other": _score(other),
+        "difference": f"{100 * pair.difference:+.2f}",
+        "apart": _interval(pair.interval, signed=True),
+        "mcnemar": None if pair.mcnemar_p is None else f"{pair.mcnemar_p:.2g}",
+        "z": None if z is None else f"{z:+.2f}",
+    }
+
+
+def _score(score: Accuracy) -> str:
+    error = "" if score.standard_error is None else f" ± {100 * score.standard_error:.2f}"
+    return f"{100 * score.value:.2f}{error}"
+
+
+def _interval(ends: tuple[float, float], *, signed: bool) -> str:
+    low, high = (f"{100 * end:+.2f}" if signed else f"{100 * end:.2f}" for end in ends)
+    return f"{low} to {high}"
+
+
+def _sentences(judged: Judged) -> list[tuple[Level, str]]:
+    name, level = judged.task.task, LEVELS[judged.label]
+    notes: list[tuple[Level, str]] = [("note", f"{name}: {note}") for note in judged.notes]
+    if judged.anomalies:
+        return [*((level, f"{name}: ANOMALOUS, not a score: {what}") for what in judged.anomalies), *notes]
+    found = judged.compared.get(judged.task.primary)
+    if found is None:
+        missing = _missing(judged.candidate)
+        return [*notes, ("note", f"{name}: {missing}")] if missing else notes
+    if judged.worst_case is not None:
+        worst = f"{name}: answers are missing; counted against the candidate the difference is {judged.worst_case:+.2%}"
+        notes.append(("note", worst))
+    return [(level, f"{name}: {found.sentence()}"), *notes]
+
+
+def _missing(side: Scored) -> str:
+    counts = ((side.errors, "without an answer"), (side.truncated, "cut"), (side.empty, "empty"))
+    return ", ".join(f"{count} of {side.samples} {what}" for count, what in counts if count)
+
+
+def failure(judged: Sequence[Judged]) -> str:
+    """Return why the run is not a pass, or nothing."""
+    labels: tuple[Label, ...] = ("REGRESSION", "ANOMALOUS")
+    names = {label: ", ".join(one.task.task for one in judged if one.label == label) for label in labels}
+    return "; ".join(f"{label}: {tasks}" for label, tasks in names.items() if tasks)

@@ -1,0 +1,136 @@
+"""One item of one pass: what was asked, what came back, what lm-eval gave for it. A line of eval.jsonl each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.write import write_whole
+
+Side = Literal["candidate", "reference"]
+FILE = "eval.jsonl"
+_Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """An item; without scores where the server gave no answer."""
+
+    side: Side
+    task: str  # of the suite
+    subtask: str  # of lm-eval: one of many in a group, else the same
+    doc: int
+    seed: int  # of the examples that are shown
+    cluster: str | None
+    doc_hash: str
+    prompt_hash: str
+    target_hash: str
+    target: str
+    output: Any  # a text, or a log-likelihood for each choice
+    taken: dict[str, Any]  # by filter: what it took out of the text
+    scores: dict[str, float] | None  # by metric and filter
+    finish_reason: str | None
+    null: bool  # the server sent no content
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    latency_s: float
+    attempts: int
+    error: str | None
+
+    @property
+    def place(self) -> tuple[str, str, int, int]:
+        """What names the item in both runs of a comparison."""
+        return self.task, self.subtask, self.seed, self.doc
+
+    @property
+    def text(self) -> str:
+        """What was written, in one string; nothing where likelihoods were asked."""
+        return self.output if isinstance(self.output, str) else ""
+
+
+def read_samples(rows: Sequence[_Row], records: Mapping[Any, _Row], about: _Row, cluster: str | None) -> list[Sample]:
+    """Join lm-eval's rows, one for each item and filter, with what was recorded of their requests."""
+    by_doc: dict[int, list[_Row]] = {}
+    for row in rows:
+        by_doc.setdefault(int(row["doc_id"]), []).append(row)
+    samples: list[Sample] = []
+    for doc, filtered in by_doc.items():
+        requests = [records[about["subtask"], doc, number] for number in range(len(filtered[0]["resps"]))]
+        samples.append(_sample(filtered, requests, about, cluster))
+    return samples
+
+
+def _sample(rows: Sequence[_Row], requests: Sequence[_Row], about: _Row, cluster: str | None) -> Sample:
+    first = rows[0]
+    error = next((str(one["error"]) for one in requests if one.get("error") is not None), None)
+    answers = [one.get("answer") for one in requests]
+    scores = {f"{metric},{row['filter']}": float(row[metric]) for row in rows for metric in row["metrics"]}
+    finish = [one.get("finish_reason") for one in requests]
+    return Sample(
+        side=about["side"],
+        task=about["task"],
+        subtask=about["subtask"],
+        doc=int(first["doc_id"]),
+        seed=about["seed"],
+        cluster=str(first["doc"][cluster]) if cluster else None,
+        doc_hash=first["doc_hash"],
+        prompt_hash=first["prompt_hash"],
+        target_hash=first["target_hash"],
+        target=str(first["target"]),
+        output=answers[0] if len(answers) == 1 else answers,
+        taken={str(row["filter"]): _plain(row["filtered_resps"]) for row in rows},
+        scores=None if error else scores,
+        finish_reason="length" if "length" in finish else finish[0],
+        null=any(bool(one.get("null")) for one in requests),
+        prompt_tokens=_total(requests, "prompt_tokens"),
+        completion_tokens=_total(requests, "completion_tokens"),
+        latency_s=round(sum(float(one["latency_s"]) for one in requests), 4),
+        attempts=max(int(one["attempts"]) for one in requests),
+        error=error,
+    )
+
+
+def _plain(value: Any) -> Any:
+    """One value instead of a list of one; JSON makes lists of tuples anyway."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+
+
+def _total(requests: Sequence[Mapping[str, Any]], name: str) -> int | None:
+    counts = [one.get(name) for one in requests]
+    return None if None in counts else sum(int(count) for count in counts if count is not None)
+
+
+def write_samples(folder: Path, samples: Iterable[Sample]) -> None:
+    """Write eval.jsonl, all of it or nothing."""
+    lines = [json.dumps(asdict(one), ensure_ascii=False).encode() + b"\n" for one in samples]
+    write_whole(folder / FILE, b"".join(lines))
+
+
+def load_samples(folder: Path) -> list[Sample]:
+    """Read an earlier run's items."""
+    try:
+        lines = (folder / FILE).read_bytes().splitlines()
+        return [Sample(**json.loads(line)) for line in lines]
+    except FileNotFoundError:
+        fix = "give the folder that an earlier `halfbyte eval -o` wrote"
+        raise UsageError("there are no results of an earlier run", where=str(folder), fix=fix) from None
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"not the results of this version: {error}", where=str(folder), fix="run it again") from None
+
+
+def check_pairs(candidate: Sequence[Sample], reference: Sequence[Sample]) -> None:
+    """Refuse a comparison of different questions: same items, same prompts, same targets."""
+    ours, theirs = ({one.place: one for one in side} for side in (candidate, reference))
+    if ours.keys() != theirs.keys():
+        what = f"{len(ours.keys() ^ theirs.keys())} items are in one of the runs only"
+        raise CheckFailedError(what, where="the two runs", fix="run both with the same suite, data and --limit")
+    for place, one in ours.items():
+        other = theirs[place]
+        for name in ("doc_hash", "prompt_hash", "target_hash"):
+            if getattr(one, name) != getattr(other, name):
+                what = f"item {place[3]} of {place[1]} is not the same in both runs ({name})"
+                raise CheckFailedError(what, where="the two runs", fix="run both with the same suite and data")

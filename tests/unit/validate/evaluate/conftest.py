@@ -1,0 +1,174 @@
+"""A small server with an OpenAI-like API, for faults that a real one does not show on demand.
+
+A token is a character. What it writes is looked up (`answers`: a part of the prompt -> the text); what is likely after
+a prefix follows from a hash of the prefix, so that greedy steps and echoed log-probabilities agree unless told not to.
+"""
+
+import json
+import threading
+import time
+import zlib
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+ANSWER_OF_PROBES = "one two three four five six"
+
+
+class Fake:
+    """What the server has, does wrong and was asked."""
+
+    def __init__(self) -> None:
+        self.models = [{"id": "m", "root": "/checkpoint", "max_model_len": 100_000}]
+        self.version = "1.0"
+        self.answers: dict[str, str] = {}
+        self.right_letters: dict[str, str] = {}  # a part of the prompt -> the letter that is likely after it
+        self.fails: Counter[str] = Counter()  # a part of the prompt -> how often it gets a 500
+        self.closes: Counter[str] = Counter()
+        self.hangs: dict[str, float] = {}
+        self.refuses: dict[str, int] = {}  # a part of the prompt -> a status
+        self.nulls: set[str] = set()
+        self.cut: set[str] = set()
+        self.delay = 0.0
+        self.echo = "right"  # or "ignored", "shifted", "no null"
+        self.ignores_stop = self.no_tokenize = self.extra_token = False
+        self.salt = ""  # another checkpoint under the same name
+        self.asked: list[dict] = []
+        self.lock = threading.Lock()
+
+    def items(self) -> list[dict]:
+        """The requests for items: those that carry lm-eval's seed."""
+        with self.lock:
+            return [one for one in self.asked if one.get("seed") == 1234]
+
+    def best(self, prefix: str) -> tuple[str, float]:
+        value = zlib.crc32((self.salt + prefix).encode())
+        return chr(97 + value % 26), -0.1 - (value % 1000) / 300
+
+    def logprobs(self, prefix: str, text: str) -> float:
+        letter = next((right for part, right in self.right_letters.items() if part in prefix), None)
+        if letter is not None and prefix.endswith("Answer: "):
+            return -0.1 if text == letter else -3.0
+        token, value = self.best(prefix)
+        return value if token == text else -9.0
+
+
+def prompt_of(body: dict) -> str:
+    if "messages" in body:
+        return "".join(one["content"] for one in body["messages"])
+    prompt = body["prompt"]
+    if isinstance(prompt, list):
+        return "".join(map(chr, prompt[0]))
+    return prompt
+
+
+def once(counts: Counter, prompt: str) -> bool:
+    part = next((part for part, left in counts.items() if part in prompt and left > 0), None)
+    if part is None:
+        return False
+    counts[part] -= 1
+    return True
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def fake(self) -> Fake:
+        return self.server.fake
+
+    def log_message(self, *_):
+        pass
+
+    def reply(self, value, status=200):
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self):
+        known = {"/v1/models": {"data": self.fake.models}, "/version": {"version": self.fake.version}}
+        self.reply(known.get(self.path, {}), 200 if self.path in known else 404)
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize":
+            return self.reply({}, 404) if self.fake.no_tokenize else self.reply({"tokens": self.tokens(body)})
+        fake, prompt = self.fake, prompt_of(body)
+        with fake.lock:
+            fake.asked.append(body)
+            failing, closing = once(fake.fails, prompt), once(fake.closes, prompt)
+        time.sleep(fake.delay + next((s for part, s in fake.hangs.items() if part in prompt), 0))
+        if closing:
+            return self.connection.close()
+        status = next((status for part, status in fake.refuses.items() if part in prompt), 500 if failing else 0)
+        if status:
+            return self.reply({"error": f"not now, {self.headers.get('Authorization')}"}, status)
+        return self.reply(self.answer(body, prompt))
+
+    def tokens(self, body):
+        return list(map(ord, body.get("prompt") or prompt_of(body)))
+
+    def answer(self, body, prompt):
+        fake = self.fake
+        usage = {"prompt_tokens": len(prompt) + fake.extra_token, "completion_tokens": 1}
+        if body.get("logprobs") and (body.get("echo") or body["max_tokens"] == 1):
+            return {"choices": [self.scored(prompt, body.get("echo", False))], "usage": usage}
+        text, finish = self.written(body, prompt)
+        usage["completion_tokens"] = len(text)
+        if "messages" in body:
+            content = None if any(part in prompt for part in fake.nulls) else text
+            return {"choices": [{"index": 0, "message": {"content": content}, "finish_reason": finish}], "usage": usage}
+        return {"choices": [{"index": 0, "text": text, "finish_reason": finish, "logprobs": None}], "usage": usage}
+
+    def written(self, body, prompt):
+        fake = self.fake
+        text = next((text for part, text in fake.answers.items() if part in prompt), fake.salt + ANSWER_OF_PROBES)
+        if body.get("temperature"):
+            text += f" drawn with {body.get('seed')}"
+        finish = "length" if any(part in prompt for part in fake.cut) else "stop"
+        for stop in [] if fake.ignores_stop else body.get("stop") or []:
+            text = text.split(stop)[0]
+        return text, finish
+
+    def scored(self, prompt, echo):
+        fake = self.fake
+        whole = prompt + fake.best(prompt)[0]
+        values = [None, *(fake.logprobs(whole[:place], whole[place]) for place in range(1, len(whole)))]
+        best = [
+            None,
+            *(dict([fake.best(whole[:place]), (whole[place], values[place])]) for place in range(1, len(whole))),
+        ]
+        if not echo or fake.echo == "ignored":
+            whole, values, best = whole[-1:], values[-1:], best[-1:]
+        elif fake.echo == "shifted":
+            values, best = [None, *values[2:], -1.0], [None, *best[2:], {"x": -1.0}]
+        elif fake.echo == "no null":
+            values = [-1.0, *values[1:]]
+        logprobs = {"tokens": list(whole), "token_logprobs": values, "top_logprobs": best}
+        return {"index": 0, "text": whole, "finish_reason": "length", "logprobs": logprobs}
+
+
+@pytest.fixture
+def start_fake():
+    """Return a function that starts a server and returns its address and what it has."""
+    servers = []
+
+    def start() -> tuple[str, Fake]:
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads, server.fake = True, Fake()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}", server.fake
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def fake(start_fake):
+    return start_fake()

@@ -1,0 +1,158 @@
+"""Scores that are none, and verdicts that are: on items made by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from halfbyte.errors import CheckFailedError
+from halfbyte.validate.evaluate.anomalies import anomalies, between
+from halfbyte.validate.evaluate.judging import judge
+from halfbyte.validate.evaluate.results import Evaluation
+from halfbyte.validate.evaluate.samples import Sample, check_pairs
+from halfbyte.validate.evaluate.suites import load_suite
+
+SUITE = load_suite("mini")
+WORDS, WORLD, COPYING = SUITE.tasks
+COUNT = 100
+
+
+def sample(doc, right=True, *, task=WORDS, **more):
+    strict, flexible = "exact_match,strict-match", "exact_match,flexible-extract"
+    scores = {strict: float(right), flexible: float(right)} if task is WORDS else {task.primary: float(right)}
+    one = Sample(
+        side="candidate", task=task.task, subtask=task.task, doc=doc, seed=1234, cluster=None, doc_hash=f"d{doc}",
+        prompt_hash=f"p{doc}", target_hash=f"t{doc}", target="1", output=f"text {doc}", taken={"flexible-extract": "1"},
+        scores=scores, finish_reason="stop", null=False, prompt_tokens=9, completion_tokens=9, latency_s=0.1,
+        attempts=1, error=None,
+    )  # fmt: skip
+    return replace(one, **more)
+
+
+def items(right=90, **more):
+    return [sample(doc, doc < right, **more) for doc in range(COUNT)]
+
+
+def changed(count, **more):
+    return [replace(one, **more) if one.doc < count else one for one in items()]
+
+
+def test_good_items_are_no_anomaly():
+    assert anomalies(items(), WORDS) == []
+
+
+@pytest.mark.parametrize(
+    "few, many, more, said",
+    [
+        (0, 1, {"error": "HTTP 500", "scores": None}, "got no answer (HTTP 500)"),
+        (5, 6, {"output": " ", "null": True}, "6 of 100 answers are empty, 6 of them without any content"),
+        (5, 6, {"finish_reason": "length"}, "were cut"),
+        (5, 6, {"output": "I'm sorry, but I can't help"}, "refuse"),
+        (20, 21, {"taken": {"flexible-extract": "[invalid]"}}, "nothing that the filter flexible-extract can take"),
+        (50, 51, {"output": "the same"}, "are the same text: 'the same'"),
+    ],
+)
+def test_each_limit(few, many, more, said):
+    assert anomalies(changed(few, **more), WORDS) == []
+    (found,) = anomalies(changed(many, **more), WORDS)
+    assert said in found
+
+
+def test_strict_far_below_flexible_is_a_broken_form():
+    broken = {"exact_match,strict-match": 0.0, "exact_match,flexible-extract": 1.0}
+    assert anomalies(changed(20, scores=broken), WORDS) == []
+    (found,) = anomalies(changed(21, scores=broken), WORDS)
+    assert "strict-match has 69.0%, flexible-extract 90.0%" in found
+
+
+def choices(right, pick=lambda doc: doc % 4):
+    def output(doc):
+        return [[-0.1 if place == pick(doc) else -3.0, False] for place in range(4)]
+
+    return [
+        sample(doc, doc < right, task=WORLD, output=output(doc), cluster=f"s{doc % 7}", target=str(doc % 4))
+        for doc in range(COUNT)
+    ]
+
+
+def test_at_chance_and_always_the_same_letter():
+    assert anomalies(choices(60), WORLD) == []
+    assert "not above chance" in anomalies(choices(30), WORLD)[0]
+    assert "chose the same place, number 2" in anomalies(choices(60, pick=lambda doc: 1), WORLD)[0]
+    alike = [replace(one, target="1") for one in choices(95, pick=lambda doc: 1)]  # where that is right, it is none
+    assert anomalies(alike, WORLD) == []
+
+
+def test_equal_likelihoods_are_those_of_a_server_without_echo():
+    equal = [replace(one, output=[[0.0, True]] * 4) for one in choices(60)]
+    assert any("equal likelihoods" in one or "chose the same place" in one for one in anomalies(equal, WORLD))
+
+
+def test_nothing_right_and_nothing_answered():
+    assert anomalies(items(right=0), WORDS) == ["no answer is right"]
+    assert len(anomalies(changed(COUNT, error="gone", scores=None), WORDS)) == 1
+
+
+def test_a_side_that_is_cut_more_often_is_not_compared():
+    assert between(changed(4, finish_reason="length"), items(), WORDS) == []  # four can be chance
+    assert (
+        "5.0% of the candidate's answers were cut and 0.0%"
+        in between(changed(5, finish_reason="length"), items(), WORDS)[0]
+    )
+
+
+def whole(words):
+    return [*words, *choices(80), *(sample(doc, task=COPYING, taken={"stripped": "x"}) for doc in range(COUNT))]
+
+
+def test_without_a_reference_there_is_a_score_and_no_verdict():
+    judged = judge(SUITE, whole(items()), None, 0.01)
+    assert [one.label for one in judged] == ["SCORED"] * 3
+    assert judged[0].candidate.by_metric[WORDS.primary].value == 0.9
+    assert judged[1].candidate.by_metric[WORLD.primary].clusters == 7
+
+
+def test_items_with_one_right_answer_are_said_to_be_such():
+    alike = [replace(one, target="0") for one in choices(80, pick=lambda doc: doc % 2)]
+    assert "the same right answer" in judge(SUITE, [*items(), *alike, *whole([])[COUNT:]], None, 0.01)[1].notes[0]
+    assert judge(SUITE, whole(items()), None, 0.01)[1].notes == []
+
+
+def test_verdicts_and_the_correction_for_their_number():
+    """Six worse and none better is p = 1/64 one-sided: sure by itself, and after Holm for three tasks (3/64)."""
+    judged = judge(SUITE, whole(items(84)), whole(items(90)), 0.01)
+    assert [one.label for one in judged] == ["REGRESSION", "INCONCLUSIVE", "INCONCLUSIVE"]
+    assert (judged[0].decides.worse, judged[0].decides.better) == (6, 0)
+    judged = judge(SUITE, whole(items(85)), whole(items(90)), 0.01)  # p = 1/32: not after Holm
+    assert judged[0].decides.verdict.label == "REGRESSION" and judged[0].label == "INCONCLUSIVE"
+    assert "Holm" in judged[0].notes[0]
+
+
+def test_an_anomaly_is_no_verdict_and_the_suite_is_anomalous():
+    judged = judge(SUITE, whole(changed(30, finish_reason="length")), whole(items()), 0.01)
+    assert judged[0].label == "ANOMALOUS" == Evaluation({}, judged).label
+
+
+def test_missing_answers_are_left_out_and_the_worst_case_is_said():
+    gone = [replace(one, error="gone", scores=None) if one.doc == 99 else one for one in items(100)]
+    judged = judge(SUITE, whole(gone), whole(items(100)), 0.01)
+    assert judged[0].decides.items == 99 and judged[0].decides.difference == 0
+    assert judged[0].worst_case == pytest.approx(-0.01)
+
+
+def test_several_seeds_are_averaged_by_item():
+    more = [replace(one, seed=42, prompt_hash=f"q{one.doc}") for one in items(80)]
+    both = [*items(90), *more]
+    judged = judge(SUITE, whole(both), whole(both), 0.01)
+    assert judged[0].candidate.by_metric[WORDS.primary].value == pytest.approx(0.85)
+    assert judged[0].candidate.by_seed == {1234: 0.9, 42: 0.8}
+    assert judged[0].compared[WORDS.primary].candidate.stdev == pytest.approx(0.1 / 2**0.5)
+
+
+@pytest.mark.parametrize("name", ["doc_hash", "prompt_hash", "target_hash"])
+def test_other_questions_are_not_compared(name):
+    other = [replace(one, **{name: "x"}) if one.doc == 7 else one for one in items()]
+    with pytest.raises(CheckFailedError, match=f"item 7 of kimi_mini_gsm8k .* {name}|item 7.*{name}"):
+        check_pairs(items(), other)
+    check_pairs(items(), items())
+    with pytest.raises(CheckFailedError, match="1 items are in one of the runs only"):
+        check_pairs(items(), items()[:-1])

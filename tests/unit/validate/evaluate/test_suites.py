@@ -1,0 +1,55 @@
+"""The suites as data."""
+
+import pytest
+
+from halfbyte.errors import UsageError
+from halfbyte.validate.evaluate import suites
+from halfbyte.validate.evaluate.suites import load_suite, parse_suite, suite_hash, suite_names
+
+GOOD = suites._FOLDER.joinpath("mini.yaml").read_text()
+
+
+def test_every_suite_is_whole():
+    cards = {"kimi-card", "kimi-card-3shot", "kimi-card-generative", "mxfp4-card"}
+    assert {*suite_names()} == cards | {"chat", "coding", "mini", "mini-generative"}
+    for name in suite_names():
+        suite = parse_suite(suites._FOLDER.joinpath(f"{name}.yaml").read_text(), name)
+        assert suite.name == name
+        assert all(task.generative in (None, *suite_names()) for task in suite.tasks)
+
+
+def test_the_cards_settings():
+    card, alternative, mxfp4 = (load_suite(name) for name in ("kimi-card", "kimi-card-3shot", "mxfp4-card"))
+    assert [(task.task, task.shots) for task in card.tasks] == [("gsm8k_cot", 8), ("mmlu", None)]
+    assert (card.concurrency, card.apis, [one.python for one in card.passes]) == (4, ["completions"], [0])
+    assert [(task.task, task.shots) for task in alternative.tasks] == [("gsm8k_cot", 3)]
+    assert len(alternative.passes) == 3
+    assert [(task.task, task.shots) for task in mxfp4.tasks] == [("gsm8k", 3)]
+    assert [one.fewshot for one in mxfp4.passes] == [42, 1234, 7777]
+
+
+def test_programs_are_not_run_without_a_sandbox():
+    with pytest.raises(UsageError, match="no sandbox for them yet"):
+        load_suite("coding")
+
+
+def test_a_suite_that_is_not_there():
+    with pytest.raises(UsageError, match="no suite 'kimi-crad'") as error:
+        load_suite("kimi-crad")
+    assert "kimi-card" in error.value.fix
+
+
+@pytest.mark.parametrize("change", [("shots: 5", "shot: 5"), ("kind: choose", "kind: chose"), ("passes:", "runs:")])
+def test_a_key_that_nobody_reads_is_an_error(change):
+    with pytest.raises(UsageError, match="suite:"):
+        parse_suite(GOOD.replace(*change), "mini")
+
+
+def test_the_hash_changes_with_the_settings_and_the_files(tmp_path):
+    path = tmp_path / "task.yaml"
+    path.write_text("a")
+    suite, other = parse_suite(GOOD, "mini"), parse_suite(GOOD.replace("shots: 5", "shots: 4"), "mini")
+    first = suite_hash(suite, [path])
+    assert suite_hash(other, [path]) != first
+    path.write_text("b")
+    assert suite_hash(suite, [path]) != first

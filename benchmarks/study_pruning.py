@@ -43,7 +43,7 @@ from halfbyte.calibrate.store import stats_file
 from halfbyte.compare.intervals import ratio
 from halfbyte.validate.loops import has_loop
 from halfbyte.validate.prompts import open_prompts
-from halfbyte.validate.proportions import wilson
+from halfbyte.validate.statistics.proportions import wilson
 
 TEMPERATURES = (0.0, 0.7)
 LONG = "needle"  # prompts of thousands of tokens, answers of a few: a batch of its own

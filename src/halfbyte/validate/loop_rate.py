@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from halfbyte.errors import UsageError
 from halfbyte.validate.loops import has_loop
 from halfbyte.validate.prompts import open_prompts
-from halfbyte.validate.proportions import sign_test, wilson
+from halfbyte.validate.statistics.proportions import sign_test, wilson
 
 if TYPE_CHECKING:
     from halfbyte.validate.generate import Written

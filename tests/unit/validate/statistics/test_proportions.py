@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from halfbyte.validate.proportions import sign_test, wilson
+from halfbyte.validate.statistics.proportions import sign_test, wilson
 
 
 @pytest.mark.parametrize(("found", "count"), [(0, 64), (12, 64), (64, 64), (1, 10), (1, 1), (0, 1)])
@@ -16,6 +16,11 @@ def test_wilsons_ends_are_the_shares_that_lie_two_errors_from_what_was_found(fou
         distance = abs(end - found / count)
         expected = 0.0 if is_limit else 1.959964 * math.sqrt(end * (1 - end) / count)
         assert distance == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_ends_are_closed_exactly():
+    assert {wilson(0, count)[0] for count in range(1, 300)} == {0.0}
+    assert {wilson(count, count)[1] for count in range(1, 300)} == {1.0}
 
 
 def test_of_nothing_nothing_is_known():

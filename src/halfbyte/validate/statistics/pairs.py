@@ -1,0 +1,198 @@
+"""Two models on the same items: the difference, how sure it is, and whether it is a loss.
+
+Most of what makes accuracies vary is which items were drawn, and that is the same for both; only items on which the two
+disagree ("flips") tell them apart. What decides depends on the scores, and `method` names it:
+
+right or wrong      exact McNemar for "is there a difference", Tango's score interval for its size
+shares of 1         (averages over seeds) Student's t over items; with fewer than 20 flips one made-up flip each way is
+                    added (Bonett and Price), because a handful of flips says too little of its own spread
+clusters given      Student's t over clusters; with fewer than 20 flips or 10 clusters the wider of that and the above
+
+The bootstrap (seeded, percentile, 10,000 resamples) and the unpaired z of the model cards stand beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from halfbyte.errors import UsageError
+from halfbyte.validate.statistics.distributions import normal_two_sided, t_above
+from halfbyte.validate.statistics.noninferiority import ALPHA, MARGIN, Verdict, verdict
+from halfbyte.validate.statistics.proportions import CONFIDENCE, mcnemar, mcnemar_mid_p, sign_test, tango
+from halfbyte.validate.statistics.sampling import (
+    Clusters,
+    Interval,
+    Mean,
+    Scores,
+    bootstrap,
+    clusters_of,
+    mean_over_clusters,
+    mean_over_items,
+    scores,
+)
+
+FEW_FLIPS = 20
+FEW_CLUSTERS = 10
+_DIGITS = 12  # averages over seeds differ by rounding alone below that
+_ONE_SIDED = 1 - 2 * ALPHA  # the two-sided confidence whose ends are one-sided 95 % bounds
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Candidate - reference in shares of 1. None: the scores have no such figure."""
+
+    items: int
+    candidate: float
+    reference: float
+    difference: float
+    better: int
+    """Flips: items on which the candidate scored more."""
+    worse: int
+    """Flips: items on which the candidate scored less."""
+    interval: Interval
+    """The 95 % interval that decides."""
+    p_value: float
+    """Two-sided, of no difference."""
+    method: str
+    mcnemar_p: float | None
+    mcnemar_mid_p: float | None
+    tango: Interval | None
+    bootstrap: Interval
+    bootstrap_seed: int
+    clusters: int | None
+    unpaired_z: float | None
+    """As the model cards do it, from two standard errors; too cautious on the same items. None without spread."""
+    unpaired_p: float | None
+    verdict: Verdict
+
+    @property
+    def flips(self) -> float:
+        """The share of items on which the two disagree (psi)."""
+        return (self.better + self.worse) / self.items
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {**asdict(self), "flips": self.flips, "verdict": self.verdict.as_dict(), "confidence": CONFIDENCE}
+
+    def sentence(self) -> str:
+        """Say what was seen and what follows from it."""
+        low, high = (f"{100 * end:+.2f}" for end in self.interval)
+        return (
+            f"{self.candidate:.2%} against {self.reference:.2%}: {100 * self.difference:+.2f} pp (95 % interval {low} "
+            f"to {high} pp, p = {self.p_value:.2g}, {self.method}); {self.better:,} of {self.items:,} items better, "
+            f"{self.worse:,} worse. {self.verdict.sentence()}"
+        )
+
+
+class _Decision(NamedTuple):
+    """What decides: intervals of any confidence through `bounds`, and p-values."""
+
+    method: str
+    interval: Interval
+    bounds: Interval
+    p_value: float
+    p_worse: float
+    spread: float
+
+
+def paired(
+    correct_a: ArrayLike,
+    correct_b: ArrayLike,
+    clusters: Sequence[Any] | NDArray[Any] | None = None,
+    margin: float = MARGIN,
+    seed: int = 0,
+) -> Paired:
+    """Compare a candidate's scores (a) with a reference's (b) on the same items in the same order.
+
+    Scores lie between 0 and 1 and may be averages over seeds; `clusters` names each item's subject.
+    """
+    a, b = scores(correct_a, "candidate"), scores(correct_b, "reference")
+    if len(a) != len(b):
+        raise UsageError(
+            f"{len(a)} scores of the candidate and {len(b)} of the reference", fix="give both for the same items"
+        )
+    differences = np.round(a - b, _DIGITS)
+    better, worse = int((differences > 0).sum()), int((differences < 0).sum())
+    grouped = clusters_of(clusters, len(a))
+    is_binary = bool(np.isin(a, (0, 1)).all() and np.isin(b, (0, 1)).all())
+    decision = _by_items(differences, better, worse, is_binary)
+    if grouped is not None:
+        decision = _by_clusters(differences, grouped, decision, better + worse)
+    z = _unpaired_z(mean_over_items(a), mean_over_items(b))
+    difference = float(differences.mean())
+    return Paired(
+        items=len(a),
+        candidate=float(a.mean()),
+        reference=float(b.mean()),
+        difference=difference,
+        better=better,
+        worse=worse,
+        interval=decision.interval,
+        p_value=decision.p_value,
+        method=decision.method,
+        mcnemar_p=mcnemar(worse, better) if is_binary else None,
+        mcnemar_mid_p=mcnemar_mid_p(worse, better) if is_binary else None,
+        tango=tango(better, worse, len(a)) if is_binary else None,
+        bootstrap=bootstrap(differences, grouped, CONFIDENCE, seed),
+        bootstrap_seed=seed,
+        clusters=grouped.number if grouped else None,
+        unpaired_z=z,
+        unpaired_p=None if z is None else normal_two_sided(z),
+        verdict=verdict(difference, decision.bounds, decision.p_worse, len(a), decision.spread, margin),
+    )
+
+
+def _by_items(differences: Scores, better: int, worse: int, is_binary: bool) -> _Decision:
+    """Decide with items as the unit."""
+    count = len(differences)
+    spread = float(np.square(differences).mean())
+    if is_binary:
+        interval, bounds = tango(better, worse, count), tango(better, worse, count, _ONE_SIDED)
+        return _Decision(
+            "exact McNemar, Tango", interval, bounds, mcnemar(worse, better), sign_test(worse, better), spread
+        )
+    if better + worse >= FEW_FLIPS:
+        return _by_mean("t over items", mean_over_items(differences), spread)
+    padded = mean_over_items(np.concatenate([differences, [1.0, -1.0]]))
+    return _by_mean("t over items and one made-up flip each way", padded, spread)
+
+
+def _by_clusters(differences: Scores, clusters: Clusters, items: _Decision, flips: int) -> _Decision:
+    """Decide with clusters as the unit; where flips or clusters are few, not more surely than by items."""
+    mean = mean_over_clusters(differences, clusters)
+    found = _by_mean(f"t over {clusters.number} clusters", mean, len(differences) * mean.error**2)
+    if flips >= FEW_FLIPS and clusters.number >= FEW_CLUSTERS:
+        return found
+    return _Decision(
+        f"the wider of {found.method} and {items.method}",
+        _hull(found.interval, items.interval),
+        _hull(found.bounds, items.bounds),
+        max(found.p_value, items.p_value),
+        max(found.p_worse, items.p_worse),
+        max(found.spread, items.spread),
+    )
+
+
+def _by_mean(method: str, mean: Mean, spread: float) -> _Decision:
+    interval, bounds = (_within(mean.interval(confidence)) for confidence in (CONFIDENCE, _ONE_SIDED))
+    p_worse = t_above(-mean.t, mean.freedom) if mean.freedom >= 1 else 1.0
+    return _Decision(method, interval, bounds, mean.p_value, p_worse, spread)
+
+
+def _unpaired_z(a: Mean, b: Mean) -> float | None:
+    error = math.hypot(a.error, b.error)
+    return (a.value - b.value) / error if error > 0 else None  # one item has no error: NaN is not > 0
+
+
+def _hull(one: Interval, other: Interval) -> Interval:
+    return min(one[0], other[0]), max(one[1], other[1])
+
+
+def _within(interval: Interval) -> Interval:
+    return max(-1.0, interval[0]), min(1.0, interval[1])

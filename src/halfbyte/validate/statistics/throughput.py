@@ -1,0 +1,188 @@
+"""How much faster is A than B? Blocks of two servers, their ratio, and a headline only where it holds.
+
+abba         both servers are up and take turns, A B B A A B B A ...: what slows down slowly hits both alike. Neighbours
+             are pairs; the interval is Student's t over the logarithms of their ratios.
+sequential   first A, then B (both do not fit at once). Drift and the luck of a deployment are in the ratio and no
+             interval of one start knows them, so the unit is the server start: Welch's t over starts, two at least.
+
+The headline is the lower bound: "at least 49 % more", not "58 % more".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halfbyte.errors import UsageError
+from halfbyte.validate.statistics.distributions import t_quantile, t_two_sided
+from halfbyte.validate.statistics.proportions import CONFIDENCE
+from halfbyte.validate.statistics.sampling import Interval, Mean, bootstrap, mean_over_items
+
+Design = Literal["abba", "sequential"]
+Blocks = Sequence[float] | NDArray[Any]
+Logs = NDArray[np.float64]
+
+FEWEST_BLOCKS = 6  # an arm, taking turns; fewer give an interval but no headline
+FEWEST_STARTS = 2  # an arm, one after the other
+LEAST = 0.001  # a bound nearer to 1 than 0.1 % is no headline
+DRIFT_P = 0.01
+UNCONTROLLED = "drift and deployment variance are not controlled"
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """A's throughput over B's."""
+
+    design: Design
+    ratio: float
+    interval: Interval | None
+    bootstrap: Interval | None
+    """Percentile, over pairs; with few blocks too narrow, so it stands beside the one that decides."""
+    units: tuple[int, int]
+    """What was counted as drawn: blocks of each arm, or server starts."""
+    drift: float | None
+    """Change over the whole run as a share, by a straight line through the logarithms of both arms."""
+    drift_p: float | None
+    refused: str
+    """Why there is no headline; empty where there is one."""
+
+    @property
+    def drifts(self) -> bool:
+        """Whether the machine became faster or slower while it was measured."""
+        return self.drift_p is not None and self.drift_p < DRIFT_P
+
+    @property
+    def headline(self) -> str | None:
+        """The claim that the data carries, or None."""
+        if self.refused or self.interval is None:
+            return None
+        low, high = self.interval
+        # Rounded down: the bound is a promise.
+        percent = math.floor(1000 * max(low - 1, 1 - high)) / 10
+        return f"at least {percent:g} % {'more' if low > 1 else 'less'}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {**asdict(self), "drifts": self.drifts, "headline": self.headline, "confidence": CONFIDENCE}
+
+    def sentence(self) -> str:
+        """Say what was measured, and the headline or why there is none."""
+        unit = "blocks" if self.design == "abba" else "server starts"
+        seen = f"{self.ratio:.2f}x over {self.units[0]} and {self.units[1]} {unit}"
+        if self.interval:
+            seen = f"{seen} (95 % interval {self.interval[0]:.2f} to {self.interval[1]:.2f})"
+        claim = f"throughput: {self.headline}" if self.headline else f"no claim: {self.refused}"
+        drift = f" The machine drifted by {self.drift:+.1%} meanwhile." if self.drifts else ""
+        loose = f" One after the other: {UNCONTROLLED}." if self.design == "sequential" else ""
+        return f"{claim}; {seen}.{drift}{loose}"
+
+
+def throughput_ratio(
+    blocks_a: Blocks | Sequence[Blocks],
+    blocks_b: Blocks | Sequence[Blocks],
+    design: Design = "abba",
+    *,
+    seed: int = 0,
+    no_claim_because: str = "",
+) -> Speedup:
+    """Return how much faster A is than B.
+
+    abba: one throughput a block, in the order of time, as many for A as for B; A began. sequential: one list of blocks
+    for each server start; a plain list is one start. `no_claim_because` says what else forbids a headline (an emulated
+    server, errors), and then there is none.
+    """
+    if design == "abba":
+        return _abba(_logs(blocks_a), _logs(blocks_b), seed, no_claim_because)
+    return _sequential(_starts(blocks_a), _starts(blocks_b), no_claim_because)
+
+
+def _abba(a: Logs, b: Logs, seed: int, no_claim: str) -> Speedup:
+    if len(a) != len(b):
+        raise UsageError(f"{len(a)} blocks of A and {len(b)} of B cannot have taken turns", fix="measure pairs")
+    mean = mean_over_items(a - b)
+    turn = np.arange(len(a))
+    swapped = turn % 2  # A B, B A, A B, ...
+    drift, p = _drift([(a, 2 * turn + swapped), (b, 2 * turn + 1 - swapped)])
+    interval = _ratios(mean.interval(CONFIDENCE)) if len(a) > 1 else None
+    few = f"{len(a)} blocks an arm, {FEWEST_BLOCKS} are needed" if len(a) < FEWEST_BLOCKS else ""
+    return Speedup(
+        "abba",
+        math.exp(mean.value),
+        interval,
+        _ratios(bootstrap(a - b, None, CONFIDENCE, seed)) if len(a) > 1 else None,
+        (len(a), len(b)),
+        drift,
+        p,
+        no_claim or few or _why_not(interval),
+    )
+
+
+def _sequential(a: list[Logs], b: list[Logs], no_claim: str) -> Speedup:
+    means = [np.array([float(start.mean()) for start in arm]) for arm in (a, b)]
+    difference = float(means[0].mean() - means[1].mean())
+    few = min(len(a), len(b)) < FEWEST_STARTS
+    interval = None if few else _ratios(_welch_interval(*map(mean_over_items, means)))
+    drift, p = _drift([(start, np.arange(len(start))) for start in (*a, *b)])
+    why = f"{len(a)} and {len(b)} server starts, {FEWEST_STARTS} an arm are needed" if few else _why_not(interval)
+    return Speedup("sequential", math.exp(difference), interval, None, (len(a), len(b)), drift, p, no_claim or why)
+
+
+def _why_not(interval: Interval | None) -> str:
+    """Say what in the interval forbids a headline."""
+    if interval is not None and interval[0] == interval[1]:
+        return "nothing varies at all, as no measurement does: the figures are rounded too coarsely or not measured"
+    if interval is None or max(interval[0] - 1, 1 - interval[1]) >= LEAST:
+        return ""
+    return "the interval covers 1 or nearly does, no difference is shown"
+
+
+def _welch_interval(a: Mean, b: Mean) -> Interval:
+    error, difference = math.hypot(a.error, b.error), a.value - b.value
+    if not error:
+        return difference, difference
+    freedom = error**4 / (a.error**4 / a.freedom + b.error**4 / b.freedom)
+    half = t_quantile((1 + CONFIDENCE) / 2, freedom) * error
+    return difference - half, difference + half
+
+
+def _drift(series: list[tuple[Logs, NDArray[Any]]]) -> tuple[float | None, float | None]:
+    """Fit one slope to all series, each with a level of its own; return the change over the run, and its p-value."""
+    levels = len(series)
+    values = np.concatenate([logs for logs, _ in series])
+    times = np.concatenate([time - time.mean() for _, time in series])
+    freedom = len(values) - levels - 1
+    if freedom < 1 or not times.any():
+        return None, None
+    rest = np.concatenate([logs - logs.mean() for logs, _ in series])
+    weight = float(times @ times)
+    slope = float(times @ rest) / weight
+    left = rest - slope * times
+    error = math.sqrt(float(left @ left) / freedom / weight)
+    span = max(int(time.max() - time.min()) for _, time in series)
+    p = t_two_sided(slope / error, freedom) if error else float(slope == 0)
+    return math.expm1(slope * span), p
+
+
+def _logs(blocks: Any) -> Logs:
+    found = np.asarray(blocks, np.float64)
+    if found.ndim != 1 or not found.size or not (np.isfinite(found).all() and (found > 0).all()):
+        raise UsageError(
+            "throughputs must be a list of numbers above 0, one a block",
+            fix="a block that failed or stood still is an error to report, not a speed",
+        )
+    return np.log(found)
+
+
+def _starts(blocks: Any) -> list[Logs]:
+    """Return the blocks of each server start; a plain list of numbers is one start."""
+    nested = all(np.ndim(one) for one in blocks) and len(blocks) > 0
+    return [_logs(one) for one in blocks] if nested else [_logs(blocks)]
+
+
+def _ratios(interval: Interval) -> Interval:
+    return math.exp(interval[0]), math.exp(interval[1])

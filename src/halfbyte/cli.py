@@ -28,6 +28,7 @@ from halfbyte.recipe_options import (
     refuse_data_beside_statistics,
 )
 from halfbyte.usage import Group, usage_errors
+from halfbyte.validate.bench.command import bench_command
 from halfbyte.validate.command import loops_command
 
 if TYPE_CHECKING:
@@ -302,6 +303,7 @@ def diff_command(out: Output, a: Path, b: Path) -> None:
 
 cli.add_command(compare_command)
 cli.add_command(loops_command)
+cli.add_command(bench_command)
 
 
 @cli.command()

@@ -1,8 +1,8 @@
 """The load generator's own process, run by the Python that vLLM is installed in; halfbyte is not needed there.
 
-`vllm bench serve` takes ten seconds to import. Here it is imported once, and its `main_async` runs for each line of JSON
-on stdin, with the arguments that the command line would have got; one line of JSON on stdout answers. Two things differ
-from the command, and only these: what is asked (prompts of exact lengths as token ids, which no server can count
+`vllm bench serve` takes ten seconds to import. Here it is imported once, and its `main_async` runs for each line of
+JSON on stdin, with the arguments that the command line would have got; one line of JSON on stdout answers. Two things
+differ from the command, and only these: what is asked (prompts of exact lengths as token ids, which no server can count
 otherwise), and that no request may last longer than a limit (vLLM's own is six hours).
 """
 
@@ -17,7 +17,7 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,16 @@ class Generator:
         prompts = make_prompts(body, words, lengths[0], lengths[2], order["body_seed"], order["head_seed"],
                                shuffled=order["content"] == "random")  # fmt: skip
         requests = [
-            serve.SampleRequest(prompt=prompt, prompt_len=lengths[0], expected_output_len=lengths[1],
-                                request_id=f"{order['name']}-{at}")  # fmt: skip
+            serve.SampleRequest(
+                prompt=prompt,
+                prompt_len=lengths[0],
+                expected_output_len=lengths[1],
+                request_id=f"{order['name']}-{at}",
+            )
             for at, prompt in enumerate(prompts)
         ]
-        serve.get_samples = lambda *_: requests
-        serve.get_tokenizer = lambda *_, **__: tokenizer  # loaded once, not for every block
+        serve.get_samples = _always(requests)
+        serve.get_tokenizer = _always(tokenizer)  # loaded once, not for every block
         serve.ASYNC_REQUEST_FUNCS[arguments.backend] = self._bounded(order["request_within_s"])
         before, start = _processor_seconds(), time.perf_counter()
         found: dict[str, Any] = asyncio.run(serve.main_async(arguments))
@@ -119,8 +123,24 @@ class Generator:
         return ask
 
 
+def _always(value: Any) -> Callable[..., Any]:
+    """Return a function that returns this, whatever it is asked."""
+
+    def given(*_: Any, **__: Any) -> Any:
+        return value
+
+    return given
+
+
 def make_prompts(  # noqa: PLR0913 - what decides a prompt
-    body: Sequence[int], words: Sequence[int], tokens: int, count: int, body_seed: int, head_seed: int, *, shuffled: bool
+    body: Sequence[int],
+    words: Sequence[int],
+    tokens: int,
+    count: int,
+    body_seed: int,
+    head_seed: int,
+    *,
+    shuffled: bool,
 ) -> list[list[int]]:
     """Return prompts of exactly so many tokens: a head that only this prompt has, and then content.
 
@@ -161,7 +181,7 @@ def text_of(content: str) -> str:
         names = ("Ada", "Boris", "Chen", "Dilan", "Eva", "Femi", "Goro", "Hana")
         records = [
             {"id": at, "name": drawn.choice(names), "score": round(drawn.uniform(0, 100), 2),
-             "active": drawn.random() < 0.5, "tags": drawn.sample(names, 2)}
+             "active": drawn.choice((True, False)), "tags": drawn.sample(names, 2)}
             for at in range(_RECORDS)
         ]  # fmt: skip
         return json.dumps(records, indent=1)

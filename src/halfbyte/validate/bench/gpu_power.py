@@ -51,9 +51,7 @@ class GpuPower:
 
 def read_gpus(text: str) -> list[dict[str, float | None]]:
     """Read nvidia-smi's answer, one GPU a line; what a GPU does not tell ("[N/A]") is None."""
-    return [
-        dict(zip(_OURS, map(_number, line.split(",")), strict=False)) for line in text.splitlines() if line.strip()
-    ]
+    return [dict(zip(_OURS, map(_number, line.split(",")), strict=False)) for line in text.splitlines() if line.strip()]
 
 
 def over_time(samples: Sequence[Sequence[dict[str, float | None]]]) -> dict[str, Any] | None:

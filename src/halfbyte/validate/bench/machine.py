@@ -11,7 +11,6 @@ import http.client
 import json
 import os
 import shutil
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -25,7 +24,8 @@ from halfbyte.validate.bench.metrics_page import Page, read_page
 
 ANSWERS_WITHIN_S = 10.0
 EMULATION = "halfbyte_emulate"
-_LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - compared, not bound
+EMULATED = "the server emulates its number format"
+_LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 _FLAG_LABELS = ("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization", "kv_cache_dtype")
 
 
@@ -49,7 +49,7 @@ class Server:
     def no_claim_because(self) -> str:
         """Why its speed says nothing of a GPU's; empty where it may."""
         if self.emulated:
-            return "the server emulates its number format"
+            return EMULATED
         if self.device == "cpu":
             return "the server computes on a CPU"
         return "" if self.device == "gpu" else "nobody knows what the server computes on; --gpus tells"
@@ -68,13 +68,14 @@ def look_at(url: str, *, emulated: bool = False, gpus: str | None = None, model:
     if models is None:
         fix = "is it up? `halfbyte serve OUT --run` starts one"
         raise MachineError("the server does not say which models it has", where=f"{url}/v1/models", fix=fix)
-    rows = [cast("dict[str, Any]", row) for row in models.get("data") or [] if isinstance(row, dict)]
+    listed: list[Any] = models.get("data") or []
+    rows = [cast("dict[str, Any]", row) for row in listed if isinstance(row, dict)]
     named = [row for row in rows if model in (None, row.get("id"))]
     if not named:
         has = ", ".join(str(row.get("id")) for row in rows) or "none"
         raise UsageError(f"the server has no model '{model}'", where=url, fix=f"it has: {has}")
     page = metrics(url)
-    cache = page.cache if page else {}
+    cache: Mapping[str, str] = page.cache if page else {}
     version = str((_json(url, "/version") or {}).get("version", ""))
     command = local_command(url)
     row = named[0]
@@ -84,7 +85,7 @@ def look_at(url: str, *, emulated: bool = False, gpus: str | None = None, model:
         root=str(row.get("root") or ""),
         context=row.get("max_model_len"),
         version=version,
-        device="gpu" if gpus else _device(version, url, command),
+        device=_device(version, url, command, told=bool(gpus)),
         emulated=emulated or EMULATION in command or EMULATION in json.dumps(_json(url, "/server_info") or {}),
         local=bool(command),
         kv_tokens=page.kv_tokens if page else None,
@@ -139,12 +140,15 @@ def local_command(url: str) -> str:
         return ""
 
 
-def _device(version: str, url: str, command: str) -> str:
-    """Return what the server computes on. The CPU build's /version says no more than the others'."""
+def _device(version: str, url: str, command: str, *, told: bool) -> str:
+    """Return what the server computes on; what the user tells decides only where nothing else does.
+
+    The /version of vLLM's CPU build says no more than the others'.
+    """
     here = urlsplit(url).hostname in _LOCAL
     if "cpu" in version or (here and not _gpu_here()):
         return "cpu"
-    return "gpu" if here and _gpu_here() and command else "unknown"
+    return "gpu" if told or (here and command) else "unknown"
 
 
 def _gpu_here() -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,13 +85,17 @@ class Block:
 
 def block_of(found: Mapping[str, Any]) -> Block:
     """Return the block that a line holds."""
-    return Block(
-        **{
-            **found,
-            "point": Point(**found["point"]),
-            "requests": tuple(Request(**{**row, "gaps": tuple(row["gaps"])}) for row in found["requests"]),
-        }
-    )
+    fields: dict[str, Any] = {
+        **found,
+        "point": Point(**found["point"]),
+        "requests": tuple(_request(row) for row in found["requests"]),
+    }
+    return Block(**fields)
+
+
+def _request(row: Mapping[str, Any]) -> Request:
+    fields: dict[str, Any] = {**row, "gaps": tuple(row["gaps"])}
+    return Request(**fields)
 
 
 def requests_of(result: Mapping[str, Any], point: Point, *, exact: bool = True) -> tuple[Request, ...]:
@@ -150,8 +154,9 @@ def open_records(folder: Path, settings: Mapping[str, Any]) -> Records:
             differ = sorted(key for key in {*before, *settings} if before.get(key) != settings.get(key))
             what = f"there is another bench in this folder ({', '.join(differ)} differ)"
             raise UsageError(what, where=str(path), fix="name another folder with -o")
-    # Written anew: without a torn last line, and without half a pair.
-    kept = whole_pairs(blocks)
+    # Written anew: without a torn last line, and without half a pair. What failed stays: it happened.
+    whole = whole_pairs(blocks, settings["servers"])
+    kept = [block for block in blocks if block.problem or block in whole]
     lines = [json.dumps({"settings": settings}), *(json.dumps(block.as_dict()) for block in kept)]
     beside = path.with_suffix(".part")
     beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -159,10 +164,10 @@ def open_records(folder: Path, settings: Mapping[str, Any]) -> Records:
     return Records(path, settings, kept)
 
 
-def whole_pairs(blocks: list[Block]) -> list[Block]:
+def whole_pairs(blocks: Iterable[Block], arms: Iterable[str]) -> list[Block]:
     """Leave out failed blocks, and those whose partner in an A/B is missing: neighbours must be neighbours in time."""
     measured = [block for block in blocks if not block.problem]
-    arms = {block.arm for block in blocks}
+    arms = tuple(arms)
     turns = {(block.arm, block.point, block.turn) for block in measured}
     return [block for block in measured if all((arm, block.point, block.turn) in turns for arm in arms)]
 

@@ -68,15 +68,36 @@ def decode_limit(
     return _limit("decode", needs, gpus, (concurrency, context), activations, kv_dtype)
 
 
-def prefill_limit(
-    needs: Needs, gpus: Gpus, prompt: int, *, activations: str = "none", kv_dtype: str = "bf16", chunk: int = CHUNK
+def prefill_limit(  # noqa: PLR0913 - what decides a limit
+    needs: Needs,
+    gpus: Gpus,
+    concurrency: int,
+    prompt: int,
+    *,
+    activations: str = "none",
+    kv_dtype: str = "bf16",
+    chunk: int = CHUNK,
 ) -> Limit:
-    """Return the limit of reading prompts of so many tokens, in chunks as engines do."""
-    return _limit("prefill", needs, gpus, (min(prompt, chunk), prompt / 2), activations, kv_dtype, prompt)
+    """Return the limit of reading the prompts of so many requests, in chunks as engines do."""
+    step = (min(prompt * concurrency, chunk), prompt / 2)
+    return _limit("prefill", needs, gpus, step, activations, kv_dtype, prompt=prompt, users=concurrency)
+
+
+def output_limit(decode: Limit, prefill: Limit, prompt: int, output: int) -> float:
+    """Return the most output tokens a second of a node that must read the prompts too."""
+    return output / (prompt / prefill.tokens_per_second + output / decode.tokens_per_second)
 
 
 def _limit(  # noqa: PLR0913 - what decides a limit
-    phase: Phase, needs: Needs, gpus: Gpus, step: tuple[int, float], activations: str, kv_dtype: str, prompt: int = 0
+    phase: Phase,
+    needs: Needs,
+    gpus: Gpus,
+    step: tuple[int, float],
+    activations: str,
+    kv_dtype: str,
+    *,
+    prompt: int = 0,
+    users: int = 1,
 ) -> Limit:
     if not gpus.memory_tb_s or not gpus.pflops:
         raise UsageError(f"nothing is known of the speed of {gpus.name}", where="--gpus", fix="take one with figures")
@@ -87,11 +108,13 @@ def _limit(  # noqa: PLR0913 - what decides a limit
     made = tokens if phase == "decode" else tokens / prompt
     costs = [_weights(part, needs, gpus, made if part.name == _HEAD else tokens, activations)
              for part in needs.parts if part.name not in _NOT_READ]  # fmt: skip
-    costs.append(_attention(phase, needs, gpus, (tokens, context), _KV_NBYTES[kv_dtype]))
+    # In decode each request has a cache of its own; a chunk reads the cache of each prompt in it once.
+    caches = tokens if phase == "decode" else max(1.0, tokens / prompt)
+    costs.append(_attention(phase, needs, gpus, (tokens, context, caches), _KV_NBYTES[kv_dtype]))
     seconds = sum(cost.seconds for cost in costs)
     in_memory = sum(cost.seconds for cost in costs if cost.memory_s >= cost.compute_s)
     bound = "memory" if in_memory * 2 >= seconds else "compute"
-    users = tokens if phase == "decode" else 1
+    users = tokens if phase == "decode" else users
     return Limit(phase, users, tokens / seconds, tokens / seconds / users, bound, tuple(costs))
 
 
@@ -120,9 +143,9 @@ def _kind(part: Part, activations: str) -> str:
     return "fp8" if activations == "fp8" and width < _EIGHT_BITS else "bf16"
 
 
-def _attention(phase: Phase, needs: Needs, gpus: Gpus, step: tuple[int, float], kv_nbytes: int) -> Cost:
+def _attention(phase: Phase, needs: Needs, gpus: Gpus, step: tuple[int, float, float], kv_nbytes: int) -> Cost:
     """Return what attending to the cache costs; decode in MLA works on the latent, prefill on keys and values."""
-    tokens, context = step
+    tokens, context, caches = step
     split = min(needs.kv_heads, gpus.count)
     heads = needs.heads or 1
     if needs.latent is not None and needs.value_latent is not None:
@@ -133,8 +156,7 @@ def _attention(phase: Phase, needs: Needs, gpus: Gpus, step: tuple[int, float], 
         operations = 2 * needs.layers * each * context
     else:
         operations = 2 * needs.kv_values * heads / needs.kv_heads * context
-    # In decode each request has a cache of its own; a chunk of a prompt reads its one cache once.
-    read = (tokens if phase == "decode" else 1) * context * needs.kv_values * kv_nbytes / split
+    read = caches * context * needs.kv_values * kv_nbytes / split
     return _cost("attention to the cache", read, operations * tokens / gpus.count, gpus, "bf16")
 
 

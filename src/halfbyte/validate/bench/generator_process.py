@@ -1,9 +1,10 @@
 """The load generator's own process, run by the Python that vLLM is installed in; halfbyte is not needed there.
 
 `vllm bench serve` takes ten seconds to import. Here it is imported once, and its `main_async` runs for each line of
-JSON on stdin, with the arguments that the command line would have got; one line of JSON on stdout answers. Two things
-differ from the command, and only these: what is asked (prompts of exact lengths as token ids, which no server can count
-otherwise), and that no request may last longer than a limit (vLLM's own is six hours).
+JSON on stdin, with the arguments that the command line would have got; one line of JSON on stdout answers. Three
+things differ from the command, and only these: what is asked (prompts of exact lengths as token ids, which no server
+can count otherwise); no request may last longer than a limit (vLLM's own is six hours); and an answer whose tokens the
+server does not count is an error.
 """
 
 from __future__ import annotations
@@ -107,18 +108,20 @@ class Generator:
         return self._bodies[content, name]
 
     def _bounded(self, seconds: float) -> Any:
-        """Return vLLM's function for one request, with a limit; a request beyond it is an error with words."""
+        """Return vLLM's function for one request, with a limit; what goes wrong is an error with words."""
         asked = self._asked
 
         async def ask(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
             started = time.perf_counter()
             try:
-                return await asyncio.wait_for(asked(request_func_input, session, pbar), seconds)
+                output = await asyncio.wait_for(asked(request_func_input, session, pbar), seconds)
             except asyncio.TimeoutError:
                 output = importlib.import_module("vllm.benchmarks.lib.endpoint_request_func").RequestFuncOutput()
                 output.start_time, output.prompt_len = started, request_func_input.prompt_len
                 output.error = f"no end within {seconds:g} s"
-                return output
+            if output.success and not output.output_tokens:  # vLLM would count with the tokenizer, and may be wrong
+                output.success, output.error = False, "the server does not say how many tokens it made (no usage)"
+            return output
 
         return ask
 

@@ -2,15 +2,17 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from halfbyte.validate.bench.compare import headlines
 from halfbyte.validate.bench.plot import plot
-from halfbyte.validate.bench.records import Block, Request
+from halfbyte.validate.bench.records import Block, Request, read_records
 from halfbyte.validate.bench.report import make_report
 from halfbyte.validate.bench.shapes import Point
 
+RECORDED = Path(__file__).parent / "recorded"
 FAST, SLOW = Point(64, 10, 8), Point(64, 10, 1)
 GPU = {"no_claim_because": "", "prefix_queries": 1000.0, "prefix_hits": 0.0}
 
@@ -129,3 +131,41 @@ def test_the_picture_has_every_point_and_escapes_names():
     assert svg.count("<polyline") == 2
     assert "&lt;CPU&gt;" in svg
     assert plot((), "") is None
+
+
+def recorded(name: str) -> list[Block]:
+    """Blocks of a real vLLM, A against itself or against itself behind the proxy of tests/live (30 % slower)."""
+    return read_records(RECORDED / f"{name}.jsonl")[1]
+
+
+def test_real_blocks_of_a_server_behind_a_slow_proxy():
+    node, user = (one.alone for one in report(recorded("slow")).comparisons)
+    assert node.ratio == pytest.approx(1.30, abs=0.005)
+    assert node.interval == pytest.approx((1.17, 1.45), abs=0.01)
+    assert user.interval[0] > 1
+    assert node.headline is None, "measured on a CPU"
+    free = [replace(one, server=GPU) for one in recorded("slow")]
+    assert headlines(report(free).comparisons)[0].startswith("A gives at least 1")
+
+
+def test_real_blocks_of_a_server_against_itself():
+    free = [replace(one, server=GPU) for one in recorded("same")]
+    found = report(free)
+    assert headlines(found.comparisons) == []
+    assert all("no difference is shown" in one.alone.refused for one in found.comparisons)
+
+
+def test_20_comparisons_of_real_equal_blocks():
+    """Both arms of the A/A run are one server: their blocks, shuffled into 20 pairings, alarm about once in 20."""
+    speeds = {one.turn: [] for one in recorded("same")}
+    for one in recorded("same"):
+        speeds[one.turn].append(one)
+    alarms = 0
+    for seed in range(20):
+        drawn = random.Random(seed)
+        blocks = []
+        for turn, pair in speeds.items():
+            a, b = drawn.sample(pair, 2)
+            blocks += [replace(a, arm="A", turn=turn, server=GPU), replace(b, arm="B", turn=turn, server=GPU)]
+        alarms += any(one.alone.headline for one in report(blocks).comparisons)
+    assert alarms <= 3, "4 or more happen in 2 of 100 cases at 5 %"

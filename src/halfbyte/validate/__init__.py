@@ -5,5 +5,6 @@ generate.open_writer   a checkpoint's folder -> a Writer: prompts in, texts out,
 loop_rate.loop_rate    a folder -> how many open-ended texts loop, with their interval
 loop_rate.judge        that, and the source's -> a verdict in a sentence
 after_pruning          both for a checkpoint that was pruned just now, where that takes seconds
+bench                  a server's speed under real load, and two servers compared
 statistics             accuracies, paired comparisons, seeds, verdicts, ratios of speeds: what numbers say and what not
 """

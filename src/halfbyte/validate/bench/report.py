@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from halfbyte.console import Column, Level
-from halfbyte.errors import HalfbyteError
+from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.serve.gpus import Gpus, parse_gpus
 from halfbyte.serve.served import Served, served
 from halfbyte.validate.bench.compare import Comparison, compare, headlines
@@ -132,7 +132,7 @@ def _limits(
     for name, server in servers.items():
         try:
             checkpoint = served(Path(server.root))
-        except HalfbyteError as error:
+        except (CheckpointError, UsageError) as error:
             missing = f"the checkpoint of {name} is not here: {error.what}"
             continue
         cache = server.settings.get("cache_dtype", "auto")

@@ -84,7 +84,10 @@ def prefill_limit(  # noqa: PLR0913 - what decides a limit
 
 
 def output_limit(decode: Limit, prefill: Limit, prompt: int, output: int) -> float:
-    """Return the most output tokens a second of a node that must read the prompts too."""
+    """Return the most output tokens a second of a node that reads prompts and writes answers in steps of their own.
+
+    Engines mix both in one step, which then reads the weights once: this is where they start from, no strict limit.
+    """
     return output / (prompt / prefill.tokens_per_second + output / decode.tokens_per_second)
 
 

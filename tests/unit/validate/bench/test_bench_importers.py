@@ -1,4 +1,4 @@
-"""Files of other load generators. vLLM's is a real one; guidellm's and aiperf's are written after their classes."""
+"""Files of other load generators, real ones; the errors in them are written after their classes."""
 
 import json
 from pathlib import Path
@@ -117,3 +117,26 @@ def test_requests_at_the_same_time():
         return Request(start, 0.1, 1.0, (), 1, 1)
 
     assert at_once([one(0), one(0.5), one(1.0), one(3)]) == 2
+
+
+def test_a_real_file_of_guidellm_has_the_medians_that_guidellm_says():
+    """guidellm 0.8.1 against a small server: 6 requests, 2 at once; what is not read was cut out of the file."""
+    (block,) = read_results(RECORDED / "guidellm.json", "A")
+    said = json.loads((RECORDED / "guidellm.json").read_text())["benchmarks"][0]["metrics"]
+    found = summarize([block], {})
+    assert (found.requests, found.failed) == (6, 0)
+    assert str(block.point) == "concurrency 2, 32 in / 12 out, imported"
+    assert found.ttft["mean"] * 1000 == pytest.approx(said["time_to_first_token_ms"]["successful"]["mean"], rel=1e-6)
+    assert found.tpot["mean"] * 1000 == pytest.approx(said["inter_token_latency_ms"]["successful"]["mean"], rel=1e-6)
+
+
+def test_a_real_file_of_aiperf_has_the_percentiles_that_aiperf_says():
+    """aiperf 0.13.0 with --use-server-token-count against the same server; its own sums are in the other file."""
+    (block,) = read_results(RECORDED / "aiperf.jsonl", "A")
+    said = json.loads((RECORDED / "aiperf_summary.json").read_text())
+    found = summarize([block], {})
+    assert (found.requests, found.failed) == (6, 0)
+    assert str(block.point) == "concurrency 2, 32 in / 12 out, imported"
+    for ours, theirs in (("ttft", "time_to_first_token"), ("e2e", "request_latency"), ("tpot", "inter_token_latency")):
+        for at in ("p50", "p90", "p99"):
+            assert getattr(found, ours)[at] * 1000 == pytest.approx(said[theirs][at], rel=1e-6), (ours, at)

@@ -3,6 +3,9 @@
 import contextlib
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -11,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from halfbyte.serve.keeper import descendants
 from halfbyte.validate.bench.blocks import Arm, Plan, run_block
 from halfbyte.validate.bench.machine import look_at
 from halfbyte.validate.bench.shapes import Point
@@ -161,3 +165,29 @@ def test_a_server_that_is_gone(generator, server):
     found = run_block(plan, gone, POINT, 0, generator)
     assert "4 of 4 requests failed" in found.problem
     assert "Cannot connect" in found.problem
+
+
+def test_ctrl_c_in_the_middle_leaves_no_process_and_the_same_command_goes_on(server, tmp_path):
+    folder = tmp_path / "out"
+    command = [sys.executable, "-m", "halfbyte", "bench", f"{server}/well", "--tokenizer", str(TOKENIZER)]
+    command += ["--shape", "16:5", "--concurrency", "2", "--blocks", "40", "-o", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    lines = folder / "bench.jsonl"
+    until = time.monotonic() + 120
+    while not lines.exists() or len(lines.read_text().splitlines()) < 3:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    children = descendants(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "blocks are kept" in said
+    assert children
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    kept = len(lines.read_text().splitlines())
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{kept - 1} blocks are there already" in done.stderr
+    assert len(lines.read_text().splitlines()) == 41
+    assert json.loads(done.stdout)["points"][0]["blocks"] == 40

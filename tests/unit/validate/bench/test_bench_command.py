@@ -113,7 +113,16 @@ def test_a_server_that_hangs_costs_one_block_and_is_reported(bench, capsys):
     assert "the block did not end within 90 s" in err
 
 
-def test_a_server_that_dies_later_is_given_up_after_two_blocks(bench, capsys):
+def test_a_server_that_dies_after_its_warm_up_is_given_up_after_two_blocks(bench, capsys):
+    Generator.failing = tuple(f"B{turn}" for turn in range(6))
+    assert bench("--concurrency", "1") == 1
+    assert [order.name for order in Generator.orders] == ["A-1", "B-1", "A0", "B0", "B1"]
+    rows = {row["arm"]: row for row in json.loads(capsys.readouterr().out)["points"]}
+    assert rows["B"]["tokens_per_second"] is None
+    assert rows["B"]["errors"] == {"the block did not end within 90 s": 2}
+
+
+def test_one_failed_block_is_told_and_the_rest_is_measured(bench, capsys):
     Generator.failing = "B3"
     assert bench("--concurrency", "1") == 1
     found = json.loads(capsys.readouterr().out)

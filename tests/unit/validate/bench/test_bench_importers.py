@@ -83,6 +83,7 @@ def test_aiperf(tmp_path):
     assert found.tpot["p50"] == pytest.approx(0.1), "the server's count of tokens, not the client's"
     assert found.itl["p50"] == pytest.approx(0.1)
     assert found.errors == {"boom": 1}
+    assert found.requests == 3, "without the warm-up"
 
 
 def test_vllms_own_file():

@@ -29,6 +29,7 @@ from halfbyte.recipe_options import (
 )
 from halfbyte.serve.command import serve_command
 from halfbyte.usage import Group, usage_errors
+from halfbyte.validate.bench.command import bench_command
 from halfbyte.validate.command import loops_command
 from halfbyte.validate.evaluate.command import eval_command
 
@@ -306,6 +307,7 @@ cli.add_command(compare_command)
 cli.add_command(loops_command)
 cli.add_command(serve_command)
 cli.add_command(eval_command)
+cli.add_command(bench_command)
 
 
 @cli.command()

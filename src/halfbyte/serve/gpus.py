@@ -28,6 +28,8 @@ class Gpus:
     fp4: tuple[str, ...] = ()
     box: int = 8
     multiprocessors: int = 0
+    memory_tb_s: float = 0.0
+    pflops: tuple[tuple[str, float], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.count}x{self.name}"
@@ -55,6 +57,8 @@ def _kind(name: str, row: Mapping[str, Any]) -> Gpus:
         fp4=tuple(row["fp4"]),
         box=row["box"],
         multiprocessors=row.get("multiprocessors", 0),
+        memory_tb_s=row["memory_tb_s"],
+        pflops=tuple(row["pflops"].items()),
     )
 
 

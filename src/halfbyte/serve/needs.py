@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ class Part:
     name: str
     nbytes: int
     placed: str
+    parameters: int = 0  # numbers that they stand for, whatever they are stored as
 
 
 class ExpertLayers(NamedTuple):
@@ -96,7 +98,12 @@ class Needs:
         before, after = (sum(row.experts * row.layers for row in rows) for rows in (self.routed, routed))
         nbytes = {"routed experts": sum(row.nbytes for row in routed)}
         nbytes |= {part.name: part.nbytes * after // before for part in self.parts if part.name == "routers"}
-        parts = tuple(replace(part, nbytes=nbytes.get(part.name, part.nbytes)) for part in self.parts)
+        parts = tuple(
+            replace(part, nbytes=nbytes[part.name], parameters=part.parameters * after // before)
+            if part.name in nbytes
+            else part
+            for part in self.parts
+        )
         return replace(self, parts=parts, routed=routed)
 
 
@@ -106,6 +113,7 @@ class _Piece(NamedTuple):
     leaf: str
     expert: int | None
     nbytes: int
+    parameters: int
 
 
 def needs(plan: Plan) -> Needs:
@@ -117,6 +125,7 @@ def needs(plan: Plan) -> Needs:
             job.linears[0].module.rpartition(".")[2] if job.linears else "",
             job.linears[0].expert if job.linears else None,
             job.write_nbytes,
+            sum(math.prod(linear.shape) for linear in job.linears) or job.write_nbytes // _BF16_NBYTES,
         )
         for job in plan.jobs
     )
@@ -131,15 +140,16 @@ def needs_of(checkpoint: Checkpoint, model: Model) -> Needs:
 def _stored(model: Model) -> Iterator[_Piece]:
     for linear in model.linears.values():
         leaf = linear.module.rpartition(".")[2]
-        yield _Piece(linear.role, linear.layer, leaf, linear.expert, linear.nbytes)
+        yield _Piece(linear.role, linear.layer, leaf, linear.expert, linear.nbytes, math.prod(linear.shape))
     for place, tensor in model.plain.values():
-        yield _Piece(place.role, place.layer, "", None, tensor.nbytes)
+        yield _Piece(place.role, place.layer, "", None, tensor.nbytes, math.prod(tensor.shape))
 
 
 def _collect(pieces: Iterable[_Piece], architecture: Architecture, config: Mapping[str, Any], layers: int) -> Needs:
     text = architecture.text(config)
     layers = min(layers, architecture.number(config, "layers") or layers)
     nbytes: Counter[tuple[str, str]] = Counter()
+    parameters: Counter[str] = Counter()
     experts: dict[int, set[int]] = {}
     by_layer: Counter[int] = Counter()
     for piece in pieces:
@@ -149,6 +159,7 @@ def _collect(pieces: Iterable[_Piece], architecture: Architecture, config: Mappi
         if piece.leaf in _LATENT:
             name, placed = _LATENT_NAME, WHOLE
         nbytes[name, placed] += piece.nbytes
+        parameters[name] += piece.parameters
         if placed == EXPERTS and piece.layer is not None and piece.expert is not None:
             experts.setdefault(piece.layer, set()).add(piece.expert)
             by_layer[piece.layer] += piece.nbytes
@@ -158,7 +169,7 @@ def _collect(pieces: Iterable[_Piece], architecture: Architecture, config: Mappi
     values, kv_heads = kv_values(text, layers)
     number = {key: value for key, value in text.items() if type(value) is int}
     latent = values // layers if "kv_lora_rank" in number and layers else None
-    parts = [Part(name, size, placed) for (name, placed), size in nbytes.items()]
+    parts = [Part(name, size, placed, parameters[name]) for (name, placed), size in nbytes.items()]
     if latent is not None:
         parts.append(Part(ABSORBED, layers * _expanded(number) * number["kv_lora_rank"] * _BF16_NBYTES, WIDTH))
     return Needs(

@@ -62,6 +62,15 @@ def _problem(host: str, port: int) -> str | None:
 
 def listener_on(port: int) -> str | None:
     """Return the name and id of the process that listens on a port, as far as /proc tells us."""
+    process = listening_process(port)
+    with contextlib.suppress(OSError):  # just gone
+        if process is not None:
+            return f"{clean((process / 'comm').read_text(errors='replace'))} (process {process.name})"
+    return None
+
+
+def listening_process(port: int) -> Path | None:
+    """Return the folder under /proc of the process that listens on a port, as far as /proc tells us."""
     sockets = _listening_sockets(port)
     if not sockets:
         return None
@@ -72,7 +81,7 @@ def listener_on(port: int) -> str | None:
             for descriptor in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):
                     if str(descriptor.readlink()) in sockets:
-                        return f"{clean((process / 'comm').read_text(errors='replace'))} (process {process.name})"
+                        return process
     return None
 
 

@@ -6,5 +6,6 @@ loop_rate.loop_rate    a folder -> how many open-ended texts loop, with their in
 loop_rate.judge        that, and the source's -> a verdict in a sentence
 after_pruning          both for a checkpoint that was pruned just now, where that takes seconds
 evaluate               a server, or two -> scores by lm-eval, recorded item by item, and a verdict
+bench                  a server's speed under real load, and two servers compared
 statistics             accuracies, paired comparisons, seeds, verdicts, ratios of speeds: what numbers say and what not
 """

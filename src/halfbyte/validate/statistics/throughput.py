@@ -50,6 +50,7 @@ class Speedup:
     drift_p: float | None
     refused: str
     """Why there is no headline; empty where there is one."""
+    confidence: float = CONFIDENCE
 
     @property
     def drifts(self) -> bool:
@@ -68,14 +69,14 @@ class Speedup:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
-        return {**asdict(self), "drifts": self.drifts, "headline": self.headline, "confidence": CONFIDENCE}
+        return {**asdict(self), "drifts": self.drifts, "headline": self.headline}
 
     def sentence(self) -> str:
         """Say what was measured, and the headline or why there is none."""
         unit = "blocks" if self.design == "abba" else "server starts"
         seen = f"{self.ratio:.2f}x over {self.units[0]} and {self.units[1]} {unit}"
         if self.interval:
-            seen = f"{seen} (95 % interval {self.interval[0]:.2f} to {self.interval[1]:.2f})"
+            seen = f"{seen} ({100 * self.confidence:.4g} % interval {self.interval[0]:.2f} to {self.interval[1]:.2f})"
         claim = f"throughput: {self.headline}" if self.headline else f"no claim: {self.refused}"
         drift = f" The machine drifted by {self.drift:+.1%} meanwhile." if self.drifts else ""
         loose = f" One after the other: {UNCONTROLLED}." if self.design == "sequential" else ""
@@ -89,47 +90,56 @@ def throughput_ratio(
     *,
     seed: int = 0,
     no_claim_because: str = "",
+    confidence: float = CONFIDENCE,
 ) -> Speedup:
     """Return how much faster A is than B.
 
     abba: one throughput a block, in the order of time, as many for A as for B; A began. sequential: one list of blocks
     for each server start; a plain list is one start. `no_claim_because` says what else forbids a headline (an emulated
-    server, errors), and then there is none.
+    server, errors), and then there is none. Whoever picks the best of k ratios asks for a `confidence` of 1 - 0.05 / k.
     """
     if design == "abba":
-        return _abba(_logs(blocks_a), _logs(blocks_b), seed, no_claim_because)
-    return _sequential(_starts(blocks_a), _starts(blocks_b), no_claim_because)
+        return _abba(_logs(blocks_a), _logs(blocks_b), seed, no_claim_because, confidence)
+    return _sequential(_starts(blocks_a), _starts(blocks_b), no_claim_because, confidence)
 
 
-def _abba(a: Logs, b: Logs, seed: int, no_claim: str) -> Speedup:
+def drift_of(blocks: Blocks) -> tuple[float | None, float | None]:
+    """Return how much one server became faster over its blocks, as a share, and the p-value of a straight line."""
+    logs = _logs(blocks)
+    return _drift([(logs, np.arange(len(logs)))])
+
+
+def _abba(a: Logs, b: Logs, seed: int, no_claim: str, confidence: float) -> Speedup:
     if len(a) != len(b):
         raise UsageError(f"{len(a)} blocks of A and {len(b)} of B cannot have taken turns", fix="measure pairs")
     mean = mean_over_items(a - b)
     turn = np.arange(len(a))
     swapped = turn % 2  # A B, B A, A B, ...
     drift, p = _drift([(a, 2 * turn + swapped), (b, 2 * turn + 1 - swapped)])
-    interval = _ratios(mean.interval(CONFIDENCE)) if len(a) > 1 else None
+    interval = _ratios(mean.interval(confidence)) if len(a) > 1 else None
     few = f"{len(a)} blocks an arm, {FEWEST_BLOCKS} are needed" if len(a) < FEWEST_BLOCKS else ""
     return Speedup(
         "abba",
         math.exp(mean.value),
         interval,
-        _ratios(bootstrap(a - b, None, CONFIDENCE, seed)) if len(a) > 1 else None,
+        _ratios(bootstrap(a - b, None, confidence, seed)) if len(a) > 1 else None,
         (len(a), len(b)),
         drift,
         p,
         no_claim or few or _why_not(interval),
+        confidence,
     )
 
 
-def _sequential(a: list[Logs], b: list[Logs], no_claim: str) -> Speedup:
+def _sequential(a: list[Logs], b: list[Logs], no_claim: str, confidence: float) -> Speedup:
     means = [np.array([float(start.mean()) for start in arm]) for arm in (a, b)]
     difference = float(means[0].mean() - means[1].mean())
     few = min(len(a), len(b)) < FEWEST_STARTS
-    interval = None if few else _ratios(_welch_interval(*map(mean_over_items, means)))
+    interval = None if few else _ratios(_welch_interval(*map(mean_over_items, means), confidence=confidence))
     drift, p = _drift([(start, np.arange(len(start))) for start in (*a, *b)])
     why = f"{len(a)} and {len(b)} server starts, {FEWEST_STARTS} an arm are needed" if few else _why_not(interval)
-    return Speedup("sequential", math.exp(difference), interval, None, (len(a), len(b)), drift, p, no_claim or why)
+    units, refused = (len(a), len(b)), no_claim or why
+    return Speedup("sequential", math.exp(difference), interval, None, units, drift, p, refused, confidence)
 
 
 def _why_not(interval: Interval | None) -> str:
@@ -141,12 +151,12 @@ def _why_not(interval: Interval | None) -> str:
     return "the interval covers 1 or nearly does, no difference is shown"
 
 
-def _welch_interval(a: Mean, b: Mean) -> Interval:
+def _welch_interval(a: Mean, b: Mean, *, confidence: float) -> Interval:
     error, difference = math.hypot(a.error, b.error), a.value - b.value
     if not error:
         return difference, difference
     freedom = error**4 / (a.error**4 / a.freedom + b.error**4 / b.freedom)
-    half = t_quantile((1 + CONFIDENCE) / 2, freedom) * error
+    half = t_quantile((1 + confidence) / 2, freedom) * error
     return difference - half, difference + half
 
 

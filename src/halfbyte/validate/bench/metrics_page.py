@@ -1,0 +1,96 @@
+"""A server's /metrics: what its cache holds, how often a prompt was known, a draft right, a request pushed out.
+
+The names are vLLM's; a server without the page has no figures, and that is said rather than counted as nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_LINE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)", re.ASCII)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"', re.ASCII)
+_CACHE_CONFIG = "vllm:cache_config_info"
+# Ours, and under which names it has been published; values of all engines behind one page are added.
+_COUNTERS: Mapping[str, tuple[str, ...]] = {
+    "prefix_queries": ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_queries"),
+    "prefix_hits": ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits"),
+    "draft_tokens": ("vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_draft_tokens"),
+    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_accepted_tokens"),
+    "preemptions": ("vllm:num_preemptions_total", "vllm:num_preemptions"),
+    "generated_tokens": ("vllm:generation_tokens_total", "vllm:generation_tokens"),
+}
+_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+_STARTED = "process_start_time_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One look at /metrics: counters by our names, the cache's settings, and when the server started."""
+
+    counters: Mapping[str, float]
+    cache: Mapping[str, str]
+    kv_use: float | None
+    started: float | None
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """How many tokens the cache holds."""
+        if self.cache.get("kv_cache_size_tokens", "").isdigit():
+            return int(self.cache["kv_cache_size_tokens"])
+        blocks, size = (self.cache.get(key, "") for key in ("num_gpu_blocks", "block_size"))
+        return int(blocks) * int(size) if blocks.isdigit() and size.isdigit() else None
+
+
+def read_page(text: str) -> Page:
+    """Read the text of the page; lines that are no samples are skipped."""
+    counters: dict[str, float] = {}
+    cache: dict[str, str] = {}
+    use: list[float] = []
+    started = None
+    ours = {published: name for name, names in _COUNTERS.items() for published in names}
+    for line in text.splitlines():
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        name, value = match["name"], _number(match["value"])
+        if name == _CACHE_CONFIG:
+            cache = dict(_LABEL.findall(match["labels"] or ""))
+        elif name in ours:
+            counters[ours[name]] = counters.get(ours[name], 0.0) + value
+        elif name in _USE:
+            use.append(value)
+        elif name == _STARTED:
+            started = value
+    return Page(counters, cache, max(use, default=None), started)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def between(before: Page | None, after: Page | None) -> dict[str, Any]:
+    """Return what happened between two looks; None where the server does not tell, or was started anew."""
+    counted = dict.fromkeys(_COUNTERS)
+    if before is not None and after is not None and before.started == after.started:
+        counted |= {
+            name: after.counters[name] - before.counters[name]
+            for name in _COUNTERS
+            if name in before.counters and name in after.counters
+        }
+    return {
+        **counted,
+        "prefix_hit_share": _share(counted["prefix_hits"], counted["prefix_queries"]),
+        "draft_acceptance": _share(counted["accepted_tokens"], counted["draft_tokens"]),
+        "kv_use": after.kv_use if after else None,
+        "server_started": after.started if after else None,
+    }
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None

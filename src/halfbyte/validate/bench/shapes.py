@@ -1,0 +1,85 @@
+"""What is measured: shapes of requests, how many at once, what they are about, and which latencies are good enough."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from halfbyte.errors import UsageError
+from halfbyte.suggest import did_you_mean
+
+CONTENTS = ("random", "prose", "code", "json")
+TARGETS = ("ttft", "tpot", "e2e")
+_THOUSAND = 1024  # 8k:1k is 8192 and 1024 tokens, as everybody who publishes speeds has it
+_SECONDS: Mapping[str, float] = {"ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Point:
+    """Where a speed holds: tokens of a prompt and of its answer, requests at once, and what they are about."""
+
+    prompt: int
+    output: int
+    concurrency: int
+    content: str = "random"
+
+    def __str__(self) -> str:
+        kind = "" if self.content == "random" else f", {self.content}"
+        return f"concurrency {self.concurrency}, {_short(self.prompt)} in / {_short(self.output)} out{kind}"
+
+    @property
+    def context(self) -> float:
+        """Tokens in a request's cache, on average while it is answered."""
+        return self.prompt + self.output / 2
+
+
+def points(shapes: Sequence[str], concurrency: str, contents: str) -> list[Point]:
+    """Return every combination, in the order given."""
+    asked = [content.strip() for content in contents.split(",")]
+    for content in asked:
+        if content not in CONTENTS:
+            raise UsageError(f"no content is named '{content}'", where="--content", fix=did_you_mean(content, CONTENTS))
+    made = [
+        Point(*shape, users, content)
+        for shape, content, users in product(map(_shape, shapes), asked, _concurrencies(concurrency))
+    ]
+    return list(dict.fromkeys(made))
+
+
+def _shape(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"\s*(\d+k?)\s*:\s*(\d+k?)\s*", text, re.ASCII | re.IGNORECASE)
+    lengths = [_tokens(part) for part in found.groups()] if found else [0, 0]
+    if not all(lengths):
+        raise UsageError(f"'{text}' is no shape of requests", where="--shape", fix="write it like 8k:1k, or 512:128")
+    return lengths[0], lengths[1]
+
+
+def _tokens(text: str) -> int:
+    return int(text[:-1]) * _THOUSAND if text[-1] in "kK" else int(text)
+
+
+def _short(tokens: int) -> str:
+    return f"{tokens // _THOUSAND}k" if tokens % _THOUSAND == 0 else str(tokens)
+
+
+def _concurrencies(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[1-9]\d{0,4}", part, re.ASCII) for part in parts):
+        raise UsageError(f"'{text}' is no list of numbers", where="--concurrency", fix="write it like 1,8,64")
+    return [int(part) for part in parts]
+
+
+def targets(text: str | None) -> dict[str, float]:
+    """Read `ttft=1s,tpot=50ms`; return seconds by name, nothing where nothing is asked."""
+    found: dict[str, float] = {}
+    for part in text.split(",") if text else []:
+        match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s)\s*", part, re.ASCII)
+        if match is None:
+            raise UsageError(f"'{part}' is no latency target", where="--slo", fix="write it like ttft=1s,tpot=50ms")
+        name, number, unit = match.groups()
+        if name not in TARGETS:
+            raise UsageError(f"no latency is named '{name}'", where="--slo", fix=did_you_mean(name, TARGETS))
+        found[name] = float(number) * _SECONDS[unit]
+    return found

@@ -1,0 +1,182 @@
+"""What the blocks of one server at one point say: rates, latencies, errors, goodput, and the server's own figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from halfbyte.validate.bench.blocks import WARM_UP
+from halfbyte.validate.bench.records import Block, Request
+from halfbyte.validate.bench.shapes import Point
+from halfbyte.validate.statistics.throughput import DRIFT_P, drift_of
+
+PERCENTILES = (50, 90, 99)
+BUSY_CLIENT = 0.8  # of a core: from here on the generator may be what is measured
+KNOWN_PREFIX = 0.01  # of the prompts' tokens: from here on a prefix cache has helped
+_KINDS_OF_ERRORS = 3
+_FEWEST_FOR_DRIFT = 4
+_LARGE_DRIFT = 0.1
+
+Spread = dict[str, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One server at one point; seconds unless a name says otherwise. A rate without an answer is None, never 0."""
+
+    arm: str
+    point: Point
+    blocks: int
+    requests: int
+    failed: int
+    errors: Mapping[str, int]
+    requests_per_second: float | None
+    tokens_per_second: float | None
+    steady_tokens_per_second: float | None
+    tokens_per_second_per_user: float | None
+    prefill_tokens_per_second: float | None
+    ttft: Spread
+    itl: Spread
+    tpot: Spread
+    e2e: Spread
+    goodput_per_second: float | None
+    good_share: float | None
+    drift: float | None
+    """Of the throughput over the blocks, as a share; None unless it is both large and no accident."""
+    client_share: float
+    server: Mapping[str, Any]
+    gpus: Mapping[str, Any] | None
+
+    @property
+    def error_rate(self) -> float:
+        """Share of the requests that failed."""
+        return self.failed / self.requests if self.requests else 1.0
+
+    @property
+    def no_claim_because(self) -> str:
+        """What in the measurement itself forbids a claim."""
+        if self.failed or not self.requests:
+            most = next(iter(self.errors), "nothing was measured")
+            return f"{self.failed} of {self.requests} requests of {self.arm} failed: {most}"
+        if self.client_share > BUSY_CLIENT:
+            return f"the load generator used {self.client_share:.0%} of a core, and may be what was measured"
+        known = self.server.get("prefix_hit_share") or 0.0
+        if known > KNOWN_PREFIX:
+            return f"{self.arm}'s prefix cache knew {known:.0%} of the prompts; another --seed makes new ones"
+        return ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {**asdict(self), "error_rate": self.error_rate, "no_claim_because": self.no_claim_because}
+
+
+def summarize(blocks: Sequence[Block], slo: Mapping[str, float]) -> Summary:
+    """Sum up all blocks of one arm at one point; those that failed count as errors."""
+    arm, point = blocks[0].arm, blocks[0].point
+    whole = [block for block in blocks if block.turn != WARM_UP and not block.failed]
+    requests = [request for block in whole for request in block.requests]
+    good = [request for request in requests if not request.error]
+    lost = [block for block in blocks if block.failed or (block.turn == WARM_UP and block.problem)]
+    errors = Counter([request.error for request in requests if request.error] + [block.problem for block in lost])
+    seconds = sum(block.seconds for block in whole)
+    within = [request for request in good if _within(request, slo)]
+    paces = [request.tpot for request in good if request.tpot]
+    measured = [block.throughput for block in whole if not block.problem]
+    return Summary(
+        arm=arm,
+        point=point,
+        blocks=len(whole),
+        requests=len(requests) + len(lost),
+        failed=len(requests) - len(good) + len(lost),
+        errors=dict(errors.most_common(_KINDS_OF_ERRORS)),
+        requests_per_second=_rate(len(good), seconds),
+        tokens_per_second=_rate(sum(request.output_tokens for request in good), seconds),
+        steady_tokens_per_second=steady([block for block in whole if not block.problem]),
+        tokens_per_second_per_user=_rate(len(paces), sum(paces)),
+        prefill_tokens_per_second=_median([one.prompt_tokens / one.ttft for one in good if one.ttft]),
+        ttft=_spread([request.ttft for request in good]),
+        itl=_spread([gap for request in good for gap in request.gaps]),
+        tpot=_spread(paces),
+        e2e=_spread([request.latency for request in good]),
+        goodput_per_second=_rate(len(within), seconds) if slo else None,
+        good_share=len(within) / len(requests) if slo and requests else None,
+        drift=_drift(measured),
+        client_share=max((block.processor_share for block in whole), default=0.0),
+        server=_server([block.server for block in whole]),
+        gpus=_gpus([block.gpus for block in whole if block.gpus]),
+    )
+
+
+def steady(blocks: Sequence[Block]) -> float | None:
+    """Return tokens a second while every user is busy: after the first answers have begun, before the last request.
+
+    A block begins with prompts only and ends with fewer and fewer users; both are alike for two servers, and both are
+    in the plain rate. None where a block has no such time.
+    """
+    tokens = seconds = 0.0
+    for block in blocks:
+        order = sorted(block.requests, key=lambda request: request.start)
+        begin = max((one.start + one.ttft for one in order[: block.point.concurrency]), default=0.0)
+        end = order[-1].start if order else 0.0
+        if end <= begin:
+            return None
+        for request in order:
+            times = request.start + request.ttft + np.cumsum((0.0, *request.gaps))
+            inside = int(((times > begin) & (times <= end)).sum())
+            tokens += inside * request.output_tokens / len(times)
+        seconds += end - begin
+    return tokens / seconds if seconds else None
+
+
+def _within(request: Request, slo: Mapping[str, float]) -> bool:
+    has = {"ttft": request.ttft, "tpot": request.tpot or 0.0, "e2e": request.latency}
+    return all(has[name] <= limit for name, limit in slo.items())
+
+
+def _rate(count: float, seconds: float) -> float | None:
+    return count / seconds if count and seconds else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if values else None
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    if not values:
+        return None
+    return {f"p{at}": float(np.percentile(values, at)) for at in PERCENTILES} | {"mean": float(np.mean(values))}
+
+
+def _drift(throughputs: Sequence[float]) -> float | None:
+    if len(throughputs) < _FEWEST_FOR_DRIFT:
+        return None
+    share, p = drift_of(throughputs)
+    return share if share is not None and p is not None and p < DRIFT_P and abs(share) > _LARGE_DRIFT else None
+
+
+def _server(seen: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Add up counters of all blocks; None where no block has one."""
+    names = ("prefix_queries", "prefix_hits", "draft_tokens", "accepted_tokens", "preemptions", "generated_tokens")
+    made: dict[str, Any] = {}
+    for name in names:
+        known = [one[name] for one in seen if one.get(name) is not None]
+        made[name] = sum(known) if known else None
+    uses = [one["kv_use"] for one in seen if one.get("kv_use") is not None]
+    return {
+        **made,
+        "prefix_hit_share": made["prefix_hits"] / made["prefix_queries"] if made["prefix_queries"] else None,
+        "draft_acceptance": made["accepted_tokens"] / made["draft_tokens"] if made["draft_tokens"] else None,
+        "kv_use": max(uses, default=None),
+    }
+
+
+def _gpus(seen: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    if not seen:
+        return None
+    names = [name for name in seen[0] if name not in ("gpus", "samples")]
+    known = {name: [one[name] for one in seen if one[name] is not None] for name in names}
+    return {"gpus": seen[0]["gpus"]} | {name: float(np.mean(rows)) if rows else None for name, rows in known.items()}

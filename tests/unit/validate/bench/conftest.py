@@ -1,0 +1,34 @@
+"""A small real HTTP server that says what engines say of themselves."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+
+@pytest.fixture
+def serve():
+    """Return a function that serves pages by their path, and gives its URL."""
+    running = []
+
+    def start(pages: dict) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                body = pages.get(self.path)
+                self.send_response(200 if body is not None else 404)
+                self.end_headers()
+                self.wfile.write((body if isinstance(body, str) else json.dumps(body)).encode() if body else b"")
+
+            def log_message(self, *_):
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        running.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()

@@ -18,6 +18,7 @@ from halfbyte.serve.conditions import version_key
 from halfbyte.serve.draft import Draft, draft_of, eagle3_mla
 from halfbyte.serve.facts import NONE, Wish, checkpoint_facts, machine_facts, parallel_facts
 from halfbyte.serve.fit import BF16, FP8, UTILIZATION, Fit, fit
+from halfbyte.serve.given import overrides
 from halfbyte.serve.gpus import Gpus
 from halfbyte.serve.knowledge import Build, Container, Engine, drafts, engine, engines, minimum_version, rules
 from halfbyte.serve.parallel import Parallel
@@ -92,7 +93,7 @@ def launch(served: Served, gpus: Gpus, wish: Wish) -> Launch:
     _refuse_wishes(served, gpus, wish, name, row)
     build = row.builds.get(wish.version or "")
     version = build.version if build else wish.version or row.version
-    given = settings.overrides(wish.given, row)
+    given = overrides(wish.given, name, row)
     facts = {**checkpoint_facts(served, wish), **machine_facts(gpus)}
     facts |= {"engine": name, "version": version, "build": wish.version if build else NONE}
     facts |= _draft_facts(served, wish)

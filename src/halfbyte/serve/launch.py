@@ -17,7 +17,7 @@ from halfbyte.serve import settings
 from halfbyte.serve.conditions import version_key
 from halfbyte.serve.draft import Draft, draft_of, eagle3_mla
 from halfbyte.serve.facts import NONE, Wish, checkpoint_facts, machine_facts, parallel_facts
-from halfbyte.serve.fit import BF16, FP8, UTILIZATION, Fit, fit
+from halfbyte.serve.fit import BLOCK, UTILIZATION, Fit, Load, fit
 from halfbyte.serve.given import overrides
 from halfbyte.serve.gpus import Gpus
 from halfbyte.serve.knowledge import Build, Container, Engine, drafts, engine, engines, minimum_version, rules
@@ -94,6 +94,9 @@ def launch(served: Served, gpus: Gpus, wish: Wish) -> Launch:
     build = row.builds.get(wish.version or "")
     version = build.version if build else wish.version or row.version
     given = overrides(wish.given, name, row)
+    if not wish.draft and any(setting.startswith("speculative") for setting in given):
+        fix = "add --draft auto, or --draft MODEL"
+        raise UsageError("without --draft the fit would not count what the draft takes", where="--set", fix=fix)
     facts = {**checkpoint_facts(served, wish), **machine_facts(gpus)}
     facts |= {"engine": name, "version": version, "build": wish.version if build else NONE}
     facts |= _draft_facts(served, wish)
@@ -111,7 +114,7 @@ def launch(served: Served, gpus: Gpus, wish: Wish) -> Launch:
         version=version,
         model=model,
         folder=None if wish.hub else served.folder.absolute(),
-        name=str(facts["name"]),
+        name=str(given.get("served_name") or facts["name"]),
         gpus=replace(gpus, count=decided["tp"]),
         command=row.command,
         container=container.model_copy(update={"image": container.image.replace("{version}", version)}),
@@ -173,10 +176,36 @@ def _draft_facts(served: Served, wish: Wish) -> dict[str, Any]:
     return {"draft": wish.draft, "draft_mla": mla}
 
 
-def _draft_size(name: str | None) -> Draft | None:
+def _draft(name: str | None, chosen: Mapping[str, Any]) -> Draft | None:
+    """Return what the draft takes, with as many guesses as the engine is told."""
     if name is None:
         return None
-    return draft_of(Path(name)) if Path(name).is_dir() else eagle3_mla()
+    size = draft_of(Path(name)) if Path(name).is_dir() else eagle3_mla()
+    told = chosen.get("speculative", {}).get("num_speculative_tokens")
+    return replace(size, tokens=told) if type(told) is int else size
+
+
+def _load(served: Served, context: int | None, chosen: Mapping[str, Any], draft: Draft | None) -> Load:
+    """Return what the engine is told to take at once, so that the fit and the script are of one server."""
+    default = Load()
+    return Load(
+        batched_tokens=chosen.get("max_num_batched_tokens", default.batched_tokens),
+        sequences=chosen.get("max_num_seqs", default.sequences),
+        context=context or served.context or default.context,
+        speculative_tokens=draft.tokens if draft else 0,
+    )
+
+
+def _refuse_requests(wish: Wish, row: Engine, chosen: Mapping[str, Any]) -> None:
+    """Refuse numbers of requests that contradict each other."""
+    requests, tokens = chosen.get("max_num_seqs", 0), chosen.get("max_num_batched_tokens", 0)
+    if wish.concurrency and requests < wish.concurrency:
+        what = f"--concurrency {wish.concurrency} cannot be with max_num_seqs={requests}"
+        raise UsageError(what, where="--set", fix=f"at least max_num_seqs={wish.concurrency}, or leave it out")
+    if tokens and tokens < requests and "decode_context_parallel" in row.flags:  # vLLM's own check
+        what = f"{row.title} refuses fewer batched tokens ({tokens:,}) than requests at once ({requests:,})"
+        fix = f"at least --set max_num_batched_tokens={requests}, or fewer requests"
+        raise UsageError(what, where="--set", fix=fix)
 
 
 def _decide(
@@ -205,25 +234,28 @@ def _with_context(
         why = "asked for with --context" if wish.context else "short, for a CPU; --context asks for more"
         return {**facts, "context": context, "context_reason": why}, None
     chosen = {one.name: one.value for one in settings.choose(rules(), facts, row, given)}
+    draft = _draft(facts["draft"], chosen)
+    _refuse_requests(wish, row, chosen)
     question: dict[str, Any] = {
-        "kv_dtype": FP8 if str(chosen.get("kv_cache_dtype", "")).startswith(FP8) else BF16,
+        "kv_dtype": str(chosen.get("kv_cache_dtype", "auto")),
         "utilization": float(chosen.get("gpu_memory_utilization", UTILIZATION)),
         "concurrency": wish.concurrency,
-        "draft": _draft_size(facts["draft"]),
+        "draft": draft,
+        "block": chosen.get("block_size", BLOCK),
     }
     vision = str(chosen.get("mm_encoder_tp_mode", "data"))
     wanted = (wish.context or served.context or 0) * (wish.concurrency or 1)
     can_split = "decode_context_parallel" in row.flags and served.needs.latent is not None
     sizes = [wish.dcp] if wish.dcp else [1, gpus.count] if can_split and gpus.count > 1 else [1]
-    fits = [
-        fit(served, gpus, parallel=Parallel(gpus.count, wish.ep, dcp, vision), context=wish.context, **question)
-        for dcp in sizes
-    ]
+    load = _load(served, wish.context, chosen, draft)
+    ways = [Parallel(gpus.count, wish.ep, dcp, vision) for dcp in sizes]
+    fits = [fit(served, gpus, parallel=way, context=wish.context, load=load, **question) for way in ways]
     found = next((one for one in fits if one.fits and (one.kv_tokens or 0) >= wanted), fits[-1])
     if not found.fits:
         raise CheckFailedError(f"it does not fit {gpus}: {found.problem}", where="--gpus", fix=found.advice)
     context, why = _context(served, wish, found)
-    shown = fit(served, gpus, parallel=found.parallel, context=context, **question)
+    load = _load(served, context, chosen, draft)
+    shown = fit(served, gpus, parallel=found.parallel, context=context, load=load, **question)
     return {**facts, "dcp": found.parallel.decode_context, "context": context, "context_reason": why}, shown
 
 

@@ -262,8 +262,7 @@ def test_a_context_that_is_asked_for_must_find_room():
     found = fit(K26, gpus, kv_dtype="bf16", context=262_144)
     assert found.problem == "the KV cache has room for 249,408 tokens, a context of 262,144 does not fit"
     assert found.advice == (
-        "8xB200 or pruning to 376 of 384 experts or --kv-cache-dtype fp8 or --decode-context-parallel-size 2 "
-        "or a context of 248,832 would do"
+        "8xB200 or pruning to 376 of 384 experts or --set kv_cache_dtype=fp8 or --dcp 2 or --context 248832 would do"
     )
     assert fit(K26, gpus, kv_dtype="bf16").fits  # nobody asked for the whole context
     assert fit(K26, gpus, kv_dtype="bf16", context=248_832).fits
@@ -271,11 +270,12 @@ def test_a_context_that_is_asked_for_must_find_room():
 
 
 def test_fewer_requests_are_advice_where_each_takes_room():
-    found = fit(
-        K26, parse_gpus("8xRTX PRO 6000"), parallel=Parallel(decode_context=8), context=262_144, concurrency=512
-    )
+    gpus, shared = parse_gpus("8xRTX PRO 6000"), Parallel(decode_context=8)
+    found = fit(K26, gpus, parallel=shared, context=262_144, concurrency=512)
     assert not found.fits
-    assert "--max-num-seqs 64" in found.advice
+    assert "--concurrency 64" in found.advice
+    many = fit(K26, gpus, parallel=shared, context=262_144, load=Load(sequences=512))
+    assert "--set max_num_seqs=64" in many.advice
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ FACTS = [
     ("4xRTX PRO 6000", {"experts": 192}, {}, {"generation_config": {"repetition_penalty": 1.12, "temperature": 0}}),
     ("4xRTX PRO 6000", {"experts": 200}, {}, {"generation_config": None}),
     ("8xB200", {}, {}, {"max_model_len": 262_144, "max_num_batched_tokens": 8192}),
-    ("8xB200", {}, {"context": 32_768}, {"max_model_len": 32_768, "max_num_batched_tokens": None}),
+    ("8xB200", {}, {"context": 32_768}, {"max_model_len": 32_768, "max_num_batched_tokens": 8192}),
     ("8xB200", {}, {"text_only": True}, {"language_model_only": True, "mm_encoder_tp_mode": None}),
     ("8xB200", {"vision": False}, {}, {"language_model_only": None, "mm_encoder_tp_mode": None}),
     ("8xB200", {}, {}, {"tool_call_parser": "kimi_k2", "reasoning_parser": "kimi_k2", "auto_tool_choice": True}),

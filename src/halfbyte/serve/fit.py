@@ -314,7 +314,8 @@ def _more_gpus(asked: _Asked) -> str | None:
         gpus = replace(asked.gpus, count=count)
         parallel = replace(asked.parallel, tensor=None, decode_context=min(asked.parallel.decode_context, count))
         if _would_do(replace(asked, gpus=gpus, parallel=parallel)):
-            return str(gpus)
+            machines = -(-count // gpus.box)
+            return f"{gpus} ({machines} machines, which `serve` writes no script for)" if machines > 1 else str(gpus)
     return None
 
 

@@ -32,6 +32,8 @@ _CPU_CONTEXT = 4096
 _SHORTEST = 4096  # a context below this is of no use to an agent
 _CONTEXT_STEP = 4096
 _MAX_PORT = 65_535
+# As packages are numbered: 0.19.2rc1, 0.17.1+bd67d66a.nvinternal, 0.32.1.dev5
+_VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9]+([.\-_][a-z0-9]+)*)?", re.ASCII)
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[0-9a-f]{40})?", re.ASCII)
 
 
@@ -107,6 +109,7 @@ def launch(served: Served, gpus: Gpus, wish: Wish) -> Launch:
     decided["batched_tokens"] = next((one.value for one in chosen if one.name == "max_num_batched_tokens"), None)
     model = facts["hub_name"] or str(served.folder.absolute())
     extra = [] if gpus.count == decided["tp"] else [_left_over(gpus, decided["tp"])]
+    extra += [_machines(gpus, decided["tp"])] if gpus.count > gpus.box else []
     container = build or row.vendors.get(gpus.vendor) or Container(image=row.image, docker=row.docker)
     return Launch(
         engine=name,
@@ -134,7 +137,7 @@ def _refuse_wishes(served: Served, gpus: Gpus, wish: Wish, name: str, row: Engin
     if gpus.vendor not in row.vendor:
         fix = f"choose one of {', '.join(engines_for(gpus))}"
         raise UsageError(f"{row.title} does not run on {gpus.name}", where="--engine", fix=fix)
-    if wish.version and not wish.version[0].isdigit() and wish.version not in row.builds:
+    if wish.version and not _VERSION.fullmatch(wish.version) and wish.version not in (*row.builds, row.version):
         known = ", ".join(row.builds) or "none"
         fix = f"write a version, as in {name}=={row.version}, or a build: {known}"
         raise UsageError(f"'{wish.version}' is no version of {row.title}", where="--engine", fix=fix)
@@ -143,13 +146,16 @@ def _refuse_wishes(served: Served, gpus: Gpus, wish: Wish, name: str, row: Engin
         raise UsageError(f"'{wish.hub}' is no name on the Hub", where="--hub", fix=fix)
     if wish.port is not None and not 0 < wish.port <= _MAX_PORT:
         raise UsageError(f"there is no port {wish.port}", where="--port", fix=f"choose one of 1 to {_MAX_PORT}")
+    if not wish.context and not served.context and gpus.vendor != CPU.vendor:
+        what = "config.json does not say how long a context may be (max_position_embeddings)"
+        raise UsageError(what, where=str(served.folder), fix="say it with --context N")
     if wish.context and served.context and wish.context > served.context:
         what = f"the model's context is {served.context:,} tokens, {wish.context:,} were asked for"
         raise UsageError(what, where="--context", fix=f"at most --context {served.context}")
     if wish.tp and wish.tp > gpus.count:
         raise UsageError(f"--tp {wish.tp} needs more than {gpus}", where="--tp", fix=f"at most --tp {gpus.count}")
     if wish.tp and served.heads and served.heads % wish.tp:
-        choices = ", ".join(str(tp) for tp in _divisors(gpus.count, served.heads))
+        choices = ", ".join(str(tp) for tp in _sharing(gpus, served.heads))
         what = f"{served.heads} attention heads cannot be split over {wish.tp} GPUs"
         raise UsageError(what, where="--tp", fix=f"choose one of {choices}")
 
@@ -212,11 +218,11 @@ def _decide(
     served: Served, gpus: Gpus, wish: Wish, row: Engine, given: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Fit | None]:
     """Choose how many GPUs share a matrix, whether they share the cache, and the context; refuse what cannot work."""
-    sizes = [wish.tp] if wish.tp else sorted(_divisors(gpus.count, served.heads), reverse=True)
+    sizes = [wish.tp] if wish.tp else sorted(_sharing(gpus, served.heads), reverse=True)
     for tp in sizes:
         if wish.dcp and tp % wish.dcp:
             what = f"--dcp {wish.dcp} does not divide the {tp} GPUs that share a matrix"
-            raise UsageError(what, where="--dcp", fix=f"choose one of {', '.join(map(str, _divisors(tp, None)))}")
+            raise UsageError(what, where="--dcp", fix=f"choose one of {', '.join(map(str, _divisors(tp)))}")
         tried = {**facts, **parallel_facts(served, tp, wish.dcp or 1), "context": wish.context}
         rule = settings.refusal(rules(), tried, given)
         if rule is None:
@@ -263,7 +269,7 @@ def _context(served: Served, wish: Wish, found: Fit) -> tuple[int | None, str]:
     """Return the context to serve: as asked, or the longest that fits so many requests at once."""
     most, share = wish.context or served.context, wish.concurrency or 1
     if found.kv_tokens is None or most is None:
-        return most, "the model's own"
+        return most, "asked for with --context" if wish.context else "the model's own"
     room = found.kv_tokens // share
     if room >= most:
         held = (
@@ -278,11 +284,33 @@ def _context(served: Served, wish: Wish, found: Fit) -> tuple[int | None, str]:
     return context, f"of the model's {most:,} tokens, what the cache has room for ({found.kv_tokens:,} for {share})"
 
 
-def _divisors(count: int, heads: int | None) -> list[int]:
-    """Return the numbers of GPUs, of so many, that can share a matrix."""
-    return [tp for tp in range(1, count + 1) if count % tp == 0 and (not heads or heads % tp == 0)]
+def _sharing(gpus: Gpus, heads: int | None) -> list[int]:
+    """Return the numbers of GPUs of one machine that can share a matrix: powers of two where heads are not known."""
+    most = min(gpus.count, gpus.box)
+    return [tp for tp in range(1, most + 1) if (heads % tp == 0 if heads else tp & (tp - 1) == 0)]
+
+
+def _divisors(count: int) -> list[int]:
+    return [size for size in range(1, count + 1) if count % size == 0]
 
 
 def _left_over(gpus: Gpus, tp: int) -> Note:
-    text = f"{tp} of {gpus} are used: start {gpus.count // tp} copies on ports of their own, each on its GPUs"
+    """Say what becomes of the GPUs that this launch does not use."""
+    copies, free = divmod(gpus.count, tp)
+    text = f"{tp} of {gpus} are used"
+    if copies > 1:
+        text += f": start {copies} copies on ports of their own, each on its GPUs"
+    if free:
+        text += f"{' and' if copies > 1 else ':'} {free} {'GPU stays' if free == 1 else 'GPUs stay'} free"
     return Note(text, "halfbyte")
+
+
+def _machines(gpus: Gpus, tp: int) -> Note:
+    """Warn of more GPUs than one machine has: a script starts on one."""
+    number = -(-gpus.count // gpus.box)
+    text = f"{gpus} are usually {number} machines with {gpus.box} GPUs each, and this script is for one machine: "
+    if tp > gpus.box:
+        text += f"--tp {tp} over several needs the engine's own cluster, which is not set up here"
+    else:
+        text += "run it on each of them"
+    return Note(text, "data/gpus.yaml")

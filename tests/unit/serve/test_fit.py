@@ -322,7 +322,7 @@ def test_the_arithmetic_is_shown():
     assert any("; x 4 by DCP x 2 copies = " in line for line in shared)
 
 
-@pytest.mark.parametrize("text", ["8xB200", "8xb200", " 8 x B200 ", "8XB200"])
+@pytest.mark.parametrize("text", ["8xB200", "8xb200", " 8 x B200 ", "8XB200", "8\u00d7B200", "8 \u00d7 b200"])
 def test_names_in_any_spelling(text):
     assert parse_gpus(text) == replace(known_gpus()["B200"], count=8)
     assert str(parse_gpus("4xrtx_pro-6000")) == "4xRTX PRO 6000"
@@ -343,8 +343,10 @@ def test_the_table_of_gpus_is_whole():
 @pytest.mark.parametrize(
     ("text", "what", "fix"),
     [
-        ("8xB20", "no GPU is named 'b20'", "did you mean 'B200'?"),
-        ("8xTPU", "no GPU is named 'tpu'", "choose one of B200, B300"),
+        ("8xB20", "the GPU 'b20' is not known", "known are B200, B300"),
+        ("8xTPU", "the GPU 'tpu' is not known", "known are B200, B300"),
+        ("8xGB300", "the GPU 'gb300' is not known", "known are B200, B300"),
+        ("8xMI300X", "the GPU 'mi300x' is not known", "known are B200, B300"),
         ("B200", "'B200' is no number of GPUs", "write it like 8xB200"),
         ("0xB200", "'0xB200' is no number of GPUs", "write it like 8xB200"),
         ("²xB200", "'²xB200' is no number of GPUs", "write it like 8xB200"),

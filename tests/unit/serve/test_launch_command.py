@@ -61,7 +61,7 @@ def test_all_engines_that_can_are_written(halfbyte, tmp_path):
 @pytest.mark.parametrize(
     ("options", "code", "what", "fix"),
     [
-        (["--gpus", "8xB2000"], 2, "no GPU is named 'b2000'", "B200"),
+        (["--gpus", "8xB2000"], 2, "the GPU 'b2000' is not known", "B200"),
         (["--gpus", "B200"], 2, "'B200' is no number of GPUs", "8xB200"),
         ([], 2, "nobody said which GPUs it shall run on", "--gpus 8xB200"),
         (["--gpus", "8xB200", "--engine", "trtllm"], 2, "no engine is named 'trtllm'", "vllm"),

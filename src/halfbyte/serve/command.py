@@ -59,13 +59,15 @@ def serve_command(ctx: click.Context, out_folder: Path | None, **choice: Any) ->
         raise UsageError("no checkpoint is named", where="OUT", fix="give its folder, or --like NAME")
     _refuse_alone(choice)
     from halfbyte.serve.served import served
+    from halfbyte.serve.sound import audited
 
     found = served(out_folder)
+    said_by_audit = audited(out_folder) if found.quantization != "bf16" else []
     if choice["runs"]:
         group = ctx.parent.command if ctx.parent else None
         commands = list(group.commands) if isinstance(group, click.Group) else []
         return ctx.exit(_run(out, found, choice, commands))
-    return _show(out, found, choice)
+    return _show(out, found, choice, said_by_audit)
 
 
 def _show_published(out: Output, name: str) -> None:
@@ -103,7 +105,7 @@ def _engine(choice: Mapping[str, Any]) -> tuple[str | None, str | None]:
     return name.strip().lower() or None, version.strip() or None
 
 
-def _show(out: Output, served: Served, choice: Mapping[str, Any]) -> None:
+def _show(out: Output, served: Served, choice: Mapping[str, Any], said_by_audit: list[str]) -> None:
     from halfbyte.serve import render
     from halfbyte.serve.gpus import known_gpus, parse_gpus
     from halfbyte.serve.launch import launch
@@ -118,12 +120,12 @@ def _show(out: Output, served: Served, choice: Mapping[str, Any]) -> None:
     text = render.docker_script(first) if choice["docker"] else render.script(first)
     if choice["write_to"] is None:
         out.text(text, render.as_json(launches if out.as_json else [first]))
-        _warn(out, first)
+        _warn(out, first, said_by_audit)
         also = "".join(f" --engine {other.engine}" for other in launches[1:2])
         return out.hint(f"halfbyte serve {served.folder} --gpus '{gpus}'{also or ' --write DIR'}")
     written = render.write_files(choice["write_to"], render.files(launches))
     out.table([{"file": str(path)} for path in written], [_file_column()])
-    _warn(out, first)
+    _warn(out, first, said_by_audit)
     if first.fit is not None:
         out.note("\n".join(first.fit.lines()))
     return out.hint(f"bash {written[0]}")
@@ -150,9 +152,9 @@ def _others(out: Output, served: Served, gpus: Gpus, choice: Mapping[str, Any], 
     return found
 
 
-def _warn(out: Output, made: Launch) -> None:
-    for note in made.warnings:
-        out.note(f"! {note.text}")
+def _warn(out: Output, made: Launch, said_by_audit: list[str]) -> None:
+    for sentence in (*(f"! {note.text}" for note in made.warnings), *said_by_audit):
+        out.note(sentence)
 
 
 def _run(out: Output, served: Served, choice: Mapping[str, Any], commands: list[str]) -> int:

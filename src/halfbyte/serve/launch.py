@@ -204,6 +204,8 @@ def _with_context(
         why = "asked for with --context" if wish.context else "short, for a CPU; --context asks for more"
         return {**facts, "context": context, "context_reason": why}, None
     chosen = {one.name: one.value for one in settings.choose(rules(), facts, row, given)}
+    if chosen.get("language_model_only"):
+        served = replace(served, needs=served.needs.without_vision())
     question: dict[str, Any] = {
         "kv_dtype": FP8 if str(chosen.get("kv_cache_dtype", "")).startswith(FP8) else BF16,
         "utilization": float(chosen.get("gpu_memory_utilization", UTILIZATION)),

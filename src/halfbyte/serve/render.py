@@ -9,6 +9,7 @@ import json
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ JSON_FILE = "serve.json"
 _WIDTH = 118
 _CACHE_VOLUME = "halfbyte-jit-cache:/root/.cache"  # FlashInfer's and vLLM's compiled kernels: minutes at each start
 _EXECUTABLE = 0o755
+_HOST, _EVERYWHERE = "--host", "0.0.0.0"
 
 
 def script(launch: Launch) -> str:
@@ -48,7 +50,9 @@ def docker_script(launch: Launch) -> str:
         raise problem
     inside = MODEL_IN_CONTAINER if launch.folder is not None else "$MODEL"
     command = " ".join(f'"{inside}"' if word == "{model}" else shlex.quote(word) for word in launch.container_command)
-    options = [" ".join(map(shlex.quote, launch.container.docker)), '-p "$PORT:$PORT"']
+    address = _published(launch)
+    published = f'-p {shlex.quote(address) if address else ""}"$PORT:$PORT"'
+    options = [" ".join(map(shlex.quote, launch.container.docker)), published]
     options += ['-v "$MODEL:/model:ro"'] if launch.folder is not None else []
     options += [f"-v {_CACHE_VOLUME}"]
     options += [f"-e {shlex.quote(f'{row.flag}={row.value}')}" for row in launch.environment]
@@ -57,13 +61,13 @@ def docker_script(launch: Launch) -> str:
         "exec docker run --rm \\",
         *(f"  {option} \\" for option in options),
         f"  {shlex.quote(launch.container.image)} \\",
-        f'  {command} "${{arguments[@]}}" {launch.port_flag} "$PORT" "$@"',
+        f'  {command} "${{arguments[@]}}" {_HOST} {_EVERYWHERE} {launch.port_flag} "$PORT" "$@"',
     ]
     lines = [
         *_head(launch, f"Serve {launch.name} with {launch.title} {launch.version} in docker on {launch.gpus}"),
         *_variables(launch),
         "",
-        *_arguments(launch),
+        *_arguments(replace(launch, arguments=tuple(_inside(launch)))),
         "",
         *_comment(
             "The volume keeps compiled kernels: the first start tunes and compiles for minutes, later ones do not."
@@ -72,6 +76,34 @@ def docker_script(launch: Launch) -> str:
         *run,
     ]
     return "\n".join(lines) + "\n"
+
+
+def docker_words(launch: Launch) -> list[str]:
+    """Return `docker run` as a program gets it, with the model and the port that the script has as defaults."""
+    mounted = launch.folder is not None
+    options = [*launch.container.docker, "-p", f"{_published(launch)}{launch.port}:{launch.port}"]
+    options += ["-v", f"{launch.model}:{MODEL_IN_CONTAINER}:ro"] if mounted else []
+    options += ["-v", _CACHE_VOLUME]
+    options += [word for row in launch.environment for word in ("-e", f"{row.flag}={row.value}")]
+    model = MODEL_IN_CONTAINER if mounted else launch.model
+    start = [model if word == "{model}" else word for word in launch.container_command]
+    arguments = [word for row in _inside(launch) for word in row.words]
+    listen = [_HOST, _EVERYWHERE, launch.port_flag, str(launch.port)]
+    return ["docker", "run", "--rm", *options, launch.container.image, *start, *arguments, *listen]
+
+
+def _inside(launch: Launch) -> list[Setting]:
+    """Return the arguments in a container, where the engine listens to all: docker decides who reaches it."""
+    return [row for row in launch.arguments if row.flag != _HOST]
+
+
+def _published(launch: Launch) -> str:
+    """Return the address at which docker shall publish the port, with its colon; nothing for all of them."""
+    host = next((str(row.value) for row in launch.arguments if row.flag == _HOST), _EVERYWHERE)
+    if host == _EVERYWHERE:
+        return ""
+    address = "127.0.0.1" if host == "localhost" else host  # docker takes no names
+    return f"[{address}]:" if ":" in address else f"{address}:"
 
 
 def docker_problem(launch: Launch) -> UsageError | None:
@@ -91,7 +123,10 @@ def docker_problem(launch: Launch) -> UsageError | None:
 
 def as_json(launches: Sequence[Launch]) -> dict[str, Any]:
     """Return all launches as plain data; the first is the one to try first."""
-    return {"written_by": WRITTEN_BY, "launches": [launch.as_dict() for launch in launches]}
+    rows = [
+        {**launch.as_dict(), "docker": None if docker_problem(launch) else docker_words(launch)} for launch in launches
+    ]
+    return {"written_by": WRITTEN_BY, "launches": rows}
 
 
 def files(launches: Sequence[Launch]) -> dict[str, str]:

@@ -15,16 +15,15 @@ from typing import Any
 from halfbyte.errors import CheckFailedError, UsageError
 from halfbyte.serve import settings
 from halfbyte.serve.conditions import version_key
-from halfbyte.serve.draft import Draft, draft_of, eagle3_mla
+from halfbyte.serve.draft_choice import draft_facts, draft_notes, draft_size
 from halfbyte.serve.facts import NONE, Wish, checkpoint_facts, machine_facts, parallel_facts
 from halfbyte.serve.fit import BF16, FP8, UTILIZATION, Fit, fit
 from halfbyte.serve.gpus import Gpus
-from halfbyte.serve.knowledge import Build, Container, Engine, drafts, engine, engines, minimum_version, rules
+from halfbyte.serve.knowledge import Build, Container, Engine, engine, engines, minimum_version, rules
 from halfbyte.serve.parallel import Parallel
 from halfbyte.serve.served import Served
 from halfbyte.serve.settings import Note, Setting
 
-AUTO = "auto"
 CPU = Gpus(count=1, name="cpu", memory_nbytes=0, vendor="cpu", arch="cpu", interconnect=NONE)
 MODEL_IN_CONTAINER = "/model"
 _CPU_CONTEXT = 4096
@@ -95,7 +94,7 @@ def launch(served: Served, gpus: Gpus, wish: Wish) -> Launch:
     given = settings.overrides(wish.given, row)
     facts = {**checkpoint_facts(served, wish), **machine_facts(gpus)}
     facts |= {"engine": name, "version": version, "build": wish.version if build else NONE}
-    facts |= _draft_facts(served, wish)
+    facts |= draft_facts(served.family, wish.draft)
     if not build:
         _refuse_old(row, version, facts)
     decided, fitted = _decide(served, gpus, wish, row, given, facts)
@@ -117,7 +116,7 @@ def launch(served: Served, gpus: Gpus, wish: Wish) -> Launch:
         container_command=build.args if isinstance(build, Build) else row.args,
         environment=tuple(settings.environment(rules(), decided, given)),
         arguments=tuple(chosen),
-        warnings=(*settings.warnings(rules(), decided), *extra),
+        warnings=(*settings.warnings(rules(), decided), *draft_notes(facts["draft"]), *extra),
         port_flag=row.port.flag,
         port=wish.port or row.port.default,
         fit=fitted,
@@ -158,26 +157,6 @@ def _refuse_old(row: Engine, version: str, facts: Mapping[str, Any]) -> None:
         raise UsageError(what, where=minimum.source, fix=f"take {row.title} {row.version}")
 
 
-def _draft_facts(served: Served, wish: Wish) -> dict[str, Any]:
-    if wish.draft is None:
-        return {}
-    known = [row for rows in drafts().values() for row in rows]
-    if wish.draft == AUTO:
-        found = drafts().get(served.family)
-        if not found:
-            fix = "name one with --draft ORGANISATION/NAME"
-            raise UsageError(f"no Eagle3 draft is known for {served.family}", where="--draft", fix=fix)
-        return {"draft": found[0].model, "draft_mla": found[0].mla}
-    mla = next((row.mla for row in known if row.model == wish.draft), "mla" in wish.draft.lower())
-    return {"draft": wish.draft, "draft_mla": mla}
-
-
-def _draft_size(name: str | None) -> Draft | None:
-    if name is None:
-        return None
-    return draft_of(Path(name)) if Path(name).is_dir() else eagle3_mla()
-
-
 def _decide(
     served: Served, gpus: Gpus, wish: Wish, row: Engine, given: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Fit | None]:
@@ -210,7 +189,7 @@ def _with_context(
         "kv_dtype": FP8 if str(chosen.get("kv_cache_dtype", "")).startswith(FP8) else BF16,
         "utilization": float(chosen.get("gpu_memory_utilization", UTILIZATION)),
         "concurrency": wish.concurrency,
-        "draft": _draft_size(facts["draft"]),
+        "draft": draft_size(facts["draft"]),
     }
     vision = str(chosen.get("mm_encoder_tp_mode", "data"))
     wanted = (wish.context or served.context or 0) * (wish.concurrency or 1)

@@ -22,6 +22,7 @@ from halfbyte.write import disk_error, write_whole
 WRITTEN_BY = "written by `halfbyte serve`"
 JSON_FILE = "serve.json"
 _WIDTH = 118
+_NEXT_LINE = "#   "  # before the second line of a comment
 _CACHE_VOLUME = "halfbyte-jit-cache:/root/.cache"  # FlashInfer's and vLLM's compiled kernels: minutes at each start
 _EXECUTABLE = 0o755
 _HOST, _EVERYWHERE = "--host", "0.0.0.0"
@@ -161,8 +162,23 @@ def write_files(folder: Path, found: Mapping[str, str]) -> list[Path]:
     return [folder / name for name in found]
 
 
+def remove_stale(folder: Path, found: Mapping[str, str]) -> list[Path]:
+    """Remove the scripts of an earlier call that are not among these files, and return them; only ours."""
+    there = [path for pattern in ("serve-*.sh", "docker-run*.sh") for path in sorted(folder.glob(pattern))]
+    stale = [path for path in there if path.name not in found and not path.is_symlink() and _ours(path)]
+    try:
+        for path in stale:
+            path.unlink()
+    except OSError as error:
+        raise disk_error(error, folder, kept="written files") from None
+    return stale
+
+
 def _ours(path: Path) -> bool:
-    return path.is_file() and WRITTEN_BY in path.read_text(encoding="utf-8", errors="replace")[:4096]
+    if not path.is_file():
+        return False
+    head = path.read_text(encoding="utf-8", errors="replace")[:4096]
+    return WRITTEN_BY in head.replace(f"\n{_NEXT_LINE}", " ")  # a long name may have wrapped the line
 
 
 def _head(launch: Launch, what: str) -> Iterator[str]:
@@ -212,4 +228,4 @@ def _reason(row: Setting) -> str:
 def _comment(text: str) -> list[str]:
     """Return comment lines; a line break in a name or a path cannot end the comment."""
     plain = "".join(letter if letter.isprintable() else " " for letter in text)
-    return textwrap.wrap(plain, _WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
+    return textwrap.wrap(plain, _WIDTH, initial_indent="# ", subsequent_indent=_NEXT_LINE, break_on_hyphens=False)

@@ -18,10 +18,12 @@ from halfbyte.audit.run import RESULT
 from halfbyte.errors import CheckFailedError, CheckpointError
 from halfbyte.folders import FOLDER, PLAN
 from halfbyte.models.model import Model
-from halfbyte.source.checkpoint import Checkpoint
+from halfbyte.source.checkpoint import CONFIG, Checkpoint
 
 # Whose failure an engine turns into wrong answers; that of the others leaves a checkpoint that can be served.
 _GARBAGE = ("structure", "coverage", "ignore", "config", "index", "bytes", "scales", "fused", "vllm")
+
+_TOKENIZERS = ("tokenizer.json", "tiktoken.model", "tokenizer.model", "vocab.json")
 
 
 def refuse_unsound(checkpoint: Checkpoint, model: Model) -> None:
@@ -47,6 +49,20 @@ def audited(folder: Path) -> list[str]:
             what = f"its last audit failed: {row.get('check')}: {row.get('text')}"
             raise CheckFailedError(what, where=str(folder / FOLDER / RESULT), fix=f"mend it, then {again}")
     return [f"! its last audit failed: {row.get('check')}: {row.get('text')}; once mended: {again}" for row in failed]
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Refuse an output whose run did not end: config.json is written last."""
+    if (folder / FOLDER).is_dir() and not (folder / CONFIG).exists():
+        fix = "run the command that made it again (the same `halfbyte quantize`): it goes on where it stopped"
+        raise CheckpointError("this output is unfinished", where=str(folder), fix=fix)
+
+
+def without_tokenizer(folder: Path) -> list[str]:
+    """Return a warning where no tokenizer lies in the folder."""
+    if any((folder / name).exists() for name in _TOKENIZERS):
+        return []
+    return ["! there is no tokenizer in the folder, so that engines stop at the start: copy the source's beside it"]
 
 
 def _sentence(finding: Finding) -> str:

@@ -196,6 +196,13 @@ def test_files_are_written_whole_and_again(tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(names)
 
 
+@pytest.mark.parametrize("length", range(30, 90))
+def test_ours_are_known_again_however_their_first_line_wraps(tmp_path, length):
+    found = files([made(served=kimi("int4", folder=Path("/" + "a" * length)))])
+    write_files(tmp_path, found)
+    write_files(tmp_path, found)
+
+
 @pytest.mark.parametrize("name", ["serve-vllm.sh", "serve.json"])
 def test_a_file_of_somebody_else_is_left_alone_and_nothing_is_written(tmp_path, name):
     (tmp_path / name).write_text("mine\n")

@@ -85,3 +85,30 @@ def test_a_passed_audit_one_of_another_run_and_one_that_garbles_nothing(tmp_path
     made(tmp_path, [finding("scales")])
     with pytest.raises(CheckFailedError, match="scales"):
         audited(tmp_path)
+
+
+def test_an_unfinished_output_says_so(halfbyte, tmp_path):
+    (tmp_path / "halfbyte").mkdir()
+    (tmp_path / "model-00001-of-00002.safetensors.part").write_bytes(b"")
+    code, printed, said = halfbyte("serve", tmp_path, "--gpus", "8xB200")
+    assert (code, printed) == (2, "")
+    assert "this output is unfinished" in said
+    assert "again" in said
+    assert "download" not in said
+
+
+def test_no_tokenizer_is_a_warning(halfbyte, pico):
+    folder = pico("nvfp4")
+    for name in ("tokenizer.json", "tiktoken.model"):
+        (folder / name).unlink(missing_ok=True)
+    code, _, said = halfbyte("serve", folder, "--gpus", "1xB200")
+    assert code == 0
+    assert "! there is no tokenizer" in said
+    (folder / "tiktoken.model").write_bytes(b"")
+    assert "no tokenizer in" not in halfbyte("serve", folder, "--gpus", "1xB200")[2]
+
+
+def test_a_name_on_the_hub_is_no_folder(halfbyte):
+    code, printed, said = halfbyte("serve", "hf://org/name", "--gpus", "8xB200")
+    assert (code, printed) == (2, "")
+    assert "--hub org/name@COMMIT" in said

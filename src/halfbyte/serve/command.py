@@ -68,6 +68,8 @@ def serve_command(ctx: click.Context, out_folder: Path | None, **choice: Any) ->
     found = served(out_folder)
     said = [*without_tokenizer(out_folder), *(audited(out_folder) if found.quantization != "bf16" else [])]
     if choice["runs"]:
+        for sentence in (one for one in said if one.startswith("!")):
+            out.note(sentence)
         group = ctx.parent.command if ctx.parent else None
         commands = list(group.commands) if isinstance(group, click.Group) else []
         return ctx.exit(_run(out, found, choice, commands))

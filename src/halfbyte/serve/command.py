@@ -28,7 +28,7 @@ _POSITIVE = click.IntRange(1)
 @click.option("--engine", metavar="NAME[==VERSION]",
               help="vllm, vllm-rocm, sglang or atom.  [default: vLLM; with --write all that can]")  # fmt: skip
 @click.option("--docker", is_flag=True, help="Print the script for docker instead of the one without.")
-@click.option("--write", "write_to", metavar="DIR", type=_PATH, help="Write scripts and serve.json into this folder.")
+@click.option("--write", "write_to", metavar="DIR", help="Write scripts and serve.json into this folder.")
 @click.option("--context", type=_POSITIVE, help="Tokens of a request and its answer.  [default: what fits]")
 @click.option("--concurrency", type=_POSITIVE, help="Requests of full length at once that must fit.")
 @click.option("--tp", type=_POSITIVE, help="GPUs that share a matrix.  [default: all that can]")
@@ -57,15 +57,23 @@ def serve_command(ctx: click.Context, out_folder: Path | None, **choice: Any) ->
         return _show_published(out, choice["like"])
     if out_folder is None:
         raise UsageError("no checkpoint is named", where="OUT", fix="give its folder, or --like NAME")
+    if str(out_folder).startswith("hf:/"):
+        name = str(out_folder).removeprefix("hf:/").strip("/")
+        fix = f"hf download {name} --local-dir OUT, then halfbyte serve OUT --hub {name}@COMMIT"
+        raise UsageError("OUT is a folder here; --hub names where the engine loads it from", where="OUT", fix=fix)
     _refuse_alone(choice)
     from halfbyte.serve.served import served
+    from halfbyte.serve.sound import audited, without_tokenizer
 
     found = served(out_folder)
+    said = [*without_tokenizer(out_folder), *(audited(out_folder) if found.quantization != "bf16" else [])]
     if choice["runs"]:
+        for sentence in (one for one in said if one.startswith("!")):
+            out.note(sentence)
         group = ctx.parent.command if ctx.parent else None
         commands = list(group.commands) if isinstance(group, click.Group) else []
         return ctx.exit(_run(out, found, choice, commands))
-    return _show(out, found, choice)
+    return _show(out, found, choice, said)
 
 
 def _show_published(out: Output, name: str) -> None:
@@ -103,7 +111,7 @@ def _engine(choice: Mapping[str, Any]) -> tuple[str | None, str | None]:
     return name.strip().lower() or None, version.strip() or None
 
 
-def _show(out: Output, served: Served, choice: Mapping[str, Any]) -> None:
+def _show(out: Output, served: Served, choice: Mapping[str, Any], said: list[str]) -> None:
     from halfbyte.serve import render
     from halfbyte.serve.gpus import known_gpus, parse_gpus
     from halfbyte.serve.launch import launch
@@ -111,22 +119,38 @@ def _show(out: Output, served: Served, choice: Mapping[str, Any]) -> None:
     if choice["gpus"] is None:
         fix = f"add --gpus 8xB200 or the like ({', '.join(known_gpus())}), or --run to start what is installed here"
         raise UsageError("nobody said which GPUs it shall run on", where="--gpus", fix=fix)
+    folder = _write_to(choice["write_to"], served)
     gpus = parse_gpus(choice["gpus"])
     name, version = _engine(choice)
     first = launch(served, gpus, _wish(choice, name, version))
     launches = [first, *(_others(out, served, gpus, choice, first.engine) if name is None else [])]
     text = render.docker_script(first) if choice["docker"] else render.script(first)
-    if choice["write_to"] is None:
+    if folder is None:
         out.text(text, render.as_json(launches if out.as_json else [first]))
-        _warn(out, first)
+        _warn(out, first, said)
         also = "".join(f" --engine {other.engine}" for other in launches[1:2])
         return out.hint(f"halfbyte serve {served.folder} --gpus '{gpus}'{also or ' --write DIR'}")
-    written = render.write_files(choice["write_to"], render.files(launches))
+    found = render.files(launches)
+    written = render.write_files(folder, found)
+    for path in render.remove_stale(folder, found):
+        out.note(f"removed {path}: of an earlier call, and not part of this one")
     out.table([{"file": str(path)} for path in written], [_file_column()])
-    _warn(out, first)
+    _warn(out, first, said)
     if first.fit is not None:
         out.note("\n".join(first.fit.lines()))
     return out.hint(f"bash {written[0]}")
+
+
+def _write_to(asked: str | None, served: Served) -> Path | None:
+    """Return the folder for scripts, which is not the checkpoint itself: what lies there is loaded and uploaded."""
+    if asked is None:
+        return None
+    if not asked:
+        raise UsageError("--write names no folder", where="--write", fix="name one, as in --write scripts")
+    if Path(asked).resolve() == served.folder.resolve():
+        fix = f"give another folder, or one inside: --write {Path(asked) / 'scripts'}"
+        raise UsageError("scripts do not belong among the weights", where="--write", fix=fix)
+    return Path(asked)
 
 
 def _file_column() -> Any:
@@ -150,9 +174,9 @@ def _others(out: Output, served: Served, gpus: Gpus, choice: Mapping[str, Any], 
     return found
 
 
-def _warn(out: Output, made: Launch) -> None:
-    for note in made.warnings:
-        out.note(f"! {note.text}")
+def _warn(out: Output, made: Launch, said: list[str]) -> None:
+    for sentence in (*(f"! {note.text}" for note in made.warnings), *said):
+        out.note(sentence)
 
 
 def _run(out: Output, served: Served, choice: Mapping[str, Any], commands: list[str]) -> int:

@@ -15,17 +15,17 @@ from typing import Any
 from halfbyte.errors import CheckFailedError, UsageError
 from halfbyte.serve import settings
 from halfbyte.serve.conditions import version_key
-from halfbyte.serve.draft import Draft, draft_of, eagle3_mla
+from halfbyte.serve.draft import Draft
+from halfbyte.serve.draft_choice import draft_facts, draft_notes, draft_size
 from halfbyte.serve.facts import NONE, Wish, checkpoint_facts, machine_facts, parallel_facts
 from halfbyte.serve.fit import BLOCK, UTILIZATION, Fit, Load, fit
 from halfbyte.serve.given import overrides
 from halfbyte.serve.gpus import Gpus
-from halfbyte.serve.knowledge import Build, Container, Engine, drafts, engine, engines, minimum_version, rules
+from halfbyte.serve.knowledge import Build, Container, Engine, engine, engines, minimum_version, rules
 from halfbyte.serve.parallel import Parallel
 from halfbyte.serve.served import Served
 from halfbyte.serve.settings import Note, Setting
 
-AUTO = "auto"
 CPU = Gpus(count=1, name="cpu", memory_nbytes=0, vendor="cpu", arch="cpu", interconnect=NONE)
 MODEL_IN_CONTAINER = "/model"
 _CPU_CONTEXT = 4096
@@ -101,7 +101,7 @@ def launch(served: Served, gpus: Gpus, wish: Wish) -> Launch:
         raise UsageError("without --draft the fit would not count what the draft takes", where="--set", fix=fix)
     facts = {**checkpoint_facts(served, wish), **machine_facts(gpus)}
     facts |= {"engine": name, "version": version, "build": wish.version if build else NONE}
-    facts |= _draft_facts(served, wish)
+    facts |= draft_facts(served.family, wish.draft)
     if not build:
         _refuse_old(row, version, facts)
     decided, fitted = _decide(served, gpus, wish, row, given, facts)
@@ -124,7 +124,7 @@ def launch(served: Served, gpus: Gpus, wish: Wish) -> Launch:
         container_command=build.args if isinstance(build, Build) else row.args,
         environment=tuple(settings.environment(rules(), decided, given)),
         arguments=tuple(chosen),
-        warnings=(*settings.warnings(rules(), decided), *extra),
+        warnings=(*settings.warnings(rules(), decided), *draft_notes(facts["draft"]), *extra),
         port_flag=row.port.flag,
         port=wish.port or row.port.default,
         fit=fitted,
@@ -168,27 +168,11 @@ def _refuse_old(row: Engine, version: str, facts: Mapping[str, Any]) -> None:
         raise UsageError(what, where=minimum.source, fix=f"take {row.title} {row.version}")
 
 
-def _draft_facts(served: Served, wish: Wish) -> dict[str, Any]:
-    if wish.draft is None:
-        return {}
-    known = [row for rows in drafts().values() for row in rows]
-    if wish.draft == AUTO:
-        found = drafts().get(served.family)
-        if not found:
-            fix = "name one with --draft ORGANISATION/NAME"
-            raise UsageError(f"no Eagle3 draft is known for {served.family}", where="--draft", fix=fix)
-        return {"draft": found[0].model, "draft_mla": found[0].mla}
-    mla = next((row.mla for row in known if row.model == wish.draft), "mla" in wish.draft.lower())
-    return {"draft": wish.draft, "draft_mla": mla}
-
-
 def _draft(name: str | None, chosen: Mapping[str, Any]) -> Draft | None:
     """Return what the draft takes, with as many guesses as the engine is told."""
-    if name is None:
-        return None
-    size = draft_of(Path(name)) if Path(name).is_dir() else eagle3_mla()
+    size = draft_size(name)
     told = chosen.get("speculative", {}).get("num_speculative_tokens")
-    return replace(size, tokens=told) if type(told) is int else size
+    return replace(size, tokens=told) if size and type(told) is int else size
 
 
 def _load(served: Served, context: int | None, chosen: Mapping[str, Any], draft: Draft | None) -> Load:
@@ -242,6 +226,8 @@ def _with_context(
     chosen = {one.name: one.value for one in settings.choose(rules(), facts, row, given)}
     draft = _draft(facts["draft"], chosen)
     _refuse_requests(wish, row, chosen)
+    if chosen.get("language_model_only"):
+        served = replace(served, needs=served.needs.without_vision())
     question: dict[str, Any] = {
         "kv_dtype": str(chosen.get("kv_cache_dtype", "auto")),
         "utilization": float(chosen.get("gpu_memory_utilization", UTILIZATION)),

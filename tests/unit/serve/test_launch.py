@@ -111,10 +111,62 @@ def test_warnings_come_where_they_belong():
     assert warned(made("8xB200"), "FlashInfer 0.6.16.post4 and 0.6.17 compute NaN")
     assert not warned(made("8xRTX PRO 6000"), "compute NaN")
     assert warned(made("8xRTX PRO 6000"), "slower than the INT4 release through Marlin")
+    assert not warned(made("4xRTX PRO 6000", kimi(experts=192)), "slower than the INT4")  # which would not fit
+    assert warned(made("4xRTX PRO 6000", kimi(experts=192)), "no tuned MoE kernels exist")
+    assert not warned(made("8xB200", kimi(experts=192), engine="sglang"), "no tuned MoE kernels exist")
+    assert warned(made("4xB200"), "'!!!!' cluster on 4xB200")
+    assert warned(made("4xB200", engine="sglang"), "'!!!!' cluster on 4xB200")
+    for roomy in (made("8xB200"), made("4xB300"), made("4xB200", kimi("int4")), made("4xB200", kimi(experts=192))):
+        assert not warned(roomy, "'!!!!' cluster")
     assert warned(made("8xB200", kimi(experts=192)), "no sampling stops loops in open-ended prose")
     assert not warned(made("8xB200", kimi(experts=320)), "no sampling stops loops")
     assert warned(made("8xB200", given=["max_num_batched_tokens=4096"]), "endless exclamation marks")
     assert not warned(made("8xB200"), "endless exclamation marks")
+
+
+def test_sglang_with_nvfp4_on_sm_120_only_for_those_who_insist():
+    with pytest.raises(UsageError, match="reported to answer NaN") as caught:
+        made("8xRTX PRO 6000", engine="sglang")
+    assert "--set moe_backend" in caught.value.fix
+    assert warned(made("8xRTX PRO 6000", engine="sglang", given=["moe_backend=triton"]), "reported to answer NaN")
+    assert made("8xRTX PRO 6000", kimi("int4"), engine="sglang").engine == "sglang"
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.25.0", "ngc-26.03.post1", "0.32.0rc1"])
+def test_weights_only_nvfp4_needs_a_vllm_that_does_not_multiply_it_by_zero(version):
+    weights_only = kimi(activations="none")
+    with pytest.raises(UsageError, match="multiplies the experts of weights-only NVFP4 by 0"):
+        made("8xB300", weights_only, version=version)
+    assert made("8xB300", version=version).engine == "vllm"
+    assert made("8xB300", weights_only).version == "0.32.0"
+    assert warned(made("8xB300", weights_only, engine="sglang"), "54189")
+    assert not warned(made("8xB300", engine="sglang"), "54189")
+
+
+def test_a_build_that_reproduces_a_card_has_the_card_s_draft_in_its_own_spelling():
+    found = made("4xRTX PRO 6000", kimi(experts=192), version="voipmonitor-20260423", draft="auto")
+    assert value(found, "speculative") == {
+        "model": "lightseekorg/kimi-k2.6-eagle3-mla",
+        "method": "eagle3",
+        "num_speculative_tokens": 3,
+        "draft_sample_method": "probabilistic",
+        "draft_attention_backend": "TRITON_MLA",
+        "draft_kv_cache_dtype": "fp8",
+    }
+    newer = value(made("4xRTX PRO 6000", kimi(experts=192), draft="auto"), "speculative")
+    assert (newer["attention_backend"], newer["kv_cache_dtype"]) == ("TRITON_MLA", "fp8")
+
+
+def test_text_only_leaves_the_vision_tower_out_of_the_count():
+    def parts(found):
+        return {share.name for share in found.fit.weights}
+
+    seeing, blind = made("8xB200"), made("8xB200", text_only=True)
+    assert parts(seeing) - parts(blind) == {"vision tower"}
+    assert blind.fit.kv_tokens > seeing.fit.kv_tokens
+    sglang = made("8xB200", engine="sglang", text_only=True)
+    assert "vision tower" in parts(sglang)
+    assert warned(sglang, "no flag for --text-only")
 
 
 def test_remote_code_only_where_the_tokenizer_needs_it_with_the_files_that_run(tmp_path):

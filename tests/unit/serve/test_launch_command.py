@@ -30,6 +30,11 @@ def test_docker_and_other_engines(halfbyte):
     assert "--enforce-eager" in build
 
 
+def test_json_has_the_command_of_docker(halfbyte):
+    launches = json.loads(halfbyte("serve", MINI, "--gpus", "1xH200", "--docker", "--json")[1])["launches"]
+    assert all(row["docker"][:3] == ["docker", "run", "--rm"] and row["image"] in row["docker"] for row in launches)
+
+
 def test_json_has_every_setting_with_its_reason(halfbyte):
     code, printed, said = halfbyte("serve", MINI, "--gpus", "4xMI355X", "--json")
     assert code == 0
@@ -55,7 +60,14 @@ def test_all_engines_that_can_are_written(halfbyte, tmp_path):
     ]
     assert all(name in printed for name in names)
     assert "verdict    it fits" in said
-    assert halfbyte("serve", MINI, "--gpus", "1xB200", "--write", tmp_path / "out")[0] == 0
+    (tmp_path / "out/serve-mine.sh").write_text("mine\n")
+    code, _, said = halfbyte("serve", MINI, "--gpus", "1xB200", "--write", tmp_path / "out")
+    assert code == 0
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    ours = ["docker-run-sglang.sh", "docker-run.sh", "serve-mine.sh", "serve-sglang.sh", "serve-vllm.sh", "serve.json"]
+    assert names == ours
+    for gone in ("docker-run-atom.sh", "serve-atom.sh", "serve-vllm-rocm.sh"):
+        assert f"removed {tmp_path / 'out' / gone}" in said
 
 
 @pytest.mark.parametrize(
@@ -70,6 +82,10 @@ def test_all_engines_that_can_are_written(halfbyte, tmp_path):
         (["--gpus", "4xB200", "--dcp", "3"], 2, "--dcp 3 does not divide the 4 GPUs", "1, 2, 4"),
         (["--gpus", "4xB200", "--context", "5000"], 2, "context is 4,096 tokens, 5,000 were asked for", "4096"),
         (["--gpus", "4xB200", "--set", "moebackend=x"], 2, "vLLM has no setting 'moebackend'", "moe_backend"),
+        (["--gpus", "4xB200", "--write", ""], 2, "--write names no folder", "--write scripts"),
+        (["--gpus", "4xB200", "--write", MINI], 2, "scripts do not belong among the weights", "scripts"),
+        (["--gpus", "4xB200", "--draft", ""], 2, "'' is neither a folder nor a name on the Hub", "organisation/name"),
+        (["--gpus", "4xB200", "--draft", MINI], 2, "no Eagle3 draft", "organisation/name"),
         (["--gpus", "4xB200", "--emulate"], 2, "--emulate is for --run", "add --run"),
         (["--gpus", "4xB200", "--then", "probe"], 2, "--then is for --run", "add --run"),
         (["--run", "--activations", "off"], 2, "--activations is for --emulate", "add --emulate"),

@@ -15,6 +15,7 @@ from halfbyte.usage import Command
 if TYPE_CHECKING:
     from halfbyte.serve.facts import Wish
     from halfbyte.serve.gpus import Gpus
+    from halfbyte.serve.installed import Installed
     from halfbyte.serve.launch import Launch
     from halfbyte.serve.served import Served
 
@@ -36,7 +37,7 @@ _POSITIVE = click.IntRange(1)
 @click.option("--ep", is_flag=True, help="Whole experts on each GPU instead of a part of each.")
 @click.option("--draft", metavar="auto|MODEL", help="An Eagle3 draft that proposes tokens.")
 @click.option("--text-only", is_flag=True, help="Take no pictures.")
-@click.option("--port", type=int, help="Where the server listens.  [default: the engine's own]")
+@click.option("--port", type=click.IntRange(1, 65535), help="Where the server listens.  [default: the engine's own]")
 @click.option("--hub", metavar="ORG/NAME[@COMMIT]", help="Let the engine load it from the Hub, as OUT is there.")
 @click.option("--set", "given", multiple=True, metavar="NAME=VALUE", help="Any setting; env.NAME for a variable.")
 @click.option("--like", metavar="NAME", help="Print a published command to the letter, and nothing else.")
@@ -156,14 +157,11 @@ def _warn(out: Output, made: Launch) -> None:
 
 
 def _run(out: Output, served: Served, choice: Mapping[str, Any], commands: list[str]) -> int:
-    from dataclasses import replace
-
     from halfbyte.serve.gpus import parse_gpus
     from halfbyte.serve.installed import installed
-    from halfbyte.serve.launch import CPU, launch
-    from halfbyte.serve.ports import HOST, chosen_port
-    from halfbyte.serve.run import run_engine
-    from halfbyte.serve.then import checked_names, then_checks, then_shell
+    from halfbyte.serve.launch import CPU
+    from halfbyte.serve.ports import held_port
+    from halfbyte.serve.then import checked_names
 
     name, version = _engine(choice)
     if version is not None:
@@ -176,12 +174,23 @@ def _run(out: Output, served: Served, choice: Mapping[str, Any], commands: list[
         raise UsageError("nobody said which GPUs these are", where="--gpus", fix="add --gpus 8xB200 or the like")
     else:
         gpus = parse_gpus(choice["gpus"])
-    port = chosen_port(choice["port"])
-    wish = replace(_wish(choice, local.engine, local.version), port=port)
+    with held_port(choice["port"]) as port:
+        return _start(out, served, gpus, {**choice, "port": port}, local, names)
+
+
+def _start(
+    out: Output, served: Served, gpus: Gpus, choice: Mapping[str, Any], local: Installed, names: list[str]
+) -> int:
+    from halfbyte.serve.launch import launch
+    from halfbyte.serve.ports import HOST
+    from halfbyte.serve.run import run_engine
+    from halfbyte.serve.then import then_checks, then_shell
+
+    wish = _wish(choice, local.engine, local.version)
     made = launch(served, gpus, wish)
     words = [str(local.command), *made.words[1:], "--host", HOST]
     environment = {row.flag: str(row.value) for row in made.environment}
     then = then_checks(names, out) if names else then_shell(choice["shell"], made.name) if choice["shell"] else None
     log = choice["log"] or Path("serve.log")
-    url = f"http://{HOST}:{port}"
+    url = f"http://{HOST}:{made.port}"
     return run_engine(words, environment, url, log=log, out=out, served_name=made.name, then=then)

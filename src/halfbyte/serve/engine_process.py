@@ -43,6 +43,10 @@ class EngineProcess:
             self._ended = _report(self._keeper.communicate()[0])
         return None if self._ended is None else self._ended[0]
 
+    def processes(self) -> list[int]:
+        """Return the ids of the engine's processes, whatever group or session they are in."""
+        return keeper.descendants(self._keeper.pid)
+
     def stop(self) -> list[int]:
         """End the engine politely, then by force; return the ids of processes that even that did not end."""
         self._tell(keeper.STOP)

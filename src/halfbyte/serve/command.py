@@ -182,6 +182,7 @@ def _start(
     out: Output, served: Served, gpus: Gpus, choice: Mapping[str, Any], local: Installed, names: list[str]
 ) -> int:
     from halfbyte.serve.launch import launch
+    from halfbyte.serve.log_file import default_log
     from halfbyte.serve.ports import HOST
     from halfbyte.serve.run import run_engine
     from halfbyte.serve.then import then_checks, then_shell
@@ -191,6 +192,6 @@ def _start(
     words = [str(local.command), *made.words[1:], "--host", HOST]
     environment = {row.flag: str(row.value) for row in made.environment}
     then = then_checks(names, out) if names else then_shell(choice["shell"], made.name) if choice["shell"] else None
-    log = choice["log"] or Path("serve.log")
+    log = choice["log"] or default_log(made.port)
     url = f"http://{HOST}:{made.port}"
     return run_engine(words, environment, url, log=log, out=out, served_name=made.name, then=then)

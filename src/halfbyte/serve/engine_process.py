@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from halfbyte.serve import keeper
+from halfbyte.serve.log_file import new_log
 
 KEEPER = Path(keeper.__file__)
 
@@ -25,9 +26,8 @@ class EngineProcess:
 
         `patience` multiplies the seconds that the keeper gives the engine to end by itself.
         """
-        log.parent.mkdir(parents=True, exist_ok=True)
         self._ended: tuple[int, list[int]] | None = None
-        with log.open("wb") as output:
+        with new_log(log) as output:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(KEEPER), str(patience), *command],
                 stdin=subprocess.PIPE,

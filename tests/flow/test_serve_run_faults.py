@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from halfbyte.console import Output
 from halfbyte.errors import MachineError
 from halfbyte.serve.engine_log import LINE_CHARACTERS, EngineLog
 from halfbyte.serve.engine_process import EngineProcess
-from halfbyte.serve.ports import held_port, listener_on, next_free_port, own_listener
+from halfbyte.serve.ports import held_port, listener_on, own_listener
 from halfbyte.serve.run import healthy, run_engine
 from halfbyte.serve.then import then_shell
 
@@ -42,8 +43,8 @@ sys.exit(run_engine(command, {}, url, served_name="fake", **options))
 class Run:
     """A fake engine's command, and the files and processes that belong to it."""
 
-    def __init__(self, folder: Path, *faults: str) -> None:
-        self.port = next_free_port()
+    def __init__(self, folder: Path, port: int, *faults: str) -> None:
+        self.port = port
         self.url, self.log, self.said = f"http://127.0.0.1:{self.port}", folder / "engine.log", folder / "said"
         self.command = [sys.executable, str(FAKE), str(self.port), *faults]
 
@@ -81,7 +82,8 @@ def lives(pid: int) -> bool:
 
 @pytest.fixture
 def engine(tmp_path):
-    return lambda *faults: Run(tmp_path, *faults)
+    with contextlib.ExitStack() as held:  # other tests run at the same time
+        yield lambda *faults: Run(tmp_path, held.enter_context(held_port(None)), *faults)
 
 
 def test_the_proof_would_notice_a_process(engine):
@@ -233,15 +235,16 @@ def test_a_command_that_cannot_be_started(engine, tmp_path):
         run.here()
 
 
-def test_a_port_that_is_taken_is_said_before_anything_starts(engine):
-    run = engine()
+def test_a_port_that_is_taken_is_said_before_anything_starts(tmp_path):
+    with socket.socket() as anywhere:
+        anywhere.bind(("127.0.0.1", 0))
+        run = Run(tmp_path, anywhere.getsockname()[1])
     process = EngineProcess(run.command, os.environ, run.log)
     soon(lambda: healthy(run.url))
     with pytest.raises(MachineError) as error, held_port(run.port):
         pass
     assert re.fullmatch(rf"port {run.port} is in use by python\S* \(process {run.processes()[0]}\)", error.value.what)
-    with held_port(None) as port:
-        assert port > run.port  # the next one
+    assert re.fullmatch(r"--port 8\d\d\d is free", error.value.fix)
     process.stop()
     with held_port(run.port) as port:
         assert port == run.port

@@ -21,7 +21,7 @@ from halfbyte.pipeline import quantize
 from halfbyte.recipe import load_recipe
 from halfbyte.serve.engine_log import EngineLog
 from halfbyte.serve.keeper import descendants
-from halfbyte.serve.ports import listener_on, next_free_port
+from halfbyte.serve.ports import held_port, listener_on
 
 pytestmark = pytest.mark.live
 
@@ -59,10 +59,10 @@ def twin(tmp_path_factory):
 @pytest.fixture
 def run(tmp_path, vllm, cpu_options):
     """Return a function that starts vLLM under the runner in a process of its own."""
-    made = []
+    made, held = [], contextlib.ExitStack()
 
     def start(folder, *options, then="", **environment) -> subprocess.Popen:
-        port = next_free_port()
+        port = held.enter_context(held_port(None))
         url, log = f"http://127.0.0.1:{port}", tmp_path / "engine.log"
         listen = ["--host", "127.0.0.1", "--port", str(port)]
         command = [str(vllm.command), "serve", str(folder), *listen, *OPTIONS, *cpu_options, *options]
@@ -73,7 +73,8 @@ def run(tmp_path, vllm, cpu_options):
         process.log, process.said, process.port = log, tmp_path / "said", port
         return process
 
-    yield start
+    with held:
+        yield start
     for process in made:
         process.terminate()
         process.wait(ENDS_IN_S)

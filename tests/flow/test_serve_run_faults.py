@@ -322,6 +322,13 @@ def test_a_stranger_beside_the_engine_is_seen(engine, stranger):
     process.stop()
 
 
+def test_who_only_looks_whether_the_port_is_free_is_no_stranger(engine, monkeypatch):
+    run = engine()
+    looks = socket.create_server(("127.0.0.1", run.port))
+    monkeypatch.setattr("halfbyte.serve.ports.time.sleep", lambda _seconds: looks.close())
+    assert own_listener(run.port, []) is False
+
+
 @pytest.mark.parametrize("model", ["theirs", "fake"])
 def test_where_proc_does_not_tell_the_models_name_decides(engine, stranger, monkeypatch, model):
     monkeypatch.setattr("halfbyte.serve.ports._listening_sockets", lambda _port: None)

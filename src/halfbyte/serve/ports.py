@@ -11,6 +11,7 @@ import contextlib
 import errno
 import socket
 import sys
+import time
 from collections.abc import Collection, Generator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from halfbyte.serve.engine_log import clean
 
 HOST = "127.0.0.1"
 FIRST_PORT, TRIED_PORTS = 8000, 100
+STAYS_S = 0.2
 _LISTENING = "0A"  # linux/net/tcp_states.h
 # The addresses that a client of 127.0.0.1 reaches: itself and "any", in IPv4 and in IPv6.
 _REACHED = ("0100007F", "00000000", "0000000000000000FFFF00000100007F", "0" * 32)
@@ -110,7 +112,9 @@ def own_listener(port: int, own: Collection[int]) -> bool | None:
         return None if sockets is None else False
     held = {name for process in own for name in _files(Path(f"/proc/{process}"))}
     strange = sockets - held
-    strange &= _listening_sockets(port) or set()  # not one that was closed meanwhile
+    if strange:  # one that only looks whether the port is free is gone at once
+        time.sleep(STAYS_S)
+        strange &= _listening_sockets(port) or set()
     if strange:
         raise taken(port, _process_with(strange))
     return bool(sockets & held)

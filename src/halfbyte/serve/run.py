@@ -38,15 +38,18 @@ def run_engine(  # noqa: PLR0913 - what a launch consists of
     out: Output,
     served_name: str,
     then: Then | None = None,
+    hub: bool = False,
     silent_s: float = SILENT_S,
     patience: float = 1.0,
 ) -> int:
     """Start an engine and wait until it is healthy; then call `then`, or serve until Ctrl-C. Return the exit code.
 
-    `environment` is what the engine needs beside ours. An engine that does not start, or ends, is a MachineError.
+    `environment` is what the engine needs beside ours; with `hub` it may load files from the Hub. An engine that does
+    not start, or ends, is a MachineError.
     """
     out.note(f"starting {url}, log: {log}")
-    engine = EngineProcess(command, engine_environment(Path(command[0]), environment), log, patience=patience)
+    whole = engine_environment(Path(command[0]), environment, hub=hub)
+    engine = EngineProcess(command, whole, log, patience=patience)
     with stop_signals(engine.kill):
         try:
             wait_until_healthy(engine, url, EngineLog(log), served_name, out=out, silent_s=silent_s)

@@ -10,6 +10,7 @@ import click
 
 from halfbyte.console import Output
 from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.serve.then_option import ThenOption, commands_beside
 from halfbyte.usage import Command
 
 if TYPE_CHECKING:
@@ -36,14 +37,14 @@ _POSITIVE = click.IntRange(1)
 @click.option("--ep", is_flag=True, help="Whole experts on each GPU instead of a part of each.")
 @click.option("--draft", metavar="auto|MODEL", help="An Eagle3 draft that proposes tokens.")
 @click.option("--text-only", is_flag=True, help="Take no pictures.")
-@click.option("--port", type=int, help="Where the server listens.  [default: the engine's own]")
+@click.option("--port", type=click.IntRange(1, 65535), help="Where the server listens.  [default: the engine's own]")
 @click.option("--hub", metavar="ORG/NAME[@COMMIT]", help="Let the engine load it from the Hub, as OUT is there.")
 @click.option("--set", "given", multiple=True, metavar="NAME=VALUE", help="Any setting; env.NAME for a variable.")
 @click.option("--like", metavar="NAME", help="Print a published command to the letter, and nothing else.")
 @click.option("--run", "runs", is_flag=True, help="Start the engine that is installed here.")
 @click.option("--emulate", is_flag=True, help="With --run: 4-bit weights expanded to BF16, on any machine.")
 @click.option("--activations", type=click.Choice(["on", "off"]), help="With --emulate: also emulate 4-bit inputs.")
-@click.option("--then", "then_names", metavar="probe,eval,bench", help="With --run: what is done once it answers.")
+@click.option("--then", "then_names", metavar="NAME,...", cls=ThenOption)
 @click.option("--exec", "shell", metavar="COMMAND", help="With --run: a shell command that gets HALFBYTE_URL.")
 @click.option("--log", type=_PATH, help="With --run: the engine's log.  [default: serve.log]")
 @click.pass_context
@@ -54,6 +55,8 @@ def serve_command(ctx: click.Context, out_folder: Path | None, **choice: Any) ->
     """
     out: Output = ctx.obj
     if choice["like"] is not None:
+        if choice["runs"]:
+            raise UsageError("--like only prints a command", where="--like", fix="leave out --run or --like")
         return _show_published(out, choice["like"])
     if out_folder is None:
         raise UsageError("no checkpoint is named", where="OUT", fix="give its folder, or --like NAME")
@@ -70,9 +73,7 @@ def serve_command(ctx: click.Context, out_folder: Path | None, **choice: Any) ->
     if choice["runs"]:
         for sentence in (one for one in said if one.startswith("!")):
             out.note(sentence)
-        group = ctx.parent.command if ctx.parent else None
-        commands = list(group.commands) if isinstance(group, click.Group) else []
-        return ctx.exit(_run(out, found, choice, commands))
+        return ctx.exit(_run(out, found, choice, commands_beside(ctx)))
     return _show(out, found, choice, said)
 
 
@@ -182,30 +183,36 @@ def _warn(out: Output, made: Launch, said: list[str]) -> None:
 def _run(out: Output, served: Served, choice: Mapping[str, Any], commands: list[str]) -> int:
     from dataclasses import replace
 
-    from halfbyte.serve.gpus import parse_gpus
     from halfbyte.serve.installed import installed
-    from halfbyte.serve.launch import CPU, launch
-    from halfbyte.serve.ports import HOST, chosen_port
-    from halfbyte.serve.run import run_engine
-    from halfbyte.serve.then import checked_names, then_checks, then_shell
+    from halfbyte.serve.launch import launch
+    from halfbyte.serve.ports import held_port
+    from halfbyte.serve.run_options import engine_here, gpus_here, refuse_beside_run
+    from halfbyte.serve.then import checked_names
 
+    refuse_beside_run(choice)
     name, version = _engine(choice)
     if version is not None:
         raise UsageError("--run takes the version that is installed", where="--engine", fix=f"write --engine {name}")
     names = checked_names(choice["then_names"], commands) if choice["then_names"] else []
     local = installed(name or "vllm")
-    if local.device == "cpu":
-        gpus = CPU
-    elif choice["gpus"] is None:
-        raise UsageError("nobody said which GPUs these are", where="--gpus", fix="add --gpus 8xB200 or the like")
-    else:
-        gpus = parse_gpus(choice["gpus"])
-    port = chosen_port(choice["port"])
-    wish = replace(_wish(choice, local.engine, local.version), port=port)
-    made = launch(served, gpus, wish)
-    words = [str(local.command), *made.words[1:], "--host", HOST]
+    wish = _wish(choice, engine_here(name, local), local.version)
+    gpus = gpus_here(choice["gpus"], local)
+    with held_port(choice["port"]) as port:
+        made = launch(served, gpus, replace(wish, port=port))
+        return _start(out, made, choice, local.command, names)
+
+
+def _start(out: Output, made: Launch, choice: Mapping[str, Any], command: Path, names: list[str]) -> int:
+    from halfbyte.serve.log_file import default_log
+    from halfbyte.serve.ports import HOST
+    from halfbyte.serve.run import run_engine
+    from halfbyte.serve.run_options import loads_from_hub
+    from halfbyte.serve.then import then_checks, then_shell
+
+    words = [str(command), *made.words[1:], "--host", HOST]
     environment = {row.flag: str(row.value) for row in made.environment}
     then = then_checks(names, out) if names else then_shell(choice["shell"], made.name) if choice["shell"] else None
-    log = choice["log"] or Path("serve.log")
-    url = f"http://{HOST}:{port}"
-    return run_engine(words, environment, url, log=log, out=out, served_name=made.name, then=then)
+    log = choice["log"] or default_log(made.port)
+    url = f"http://{HOST}:{made.port}"
+    hub = loads_from_hub(made)
+    return run_engine(words, environment, url, log=log, out=out, served_name=made.name, then=then, hub=hub)

@@ -91,6 +91,10 @@ def test_all_engines_that_can_are_written(halfbyte, tmp_path):
         (["--run", "--activations", "off"], 2, "--activations is for --emulate", "add --emulate"),
         (["--run", "--then", "probe", "--exec", "true"], 2, "two ways", "one of them"),
         (["--run", "--engine", "vllm==0.30"], 2, "--run takes the version that is installed", "--engine vllm"),
+        (["--run", "--docker"], 2, "not a container", "leave out --run or --docker"),
+        (["--run", "--write", "x"], 2, "--run starts the engine and writes no scripts", "leave out --run or --write"),
+        (["--run", "--like", "wafer-k2.6-nvfp4"], 2, "--like only prints a command", "leave out --run or --like"),
+        (["--run", "--emulate", "--hub", "a/b"], 2, "--emulate checks and expands the files of a folder", "--hub"),
         (["--like", "nvidia"], 2, "no published command is named 'nvidia'", "wafer-k2.6-nvfp4"),
     ],
 )
@@ -193,3 +197,65 @@ def test_run_needs_to_know_the_gpus_and_a_version_that_will_do(halfbyte, fake_vl
     code, _, said = halfbyte("serve", MINI, "--run", "--gpus", "1xH200")
     assert code == 2
     assert "vLLM 0.14.0 is too old for kimi_k25" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--gpus", "8xB200"], "vllm 0.32.0+cpu, which is installed here, computes on the CPU"),
+        (["--gpus", "nonsense"], "'nonsense' is no number of GPUs"),
+        (["--engine", "vllm-rocm"], "vllm 0.32.0+cpu, which is installed here, is vllm and not vllm-rocm"),
+        (["--engine", "atom"], "halfbyte cannot start atom itself"),
+        (["--then", "probe"], "this halfbyte has no command 'probe' that takes a URL"),
+    ],
+)
+def test_run_refuses_what_would_do_nothing_here(halfbyte, fake_vllm, tmp_path, monkeypatch, options, what):
+    notes = fake_vllm()
+    monkeypatch.chdir(tmp_path)
+    code, printed, said = halfbyte("serve", MINI, "--run", "--emulate", *options)
+    assert (code, printed) == (2, "")
+    assert what in said.splitlines()[0]
+    assert not notes.exists()
+    assert not (tmp_path / "serve.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "offline"),
+    [
+        (["--hub", "org/name"], None),
+        (["--draft", "org/mla-draft"], None),
+        (["--draft", "."], "1"),
+        ([], "1"),
+    ],
+)
+def test_run_is_offline_unless_something_is_on_the_hub(halfbyte, fake_vllm, tmp_path, monkeypatch, options, offline):
+    from halfbyte.serve import launch
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(launch, "draft_of", lambda _folder: launch.eagle3_mla())
+    notes = fake_vllm("0.32.0")
+    monkeypatch.chdir(tmp_path)
+    code, _, said = halfbyte("serve", MINI, "--run", "--gpus", "1xB200", "--exec", "true", *options)
+    assert code == 0, said
+    assert json.loads(notes.read_text())["env"].get("HF_HUB_OFFLINE") == offline
+
+
+def test_help_names_only_commands_that_exist(halfbyte):
+    from halfbyte.cli import cli
+    from halfbyte.serve.then_option import URL_COMMANDS
+
+    text = " ".join(halfbyte("serve", "--help")[1].split())
+    here = [name for name in URL_COMMANDS if name in cli.commands]
+    assert (
+        f"--then NAME,... With --run: commands that get the URL once it answers ({', '.join(here) or 'none yet'})."
+        in text
+    )
+
+
+def test_run_takes_no_other_file_for_its_log(halfbyte, fake_vllm, tmp_path):
+    notes = fake_vllm()
+    precious = tmp_path / "config.json"
+    precious.write_text("{}")
+    code, _, said = halfbyte("serve", MINI, "--run", "--emulate", "--exec", "true", "--log", precious)
+    assert (code, precious.read_text(), notes.exists()) == (2, "{}", False)
+    assert "this file is no log of halfbyte's" in said

@@ -192,12 +192,19 @@ def test_the_command_serves_a_4_bit_checkpoint_on_this_machine(serve, two_layers
 
 
 def test_the_command_shows_why_a_damaged_checkpoint_is_not_served(serve, two_layers, tmp_path):
-    """An expert without its input scale: vLLM alone would serve it."""
+    """Gate and up with two scales, which headers do not show: vLLM alone would take one of them for both."""
     broken = shutil.copytree(two_layers, tmp_path / "broken")
-    change_tensors(broken, lambda tensors: tensors.pop(f"{EXPERT}.input_scale", None))
+    shutil.rmtree(broken / "halfbyte", ignore_errors=True)
+
+    def double(tensors):
+        if f"{EXPERT}.weight_scale_2" in tensors:
+            tensors[f"{EXPERT}.weight_scale_2"] *= 2
+
+    change_tensors(broken, double)
     process = serve(broken, *SMALL, "--exec", "false")
     assert process.wait(STARTS_IN_S) == 3, process.said.read_text()
-    what, error, *_ = [line for line in process.said.read_text().splitlines() if "not start" in line or EXPERT in line]
+    lines = process.said.read_text().splitlines()
+    what, error, *_ = [line for line in lines if "not start" in line or "CheckpointError" in line]
     assert what == "✗ the engine did not start: exit code 1"
-    assert error.startswith("  halfbyte.errors.CheckpointError: it has no input_scale")
+    assert "halfbyte.errors.CheckpointError: weight_scale_2 of gate_proj and up_proj differ" in error
     assert "ready" not in process.said.read_text()

@@ -229,10 +229,11 @@ def test_run_refuses_what_would_do_nothing_here(halfbyte, fake_vllm, tmp_path, m
     ],
 )
 def test_run_is_offline_unless_something_is_on_the_hub(halfbyte, fake_vllm, tmp_path, monkeypatch, options, offline):
-    from halfbyte.serve import launch
+    from halfbyte.serve import draft_choice
 
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(launch, "draft_of", lambda _folder: launch.eagle3_mla())
+    monkeypatch.setattr(draft_choice, "draft_of", lambda _folder: draft_choice.eagle3_mla())
+    monkeypatch.setattr(draft_choice, "_parts_of_draft", lambda _folder: {"fc", "kv_a_proj_with_mqa"})
     notes = fake_vllm("0.32.0")
     monkeypatch.chdir(tmp_path)
     code, _, said = halfbyte("serve", MINI, "--run", "--gpus", "1xB200", "--exec", "true", *options)

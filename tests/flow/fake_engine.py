@@ -40,6 +40,7 @@ def main(port: int, faults: list[str]) -> None:
         sys.stdout.flush()
     if "hangs" in faults:
         time.sleep(600)
+    http.server.ThreadingHTTPServer.allow_reuse_port = "shares" in faults  # as vLLM's does
     server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Health)
     if "dies" in faults:
         threading.Timer(0.5, lambda: (print("RuntimeError: out of ideas", flush=True), os._exit(7))).start()

@@ -1,11 +1,15 @@
 """Engines that hang, die, do not listen or write rubbish: what the runner says, and that no process stays behind."""
 
 import contextlib
+import http.server
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +19,7 @@ from halfbyte.console import Output
 from halfbyte.errors import MachineError
 from halfbyte.serve.engine_log import LINE_CHARACTERS, EngineLog
 from halfbyte.serve.engine_process import EngineProcess
-from halfbyte.serve.ports import chosen_port, listener_on, next_free_port
+from halfbyte.serve.ports import held_port, listener_on, own_listener
 from halfbyte.serve.run import healthy, run_engine
 from halfbyte.serve.then import then_shell
 
@@ -39,8 +43,8 @@ sys.exit(run_engine(command, {}, url, served_name="fake", **options))
 class Run:
     """A fake engine's command, and the files and processes that belong to it."""
 
-    def __init__(self, folder: Path, *faults: str) -> None:
-        self.port = next_free_port()
+    def __init__(self, folder: Path, port: int, *faults: str) -> None:
+        self.port = port
         self.url, self.log, self.said = f"http://127.0.0.1:{self.port}", folder / "engine.log", folder / "said"
         self.command = [sys.executable, str(FAKE), str(self.port), *faults]
 
@@ -78,7 +82,8 @@ def lives(pid: int) -> bool:
 
 @pytest.fixture
 def engine(tmp_path):
-    return lambda *faults: Run(tmp_path, *faults)
+    with contextlib.ExitStack() as held:  # other tests run at the same time
+        yield lambda *faults: Run(tmp_path, held.enter_context(held_port(None)), *faults)
 
 
 def test_the_proof_would_notice_a_process(engine):
@@ -230,13 +235,108 @@ def test_a_command_that_cannot_be_started(engine, tmp_path):
         run.here()
 
 
-def test_a_port_that_is_taken_is_said_before_anything_starts(engine):
-    run = engine()
+def test_a_port_that_is_taken_is_said_before_anything_starts(tmp_path):
+    with socket.socket() as anywhere:
+        anywhere.bind(("127.0.0.1", 0))
+        run = Run(tmp_path, anywhere.getsockname()[1])
     process = EngineProcess(run.command, os.environ, run.log)
     soon(lambda: healthy(run.url))
-    with pytest.raises(MachineError) as error:
-        chosen_port(run.port)
+    with pytest.raises(MachineError) as error, held_port(run.port):
+        pass
     assert re.fullmatch(rf"port {run.port} is in use by python\S* \(process {run.processes()[0]}\)", error.value.what)
-    assert chosen_port(None) > run.port  # the next one
+    assert re.fullmatch(r"--port 8\d\d\d is free", error.value.fix)
     process.stop()
-    assert chosen_port(run.port) == run.port
+    with held_port(run.port) as port:
+        assert port == run.port
+
+
+def test_two_starts_never_choose_the_same_port():
+    program = (
+        "from halfbyte.serve.ports import held_port\nwith held_port(None) as port: print(port, flush=True); input()"
+    )
+    with held_port(None) as first:
+        other = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        second = int(other.stdout.readline())
+        with held_port(None) as third:
+            assert len({first, second, third}) == 3
+        with pytest.raises(MachineError, match=f"port {second} is held by another `halfbyte serve --run`"):
+            held_port(second).__enter__()
+        other.kill()  # no claim outlives its process
+        other.communicate()
+        with held_port(second) as port:
+            assert port == second
+
+
+class Stranger(http.server.BaseHTTPRequestHandler):
+    """A server that is well, and has a model of some name."""
+
+    model = "theirs"
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": [{"id": self.model}]}).encode())
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def stranger():
+    """Return a function that starts a server on a port, in a process that is not the engine's."""
+    made = []
+
+    class Shared(http.server.ThreadingHTTPServer):
+        allow_reuse_port = True  # as vLLM does: two may then listen side by side
+
+    def start(port: int) -> None:
+        made.append(Shared(("127.0.0.1", port), Stranger))
+        threading.Thread(target=made[-1].serve_forever, daemon=True).start()
+
+    yield start
+    for server in made:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_stranger_on_the_port_is_never_taken_for_the_engine(engine, stranger):
+    run = engine("hangs")
+    comes = threading.Thread(target=lambda: run.processes() and stranger(run.port))
+    comes.start()
+    with pytest.raises(MachineError) as error:
+        run.here(then=lambda _url: pytest.fail("it was handed on"), silent_s=SOON_S)
+    comes.join()
+    said = rf"another server listens on port {run.port}, which the engine was to have: \S+ \(process {os.getpid()}\)"
+    assert re.fullmatch(said, error.value.what), error.value.what
+    soon(lambda: not any(map(lives, run.processes())))
+
+
+def test_a_stranger_beside_the_engine_is_seen(engine, stranger):
+    run = engine("shares")
+    process = EngineProcess(run.command, os.environ, run.log, **QUICK)
+    soon(lambda: healthy(run.url))
+    assert own_listener(run.port, process.processes()) is True
+    stranger(run.port)
+    with pytest.raises(MachineError, match="another server listens"):
+        own_listener(run.port, process.processes())
+    process.stop()
+
+
+def test_who_only_looks_whether_the_port_is_free_is_no_stranger(engine, monkeypatch):
+    run = engine()
+    looks = socket.create_server(("127.0.0.1", run.port))
+    monkeypatch.setattr("halfbyte.serve.ports.time.sleep", lambda _seconds: looks.close())
+    assert own_listener(run.port, []) is False
+
+
+@pytest.mark.parametrize("model", ["theirs", "fake"])
+def test_where_proc_does_not_tell_the_models_name_decides(engine, stranger, monkeypatch, model):
+    monkeypatch.setattr("halfbyte.serve.ports._listening_sockets", lambda _port: None)
+    monkeypatch.setattr(Stranger, "model", model)
+    run = engine("hangs")
+    stranger(run.port)
+    if model == "fake":
+        assert run.here(then=lambda _url: 5) == 5
+        return
+    with pytest.raises(MachineError, match=f"another server listens on port {run.port}"):
+        run.here(then=lambda _url: 5)

@@ -78,7 +78,7 @@ def vllm_server(tmp_path_factory, vllm_bin):
         engine = EngineProcess(command, engine_environment(vllm_bin, ENVIRONMENT), server.log)
         running.append(engine)
         silent = Output(quiet=True)
-        wait_until_healthy(engine, server.url, EngineLog(server.log), out=silent, silent_s=STANDS_STILL_S)
+        wait_until_healthy(engine, server.url, EngineLog(server.log), str(folder), out=silent, silent_s=STANDS_STILL_S)
         return server
 
     yield start

@@ -1,4 +1,7 @@
-"""A real vLLM under the runner: it answers, Ctrl-C ends it with all its processes, and so does halfbyte's own death."""
+"""A real vLLM under the runner: it answers, Ctrl-C ends it with all its processes, and so does halfbyte's own death.
+
+The last tests go through the command itself, as a user types it, with the plugin that expands 4-bit weights.
+"""
 
 import contextlib
 import json
@@ -11,12 +14,14 @@ import time
 from pathlib import Path
 
 import pytest
+from served_variants import change_tensors, make_variant
 
+import halfbyte
 from halfbyte.pipeline import quantize
 from halfbyte.recipe import load_recipe
 from halfbyte.serve.engine_log import EngineLog
 from halfbyte.serve.keeper import descendants
-from halfbyte.serve.ports import listener_on, next_free_port
+from halfbyte.serve.ports import held_port, listener_on
 
 pytestmark = pytest.mark.live
 
@@ -54,10 +59,10 @@ def twin(tmp_path_factory):
 @pytest.fixture
 def run(tmp_path, vllm, cpu_options):
     """Return a function that starts vLLM under the runner in a process of its own."""
-    made = []
+    made, held = [], contextlib.ExitStack()
 
     def start(folder, *options, then="", **environment) -> subprocess.Popen:
-        port = next_free_port()
+        port = held.enter_context(held_port(None))
         url, log = f"http://127.0.0.1:{port}", tmp_path / "engine.log"
         listen = ["--host", "127.0.0.1", "--port", str(port)]
         command = [str(vllm.command), "serve", str(folder), *listen, *OPTIONS, *cpu_options, *options]
@@ -68,7 +73,8 @@ def run(tmp_path, vllm, cpu_options):
         process.log, process.said, process.port = log, tmp_path / "said", port
         return process
 
-    yield start
+    with held:
+        yield start
     for process in made:
         process.terminate()
         process.wait(ENDS_IN_S)
@@ -141,3 +147,64 @@ def test_a_failed_start_shows_the_engines_error_and_its_cause(run, twin, tmp_pat
     assert "cause: the checkpoint has more experts than its config says in n_routed_experts" in said
     assert f"where {process.log}" in said
     assert "  fix   set n_routed_experts" in said
+
+
+EXPERT = "language_model.model.layers.1.mlp.experts.7.up_proj"
+SMALL = ["--emulate", "--context", "512", "--text-only", "--set", "enforce_eager=true"]
+
+
+@pytest.fixture(scope="module")
+def two_layers(tmp_path_factory):
+    return make_variant("nvfp4-two-layers", tmp_path_factory.mktemp("variants"))
+
+
+@pytest.fixture
+def serve(tmp_path, vllm):
+    """Return a function that runs `halfbyte serve FOLDER --run ...` in a folder of its own."""
+    made = []
+
+    def start(folder, *options, **environment) -> subprocess.Popen:
+        program = [sys.executable, "-m", "halfbyte", "serve", str(folder), "--run", *options]
+        own = {"PYTHONPATH": str(Path(halfbyte.__file__).parents[1]), "HALFBYTE_VLLM_BIN": str(vllm.command)}
+        with (tmp_path / "said").open("wb") as said:
+            process = subprocess.Popen(
+                program, stdout=said, stderr=said, env={**os.environ, **own, **environment}, cwd=tmp_path
+            )
+        made.append(process)
+        process.said = tmp_path / "said"
+        return process
+
+    yield start
+    for process in made:
+        process.terminate()
+        process.wait(ENDS_IN_S)
+
+
+def test_the_command_serves_a_4_bit_checkpoint_on_this_machine(serve, two_layers, tmp_path):
+    answer = tmp_path / "answer"
+    process = serve(two_layers, *SMALL, "--exec", ASK, ANSWER=str(answer))
+    assert process.wait(STARTS_IN_S) == 0, process.said.read_text()
+    assert json.loads(answer.read_text())["usage"]["completion_tokens"] == 4
+    said = process.said.read_text()
+    assert "ready, " in said
+    assert "Traceback" not in said
+    assert names(descendants(os.getpid())) == {}
+
+
+def test_the_command_shows_why_a_damaged_checkpoint_is_not_served(serve, two_layers, tmp_path):
+    """Gate and up with two scales, which headers do not show: vLLM alone would take one of them for both."""
+    broken = shutil.copytree(two_layers, tmp_path / "broken")
+    shutil.rmtree(broken / "halfbyte", ignore_errors=True)
+
+    def double(tensors):
+        if f"{EXPERT}.weight_scale_2" in tensors:
+            tensors[f"{EXPERT}.weight_scale_2"] *= 2
+
+    change_tensors(broken, double)
+    process = serve(broken, *SMALL, "--exec", "false")
+    assert process.wait(STARTS_IN_S) == 3, process.said.read_text()
+    lines = process.said.read_text().splitlines()
+    what, error, *_ = [line for line in lines if "not start" in line or "CheckpointError" in line]
+    assert what == "✗ the engine did not start: exit code 1"
+    assert "halfbyte.errors.CheckpointError: weight_scale_2 of gate_proj and up_proj differ" in error
+    assert "ready" not in process.said.read_text()

@@ -10,6 +10,7 @@ import click
 
 from halfbyte.console import Output
 from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.serve.then_option import ThenOption, commands_beside
 from halfbyte.usage import Command
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _POSITIVE = click.IntRange(1)
 @click.option("--engine", metavar="NAME[==VERSION]",
               help="vllm, vllm-rocm, sglang or atom.  [default: vLLM; with --write all that can]")  # fmt: skip
 @click.option("--docker", is_flag=True, help="Print the script for docker instead of the one without.")
-@click.option("--write", "write_to", metavar="DIR", type=_PATH, help="Write scripts and serve.json into this folder.")
+@click.option("--write", "write_to", metavar="DIR", help="Write scripts and serve.json into this folder.")
 @click.option("--context", type=_POSITIVE, help="Tokens of a request and its answer.  [default: what fits]")
 @click.option("--concurrency", type=_POSITIVE, help="Requests of full length at once that must fit.")
 @click.option("--tp", type=_POSITIVE, help="GPUs that share a matrix.  [default: all that can]")
@@ -36,14 +37,14 @@ _POSITIVE = click.IntRange(1)
 @click.option("--ep", is_flag=True, help="Whole experts on each GPU instead of a part of each.")
 @click.option("--draft", metavar="auto|MODEL", help="An Eagle3 draft that proposes tokens.")
 @click.option("--text-only", is_flag=True, help="Take no pictures.")
-@click.option("--port", type=int, help="Where the server listens.  [default: the engine's own]")
+@click.option("--port", type=click.IntRange(1, 65535), help="Where the server listens.  [default: the engine's own]")
 @click.option("--hub", metavar="ORG/NAME[@COMMIT]", help="Let the engine load it from the Hub, as OUT is there.")
 @click.option("--set", "given", multiple=True, metavar="NAME=VALUE", help="Any setting; env.NAME for a variable.")
 @click.option("--like", metavar="NAME", help="Print a published command to the letter, and nothing else.")
 @click.option("--run", "runs", is_flag=True, help="Start the engine that is installed here.")
 @click.option("--emulate", is_flag=True, help="With --run: 4-bit weights expanded to BF16, on any machine.")
 @click.option("--activations", type=click.Choice(["on", "off"]), help="With --emulate: also emulate 4-bit inputs.")
-@click.option("--then", "then_names", metavar="probe,eval,bench", help="With --run: what is done once it answers.")
+@click.option("--then", "then_names", metavar="NAME,...", cls=ThenOption)
 @click.option("--exec", "shell", metavar="COMMAND", help="With --run: a shell command that gets HALFBYTE_URL.")
 @click.option("--log", type=_PATH, help="With --run: the engine's log.  [default: serve.log]")
 @click.pass_context
@@ -54,18 +55,26 @@ def serve_command(ctx: click.Context, out_folder: Path | None, **choice: Any) ->
     """
     out: Output = ctx.obj
     if choice["like"] is not None:
+        if choice["runs"]:
+            raise UsageError("--like only prints a command", where="--like", fix="leave out --run or --like")
         return _show_published(out, choice["like"])
     if out_folder is None:
         raise UsageError("no checkpoint is named", where="OUT", fix="give its folder, or --like NAME")
+    if str(out_folder).startswith("hf:/"):
+        name = str(out_folder).removeprefix("hf:/").strip("/")
+        fix = f"hf download {name} --local-dir OUT, then halfbyte serve OUT --hub {name}@COMMIT"
+        raise UsageError("OUT is a folder here; --hub names where the engine loads it from", where="OUT", fix=fix)
     _refuse_alone(choice)
     from halfbyte.serve.served import served
+    from halfbyte.serve.sound import audited, without_tokenizer
 
     found = served(out_folder)
+    said = [*without_tokenizer(out_folder), *(audited(out_folder) if found.quantization != "bf16" else [])]
     if choice["runs"]:
-        group = ctx.parent.command if ctx.parent else None
-        commands = list(group.commands) if isinstance(group, click.Group) else []
-        return ctx.exit(_run(out, found, choice, commands))
-    return _show(out, found, choice)
+        for sentence in (one for one in said if one.startswith("!")):
+            out.note(sentence)
+        return ctx.exit(_run(out, found, choice, commands_beside(ctx)))
+    return _show(out, found, choice, said)
 
 
 def _show_published(out: Output, name: str) -> None:
@@ -103,7 +112,7 @@ def _engine(choice: Mapping[str, Any]) -> tuple[str | None, str | None]:
     return name.strip().lower() or None, version.strip() or None
 
 
-def _show(out: Output, served: Served, choice: Mapping[str, Any]) -> None:
+def _show(out: Output, served: Served, choice: Mapping[str, Any], said: list[str]) -> None:
     from halfbyte.serve import render
     from halfbyte.serve.gpus import known_gpus, parse_gpus
     from halfbyte.serve.launch import launch
@@ -111,22 +120,38 @@ def _show(out: Output, served: Served, choice: Mapping[str, Any]) -> None:
     if choice["gpus"] is None:
         fix = f"add --gpus 8xB200 or the like ({', '.join(known_gpus())}), or --run to start what is installed here"
         raise UsageError("nobody said which GPUs it shall run on", where="--gpus", fix=fix)
+    folder = _write_to(choice["write_to"], served)
     gpus = parse_gpus(choice["gpus"])
     name, version = _engine(choice)
     first = launch(served, gpus, _wish(choice, name, version))
     launches = [first, *(_others(out, served, gpus, choice, first.engine) if name is None else [])]
     text = render.docker_script(first) if choice["docker"] else render.script(first)
-    if choice["write_to"] is None:
+    if folder is None:
         out.text(text, render.as_json(launches if out.as_json else [first]))
-        _warn(out, first)
+        _warn(out, first, said)
         also = "".join(f" --engine {other.engine}" for other in launches[1:2])
         return out.hint(f"halfbyte serve {served.folder} --gpus '{gpus}'{also or ' --write DIR'}")
-    written = render.write_files(choice["write_to"], render.files(launches))
+    found = render.files(launches)
+    written = render.write_files(folder, found)
+    for path in render.remove_stale(folder, found):
+        out.note(f"removed {path}: of an earlier call, and not part of this one")
     out.table([{"file": str(path)} for path in written], [_file_column()])
-    _warn(out, first)
+    _warn(out, first, said)
     if first.fit is not None:
         out.note("\n".join(first.fit.lines()))
     return out.hint(f"bash {written[0]}")
+
+
+def _write_to(asked: str | None, served: Served) -> Path | None:
+    """Return the folder for scripts, which is not the checkpoint itself: what lies there is loaded and uploaded."""
+    if asked is None:
+        return None
+    if not asked:
+        raise UsageError("--write names no folder", where="--write", fix="name one, as in --write scripts")
+    if Path(asked).resolve() == served.folder.resolve():
+        fix = f"give another folder, or one inside: --write {Path(asked) / 'scripts'}"
+        raise UsageError("scripts do not belong among the weights", where="--write", fix=fix)
+    return Path(asked)
 
 
 def _file_column() -> Any:
@@ -150,38 +175,44 @@ def _others(out: Output, served: Served, gpus: Gpus, choice: Mapping[str, Any], 
     return found
 
 
-def _warn(out: Output, made: Launch) -> None:
-    for note in made.warnings:
-        out.note(f"! {note.text}")
+def _warn(out: Output, made: Launch, said: list[str]) -> None:
+    for sentence in (*(f"! {note.text}" for note in made.warnings), *said):
+        out.note(sentence)
 
 
 def _run(out: Output, served: Served, choice: Mapping[str, Any], commands: list[str]) -> int:
     from dataclasses import replace
 
-    from halfbyte.serve.gpus import parse_gpus
     from halfbyte.serve.installed import installed
-    from halfbyte.serve.launch import CPU, launch
-    from halfbyte.serve.ports import HOST, chosen_port
-    from halfbyte.serve.run import run_engine
-    from halfbyte.serve.then import checked_names, then_checks, then_shell
+    from halfbyte.serve.launch import launch
+    from halfbyte.serve.ports import held_port
+    from halfbyte.serve.run_options import engine_here, gpus_here, refuse_beside_run
+    from halfbyte.serve.then import checked_names
 
+    refuse_beside_run(choice)
     name, version = _engine(choice)
     if version is not None:
         raise UsageError("--run takes the version that is installed", where="--engine", fix=f"write --engine {name}")
     names = checked_names(choice["then_names"], commands) if choice["then_names"] else []
     local = installed(name or "vllm")
-    if local.device == "cpu":
-        gpus = CPU
-    elif choice["gpus"] is None:
-        raise UsageError("nobody said which GPUs these are", where="--gpus", fix="add --gpus 8xB200 or the like")
-    else:
-        gpus = parse_gpus(choice["gpus"])
-    port = chosen_port(choice["port"])
-    wish = replace(_wish(choice, local.engine, local.version), port=port)
-    made = launch(served, gpus, wish)
-    words = [str(local.command), *made.words[1:], "--host", HOST]
+    wish = _wish(choice, engine_here(name, local), local.version)
+    gpus = gpus_here(choice["gpus"], local)
+    with held_port(choice["port"]) as port:
+        made = launch(served, gpus, replace(wish, port=port))
+        return _start(out, made, choice, local.command, names)
+
+
+def _start(out: Output, made: Launch, choice: Mapping[str, Any], command: Path, names: list[str]) -> int:
+    from halfbyte.serve.log_file import default_log
+    from halfbyte.serve.ports import HOST
+    from halfbyte.serve.run import run_engine
+    from halfbyte.serve.run_options import loads_from_hub
+    from halfbyte.serve.then import then_checks, then_shell
+
+    words = [str(command), *made.words[1:], "--host", HOST]
     environment = {row.flag: str(row.value) for row in made.environment}
     then = then_checks(names, out) if names else then_shell(choice["shell"], made.name) if choice["shell"] else None
-    log = choice["log"] or Path("serve.log")
-    url = f"http://{HOST}:{port}"
-    return run_engine(words, environment, url, log=log, out=out, served_name=made.name, then=then)
+    log = choice["log"] or default_log(made.port)
+    url = f"http://{HOST}:{made.port}"
+    hub = loads_from_hub(made)
+    return run_engine(words, environment, url, log=log, out=out, served_name=made.name, then=then, hub=hub)

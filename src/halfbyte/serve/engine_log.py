@@ -12,6 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from halfbyte.serve.log_file import FIRST_LINE
+
 KEPT_LINES = 2000
 LINE_CHARACTERS = 4000
 SHOWN_CHARACTERS = 600
@@ -102,7 +104,7 @@ class EngineLog:
         *whole, rest = re.split(r"[\r\n]+", self._rest + text)  # progress bars return without a new line
         self._rest = rest[:LINE_CHARACTERS]
         for raw in whole:
-            if raw.strip():
+            if raw.strip() and not raw.startswith(FIRST_LINE):  # which is ours, not the engine's
                 line = _split(raw[:LINE_CHARACTERS])
                 self._lines.append(line)
                 self.phase = phase_of(line.text) or self.phase

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from halfbyte.serve import keeper
+from halfbyte.serve.log_file import new_log
 
 KEEPER = Path(keeper.__file__)
 
@@ -25,9 +26,8 @@ class EngineProcess:
 
         `patience` multiplies the seconds that the keeper gives the engine to end by itself.
         """
-        log.parent.mkdir(parents=True, exist_ok=True)
         self._ended: tuple[int, list[int]] | None = None
-        with log.open("wb") as output:
+        with new_log(log) as output:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(KEEPER), str(patience), *command],
                 stdin=subprocess.PIPE,
@@ -42,6 +42,10 @@ class EngineProcess:
         if self._ended is None and self._keeper.poll() is not None:
             self._ended = _report(self._keeper.communicate()[0])
         return None if self._ended is None else self._ended[0]
+
+    def processes(self) -> list[int]:
+        """Return the ids of the engine's processes, whatever group or session they are in."""
+        return keeper.descendants(self._keeper.pid)
 
     def stop(self) -> list[int]:
         """End the engine politely, then by force; return the ids of processes that even that did not end."""

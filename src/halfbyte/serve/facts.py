@@ -84,7 +84,10 @@ def machine_facts(gpus: Gpus) -> dict[str, Any]:
 def parallel_facts(served: Served, tp: int, dcp: int) -> dict[str, Any]:
     """Return what follows from a division over GPUs."""
     heads = served.heads or 0
+    split = f"{heads} attention heads divide by {tp}"
+    unknown = "config.json does not say how many attention heads there are (num_attention_heads)"
     return {
+        "heads_reason": split if heads else unknown,
         "tp": tp,
         "dcp": dcp,
         "heads_per_gpu": heads // tp,

@@ -18,13 +18,14 @@ How far off it is, against what people report; `tests/unit/serve/test_fit_facts.
         DCP 1                            491,344 tokens   here   459,008   -6.6 %
         DCP 8                          3,930,752 tokens   here 3,670,016   -6.6 %
     192 experts NVFP4 on 4 RTX PRO 6000, TP 4, Eagle3 draft, one request (which share, the card
-    does not say: 90 % was the default; with 92 % it would be +29 %)
+    does not say: 90 % was the default; with 92 % it would be +29 %, with the guide's 94 % +57 %)
         DCP 4                            811,000 tokens   here   814,080   +0.4 %
     MXFP4 on 8 MI350X (the card's "~70 GB/GPU weights"; 563.4 GB / 8 without what is replicated would be 70.4)
         weights                               70.0 GB     here      73.3   +4.7 %
 
 Two builds of one engine differ by 12 % with the same flags, so that no model of this kind can promise more. A draft
-that samples takes 2.0 to 2.4 GB on each GPU for 128 requests that are not accounted for here: leave them free.
+that samples takes 2.0 to 2.4 GB on each GPU for 128 requests that are not accounted for here: `halfbyte serve` leaves
+them free and recommends 90 % where there is a draft, 94 % on these cards where there is none.
 """
 
 from __future__ import annotations
@@ -50,7 +51,14 @@ _VALUE_NBYTES = {FP8: 1, BF16: 2}
 # DeepSeek's packed row: 512 FP8 values, four FP32 scales, and the rotary key in BF16. Some kernels want it.
 _PACKED, _PACKED_NBYTES = "fp8_ds_mla", 656
 # As --kv-cache-dtype spells them; "auto" is the model's own.
-KV_DTYPES = {FP8: FP8, "fp8_e4m3": FP8, _PACKED: _PACKED, BF16: BF16, "bfloat16": BF16, "auto": BF16}
+_OTHER_FP8, _OTHER_BF16 = ("fp8_e4m3", "fp8_e5m2", "fp8_inc"), ("bfloat16", "float16", "auto")
+KV_DTYPES = {
+    FP8: FP8,
+    _PACKED: _PACKED,
+    BF16: BF16,
+    **dict.fromkeys(_OTHER_FP8, FP8),
+    **dict.fromkeys(_OTHER_BF16, BF16),
+}
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)  # GPUs that people put together
 _PRUNE_STEP = 8
 _CONTEXT_STEP = 1024
@@ -67,6 +75,7 @@ class Fit:
     draft: tuple[Share, ...]
     reserve: tuple[Share, ...]
     kv_dtype: str
+    block: int  # tokens of one
     kv_token_nbytes: int  # of a token on one GPU that holds it
     kv_nbytes: int  # left for the KV cache; negative where not even the weights fit
     kv_tokens: int | None  # of all copies together
@@ -144,9 +153,11 @@ class _Asked:
     parallel: Parallel
     kv_dtype: str
     context: int | None
+    concurrency: int | None
     load: Load
     utilization: float
     draft: Draft | None
+    block: int
 
     @property
     def target(self) -> int:
@@ -165,16 +176,17 @@ def fit(  # noqa: PLR0913 - each is a question that people ask, and all have an 
     utilization: float = UTILIZATION,
     draft: Draft | int | None = None,
     load: Load | None = None,
+    block: int = BLOCK,
 ) -> Fit:
     """Divide a checkpoint among GPUs; where it does not fit, say what would.
 
     `context` and `concurrency` are what --max-model-len and --max-num-seqs would be; without a context, the model's own
     is shown, but fewer tokens are no reason to say no. A `draft` may be just its bytes. `load` overrides the rest of
-    what a server is asked to take.
+    what a server is asked to take; `block` is the tokens of a block of the cache.
     """
     if kv_dtype not in KV_DTYPES:
         fix = did_you_mean(kv_dtype, KV_DTYPES)
-        raise UsageError(f"no KV cache is stored as '{kv_dtype}'", where="--kv-cache-dtype", fix=fix)
+        raise UsageError(f"no KV cache is stored as '{kv_dtype}'", where="kv_cache_dtype", fix=fix)
     asked = needs.needs if isinstance(needs, Served) else needs
     guess = Draft(draft) if isinstance(draft, int) else draft
     default = Load()
@@ -183,7 +195,18 @@ def fit(  # noqa: PLR0913 - each is a question that people ask, and all have an 
         context=context or asked.context or default.context,
         speculative_tokens=guess.tokens if guess else 0,
     )
-    question = _Asked(asked, gpus, parallel or Parallel(), KV_DTYPES[kv_dtype], context, load, utilization, guess)
+    question = _Asked(
+        needs=asked,
+        gpus=gpus,
+        parallel=parallel or Parallel(),
+        kv_dtype=KV_DTYPES[kv_dtype],
+        context=context,
+        concurrency=concurrency,
+        load=load,
+        utilization=utilization,
+        draft=guess,
+        block=block,
+    )
     found = _divide(question)
     return found if found.fits else replace(found, advice=_advice(question, found))
 
@@ -217,6 +240,7 @@ def _divide(asked: _Asked) -> Fit:
         draft=draft,
         reserve=kept,
         kv_dtype=asked.kv_dtype,
+        block=asked.block,
         kv_token_nbytes=kv_token_nbytes(needs, tensor, asked.kv_dtype, asked.draft),
         kv_nbytes=left,
         kv_tokens=_tokens(asked, left, asked.kv_dtype),
@@ -260,21 +284,21 @@ def _tokens(asked: _Asked, left: int, dtype: str) -> int | None:
     if not nbytes:
         return None
     copies = max(1, asked.gpus.count // tensor)
-    return max(0, left) // (nbytes * BLOCK) * BLOCK * asked.parallel.decode_context * copies
+    return max(0, left) // (nbytes * asked.block) * asked.block * asked.parallel.decode_context * copies
 
 
 def _advice(asked: _Asked, found: Fit) -> str:
-    """Name what would do: fewest GPUs, fewer experts, a cache that takes less, a shorter context."""
+    """Name what would do, as options of `halfbyte serve`: GPUs, fewer experts, a smaller cache, a shorter context."""
     options = [_more_gpus(asked)]
     if asked.needs.experts:
         options.append(_pruned(asked))
     if asked.kv_dtype != FP8:
-        options.append("--kv-cache-dtype fp8" if _would_do(replace(asked, kv_dtype=FP8)) else None)
+        options.append("--set kv_cache_dtype=fp8" if _would_do(replace(asked, kv_dtype=FP8)) else None)
     options.append(_more_context_parallel(asked))
     options.append(_fewer_requests(asked))
     if asked.context and found.kv_tokens and misfit(asked.needs, asked.gpus.count, asked.parallel) is None:
         shorter = found.kv_tokens // _CONTEXT_STEP * _CONTEXT_STEP
-        options.append(f"a context of {shorter:,}" if shorter else None)
+        options.append(f"--context {shorter}" if shorter else None)
     known = [option for option in options if option]
     return f"{' or '.join(known)} would do" if known else f"no number of {asked.gpus.name} would do"
 
@@ -290,7 +314,8 @@ def _more_gpus(asked: _Asked) -> str | None:
         gpus = replace(asked.gpus, count=count)
         parallel = replace(asked.parallel, tensor=None, decode_context=min(asked.parallel.decode_context, count))
         if _would_do(replace(asked, gpus=gpus, parallel=parallel)):
-            return str(gpus)
+            machines = -(-count // gpus.box)
+            return f"{gpus} ({machines} machines, which `serve` writes no script for)" if machines > 1 else str(gpus)
     return None
 
 
@@ -311,7 +336,7 @@ def _more_context_parallel(asked: _Asked) -> str | None:
         if asked.parallel.decode_context < size <= tensor:
             parallel = replace(asked.parallel, decode_context=size)
             if _would_do(replace(asked, parallel=parallel)):
-                return f"--decode-context-parallel-size {size}"
+                return f"--dcp {size}"
     return None
 
 
@@ -320,5 +345,5 @@ def _fewer_requests(asked: _Asked) -> str | None:
     for sequences in (64, 32, 16, 8, 4, 2, 1):
         fewer = replace(asked, load=replace(asked.load, sequences=sequences))
         if sequences < asked.load.sequences and _would_do(fewer):
-            return f"--max-num-seqs {sequences}"
+            return f"--set max_num_seqs={sequences}" if asked.concurrency is None else f"--concurrency {sequences}"
     return None

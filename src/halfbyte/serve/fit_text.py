@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from halfbyte.serve.fit import BLOCK, Fit
+from halfbyte.serve.fit import Fit
 from halfbyte.serve.parallel import Share
 from halfbyte.units import size
 
@@ -55,7 +55,7 @@ def _tokens(fit: Fit) -> str:
     dcp, copies = fit.parallel.decode_context, fit.gpus.count // fit.parallel.tensor_of(fit.gpus.count)
     here = fit.kv_tokens // (dcp * max(1, copies))
     text = f"{size(max(0, fit.kv_nbytes))} / {fit.kv_token_nbytes:,} bytes a token in {fit.kv_dtype} = {here:,}"
-    text += f" in blocks of {BLOCK}"
+    text += f" in blocks of {fit.block}"
     times = [f"{dcp} by DCP"] if dcp > 1 else []
     times += [f"{copies} copies"] if copies > 1 else []
     return text + (f"; x {' x '.join(times)} = {fit.kv_tokens:,}" if times else "")

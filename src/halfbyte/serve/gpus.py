@@ -10,9 +10,9 @@ from importlib.resources import files
 from typing import Any
 
 from halfbyte.errors import UsageError
-from halfbyte.suggest import did_you_mean
 
 _GIB = 1 << 30
+_TIMES = "\u00d7"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,15 @@ def _kind(name: str, row: Mapping[str, Any]) -> Gpus:
 
 
 def parse_gpus(text: str, where: str = "--gpus") -> Gpus:
-    """Read `8xB200`, in any case and with any spaces, dashes or underscores in the name; `where` is the option."""
-    count, _, word = text.lower().partition("x")
+    """Read `8xB200`, or with a multiplication sign, in any case, with any spaces and dashes; `where` is the option."""
+    count, _, word = text.lower().replace(_TIMES, "x").partition("x")
     if not re.fullmatch(r"\s*[1-9][0-9]{0,4}\s*", count, re.ASCII):
         raise UsageError(f"'{text}' is no number of GPUs", where=where, fix="write it like 8xB200")
     names = {_plain(name): name for name in known_gpus()}
     if _plain(word) not in names:
-        fix = did_you_mean(word.strip().upper(), known_gpus())
-        raise UsageError(f"no GPU is named '{word.strip()}'", where=where, fix=fix)
+        # No guess: GB300 and MI300X are other hardware than the nearest name here, not misspellings of it.
+        fix = f"known are {', '.join(known_gpus())}"
+        raise UsageError(f"the GPU '{word.strip()}' is not known", where=where, fix=fix)
     return replace(known_gpus()[names[_plain(word)]], count=int(count))
 
 

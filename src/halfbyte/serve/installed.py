@@ -27,8 +27,9 @@ _INSTALL = {
 }
 _UPGRADE = {"vllm": "`pip install -U vllm`, or `make vllm` for the CPU build", "sglang": "`pip install -U sglang`"}
 
-# No telemetry, and no questions to the Hub: what is served is a folder. What the user has set stays as it is.
-ENVIRONMENT: Mapping[str, str] = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+# No telemetry, and no questions to the Hub where a folder is served. What the user has set stays as it is.
+ENVIRONMENT: Mapping[str, str] = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+OFFLINE: Mapping[str, str] = {"HF_HUB_OFFLINE": "1"}
 
 # On a CPU vLLM computes in FP32 here: in BF16 vLLM and oneDNN take the CPU's word that it has AMX, and a virtual
 # machine that announces AMX without allowing it ends vLLM's worker at the first request with SIGILL (exit code -4,
@@ -86,9 +87,12 @@ def find_command(engine: str = "vllm") -> Path | None:
     return Path(found).absolute() if found else None
 
 
-def engine_environment(command: Path, extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the whole environment for an engine's command: ours, its own folder first on PATH, and what is extra."""
-    made = {**ENVIRONMENT, **os.environ}
+def engine_environment(command: Path, extra: Mapping[str, str], *, hub: bool = False) -> dict[str, str]:
+    """Return the whole environment for an engine's command: ours, its own folder first on PATH, and what is extra.
+
+    With `hub` it may ask the Hub, unless the user has forbidden it.
+    """
+    made = {**ENVIRONMENT, **({} if hub else OFFLINE), **os.environ}
     made["PATH"] = f"{command.parent}{os.pathsep}{os.environ.get('PATH', '')}"  # it calls ninja and compilers
     if command.parent.resolve() != Path(sys.executable).parent.resolve():
         made.pop("PYTHONPATH", None)  # our modules in another environment's Python

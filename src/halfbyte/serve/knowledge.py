@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, RootModel, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, model_validator
 
 from halfbyte.errors import RecipeError, UsageError
 from halfbyte.recipe_errors import explain
@@ -108,6 +108,15 @@ class Rule(_Row):
         return self
 
 
+class SettingType(_Row):
+    """What --set may say of a setting. See the top of setting_types.yaml."""
+
+    type: Literal["switch", "whole", "number", "share", "word", "block"] = Field(alias="is")
+    choices: Mapping[str, tuple[str, ...]] = {}
+    needed: bool = False
+    option: str | None = None
+
+
 class Compared(_Row):
     """The checkpoint that a published command serves, as halfbyte would make it."""
 
@@ -137,6 +146,10 @@ class Published(_Row):
 
 
 class _Engines(RootModel[dict[str, Engine]]):
+    pass
+
+
+class _SettingTypes(RootModel[dict[str, SettingType]]):
     pass
 
 
@@ -207,6 +220,12 @@ def engines() -> Mapping[str, Engine]:
 def rules() -> Sequence[Rule]:
     """Return the rules in their order."""
     return read_rules(_text("settings.yaml"), "settings.yaml")
+
+
+@cache
+def setting_types() -> Mapping[str, SettingType]:
+    """Return the type of each setting by its name."""
+    return read(_text("setting_types.yaml"), "setting_types.yaml", _SettingTypes).root
 
 
 @cache

@@ -15,22 +15,25 @@ from typing import Any
 from halfbyte.errors import CheckFailedError, UsageError
 from halfbyte.serve import settings
 from halfbyte.serve.conditions import version_key
-from halfbyte.serve.draft import Draft, draft_of, eagle3_mla
+from halfbyte.serve.draft import Draft
+from halfbyte.serve.draft_choice import draft_facts, draft_notes, draft_size
 from halfbyte.serve.facts import NONE, Wish, checkpoint_facts, machine_facts, parallel_facts
-from halfbyte.serve.fit import BF16, FP8, UTILIZATION, Fit, fit
+from halfbyte.serve.fit import BLOCK, UTILIZATION, Fit, Load, fit
+from halfbyte.serve.given import overrides
 from halfbyte.serve.gpus import Gpus
-from halfbyte.serve.knowledge import Build, Container, Engine, drafts, engine, engines, minimum_version, rules
+from halfbyte.serve.knowledge import Build, Container, Engine, engine, engines, minimum_version, rules
 from halfbyte.serve.parallel import Parallel
 from halfbyte.serve.served import Served
 from halfbyte.serve.settings import Note, Setting
 
-AUTO = "auto"
 CPU = Gpus(count=1, name="cpu", memory_nbytes=0, vendor="cpu", arch="cpu", interconnect=NONE)
 MODEL_IN_CONTAINER = "/model"
 _CPU_CONTEXT = 4096
 _SHORTEST = 4096  # a context below this is of no use to an agent
 _CONTEXT_STEP = 4096
 _MAX_PORT = 65_535
+# As packages are numbered: 0.19.2rc1, 0.17.1+bd67d66a.nvinternal, 0.32.1.dev5
+_VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9]+([.\-_][a-z0-9]+)*)?", re.ASCII)
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[0-9a-f]{40})?", re.ASCII)
 
 
@@ -92,10 +95,13 @@ def launch(served: Served, gpus: Gpus, wish: Wish) -> Launch:
     _refuse_wishes(served, gpus, wish, name, row)
     build = row.builds.get(wish.version or "")
     version = build.version if build else wish.version or row.version
-    given = settings.overrides(wish.given, row)
+    given = overrides(wish.given, name, row)
+    if not wish.draft and any(setting.startswith("speculative") for setting in given):
+        fix = "add --draft auto, or --draft MODEL"
+        raise UsageError("without --draft the fit would not count what the draft takes", where="--set", fix=fix)
     facts = {**checkpoint_facts(served, wish), **machine_facts(gpus)}
     facts |= {"engine": name, "version": version, "build": wish.version if build else NONE}
-    facts |= _draft_facts(served, wish)
+    facts |= draft_facts(served.family, wish.draft)
     if not build:
         _refuse_old(row, version, facts)
     decided, fitted = _decide(served, gpus, wish, row, given, facts)
@@ -103,6 +109,7 @@ def launch(served: Served, gpus: Gpus, wish: Wish) -> Launch:
     decided["batched_tokens"] = next((one.value for one in chosen if one.name == "max_num_batched_tokens"), None)
     model = facts["hub_name"] or str(served.folder.absolute())
     extra = [] if gpus.count == decided["tp"] else [_left_over(gpus, decided["tp"])]
+    extra += [_machines(gpus, decided["tp"])] if gpus.count > gpus.box else []
     container = build or row.vendors.get(gpus.vendor) or Container(image=row.image, docker=row.docker)
     return Launch(
         engine=name,
@@ -110,14 +117,14 @@ def launch(served: Served, gpus: Gpus, wish: Wish) -> Launch:
         version=version,
         model=model,
         folder=None if wish.hub else served.folder.absolute(),
-        name=str(facts["name"]),
+        name=str(given.get("served_name") or facts["name"]),
         gpus=replace(gpus, count=decided["tp"]),
         command=row.command,
         container=container.model_copy(update={"image": container.image.replace("{version}", version)}),
         container_command=build.args if isinstance(build, Build) else row.args,
         environment=tuple(settings.environment(rules(), decided, given)),
         arguments=tuple(chosen),
-        warnings=(*settings.warnings(rules(), decided), *extra),
+        warnings=(*settings.warnings(rules(), decided), *draft_notes(facts["draft"]), *extra),
         port_flag=row.port.flag,
         port=wish.port or row.port.default,
         fit=fitted,
@@ -130,7 +137,7 @@ def _refuse_wishes(served: Served, gpus: Gpus, wish: Wish, name: str, row: Engin
     if gpus.vendor not in row.vendor:
         fix = f"choose one of {', '.join(engines_for(gpus))}"
         raise UsageError(f"{row.title} does not run on {gpus.name}", where="--engine", fix=fix)
-    if wish.version and not wish.version[0].isdigit() and wish.version not in row.builds:
+    if wish.version and not _VERSION.fullmatch(wish.version) and wish.version not in (*row.builds, row.version):
         known = ", ".join(row.builds) or "none"
         fix = f"write a version, as in {name}=={row.version}, or a build: {known}"
         raise UsageError(f"'{wish.version}' is no version of {row.title}", where="--engine", fix=fix)
@@ -139,13 +146,16 @@ def _refuse_wishes(served: Served, gpus: Gpus, wish: Wish, name: str, row: Engin
         raise UsageError(f"'{wish.hub}' is no name on the Hub", where="--hub", fix=fix)
     if wish.port is not None and not 0 < wish.port <= _MAX_PORT:
         raise UsageError(f"there is no port {wish.port}", where="--port", fix=f"choose one of 1 to {_MAX_PORT}")
+    if not wish.context and not served.context and gpus.vendor != CPU.vendor:
+        what = "config.json does not say how long a context may be (max_position_embeddings)"
+        raise UsageError(what, where=str(served.folder), fix="say it with --context N")
     if wish.context and served.context and wish.context > served.context:
         what = f"the model's context is {served.context:,} tokens, {wish.context:,} were asked for"
         raise UsageError(what, where="--context", fix=f"at most --context {served.context}")
     if wish.tp and wish.tp > gpus.count:
         raise UsageError(f"--tp {wish.tp} needs more than {gpus}", where="--tp", fix=f"at most --tp {gpus.count}")
     if wish.tp and served.heads and served.heads % wish.tp:
-        choices = ", ".join(str(tp) for tp in _divisors(gpus.count, served.heads))
+        choices = ", ".join(str(tp) for tp in _sharing(gpus, served.heads))
         what = f"{served.heads} attention heads cannot be split over {wish.tp} GPUs"
         raise UsageError(what, where="--tp", fix=f"choose one of {choices}")
 
@@ -158,35 +168,45 @@ def _refuse_old(row: Engine, version: str, facts: Mapping[str, Any]) -> None:
         raise UsageError(what, where=minimum.source, fix=f"take {row.title} {row.version}")
 
 
-def _draft_facts(served: Served, wish: Wish) -> dict[str, Any]:
-    if wish.draft is None:
-        return {}
-    known = [row for rows in drafts().values() for row in rows]
-    if wish.draft == AUTO:
-        found = drafts().get(served.family)
-        if not found:
-            fix = "name one with --draft ORGANISATION/NAME"
-            raise UsageError(f"no Eagle3 draft is known for {served.family}", where="--draft", fix=fix)
-        return {"draft": found[0].model, "draft_mla": found[0].mla}
-    mla = next((row.mla for row in known if row.model == wish.draft), "mla" in wish.draft.lower())
-    return {"draft": wish.draft, "draft_mla": mla}
+def _draft(name: str | None, chosen: Mapping[str, Any]) -> Draft | None:
+    """Return what the draft takes, with as many guesses as the engine is told."""
+    size = draft_size(name)
+    told = chosen.get("speculative", {}).get("num_speculative_tokens")
+    return replace(size, tokens=told) if size and type(told) is int else size
 
 
-def _draft_size(name: str | None) -> Draft | None:
-    if name is None:
-        return None
-    return draft_of(Path(name)) if Path(name).is_dir() else eagle3_mla()
+def _load(served: Served, context: int | None, chosen: Mapping[str, Any], draft: Draft | None) -> Load:
+    """Return what the engine is told to take at once, so that the fit and the script are of one server."""
+    default = Load()
+    return Load(
+        batched_tokens=chosen.get("max_num_batched_tokens", default.batched_tokens),
+        sequences=chosen.get("max_num_seqs", default.sequences),
+        context=context or served.context or default.context,
+        speculative_tokens=draft.tokens if draft else 0,
+    )
+
+
+def _refuse_requests(wish: Wish, row: Engine, chosen: Mapping[str, Any]) -> None:
+    """Refuse numbers of requests that contradict each other."""
+    requests, tokens = chosen.get("max_num_seqs", 0), chosen.get("max_num_batched_tokens", 0)
+    if wish.concurrency and requests < wish.concurrency:
+        what = f"--concurrency {wish.concurrency} cannot be with max_num_seqs={requests}"
+        raise UsageError(what, where="--set", fix=f"at least max_num_seqs={wish.concurrency}, or leave it out")
+    if tokens and tokens < requests and "decode_context_parallel" in row.flags:  # vLLM's own check
+        what = f"{row.title} refuses fewer batched tokens ({tokens:,}) than requests at once ({requests:,})"
+        fix = f"at least --set max_num_batched_tokens={requests}, or fewer requests"
+        raise UsageError(what, where="--set", fix=fix)
 
 
 def _decide(
     served: Served, gpus: Gpus, wish: Wish, row: Engine, given: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Fit | None]:
     """Choose how many GPUs share a matrix, whether they share the cache, and the context; refuse what cannot work."""
-    sizes = [wish.tp] if wish.tp else sorted(_divisors(gpus.count, served.heads), reverse=True)
+    sizes = [wish.tp] if wish.tp else sorted(_sharing(gpus, served.heads), reverse=True)
     for tp in sizes:
         if wish.dcp and tp % wish.dcp:
             what = f"--dcp {wish.dcp} does not divide the {tp} GPUs that share a matrix"
-            raise UsageError(what, where="--dcp", fix=f"choose one of {', '.join(map(str, _divisors(tp, None)))}")
+            raise UsageError(what, where="--dcp", fix=f"choose one of {', '.join(map(str, _divisors(tp)))}")
         tried = {**facts, **parallel_facts(served, tp, wish.dcp or 1), "context": wish.context}
         rule = settings.refusal(rules(), tried, given)
         if rule is None:
@@ -204,25 +224,30 @@ def _with_context(
         why = "asked for with --context" if wish.context else "short, for a CPU; --context asks for more"
         return {**facts, "context": context, "context_reason": why}, None
     chosen = {one.name: one.value for one in settings.choose(rules(), facts, row, given)}
+    draft = _draft(facts["draft"], chosen)
+    _refuse_requests(wish, row, chosen)
+    if chosen.get("language_model_only"):
+        served = replace(served, needs=served.needs.without_vision())
     question: dict[str, Any] = {
-        "kv_dtype": FP8 if str(chosen.get("kv_cache_dtype", "")).startswith(FP8) else BF16,
+        "kv_dtype": str(chosen.get("kv_cache_dtype", "auto")),
         "utilization": float(chosen.get("gpu_memory_utilization", UTILIZATION)),
         "concurrency": wish.concurrency,
-        "draft": _draft_size(facts["draft"]),
+        "draft": draft,
+        "block": chosen.get("block_size", BLOCK),
     }
     vision = str(chosen.get("mm_encoder_tp_mode", "data"))
     wanted = (wish.context or served.context or 0) * (wish.concurrency or 1)
     can_split = "decode_context_parallel" in row.flags and served.needs.latent is not None
     sizes = [wish.dcp] if wish.dcp else [1, gpus.count] if can_split and gpus.count > 1 else [1]
-    fits = [
-        fit(served, gpus, parallel=Parallel(gpus.count, wish.ep, dcp, vision), context=wish.context, **question)
-        for dcp in sizes
-    ]
+    load = _load(served, wish.context, chosen, draft)
+    ways = [Parallel(gpus.count, wish.ep, dcp, vision) for dcp in sizes]
+    fits = [fit(served, gpus, parallel=way, context=wish.context, load=load, **question) for way in ways]
     found = next((one for one in fits if one.fits and (one.kv_tokens or 0) >= wanted), fits[-1])
     if not found.fits:
         raise CheckFailedError(f"it does not fit {gpus}: {found.problem}", where="--gpus", fix=found.advice)
     context, why = _context(served, wish, found)
-    shown = fit(served, gpus, parallel=found.parallel, context=context, **question)
+    load = _load(served, context, chosen, draft)
+    shown = fit(served, gpus, parallel=found.parallel, context=context, load=load, **question)
     return {**facts, "dcp": found.parallel.decode_context, "context": context, "context_reason": why}, shown
 
 
@@ -230,7 +255,7 @@ def _context(served: Served, wish: Wish, found: Fit) -> tuple[int | None, str]:
     """Return the context to serve: as asked, or the longest that fits so many requests at once."""
     most, share = wish.context or served.context, wish.concurrency or 1
     if found.kv_tokens is None or most is None:
-        return most, "the model's own"
+        return most, "asked for with --context" if wish.context else "the model's own"
     room = found.kv_tokens // share
     if room >= most:
         held = (
@@ -245,11 +270,33 @@ def _context(served: Served, wish: Wish, found: Fit) -> tuple[int | None, str]:
     return context, f"of the model's {most:,} tokens, what the cache has room for ({found.kv_tokens:,} for {share})"
 
 
-def _divisors(count: int, heads: int | None) -> list[int]:
-    """Return the numbers of GPUs, of so many, that can share a matrix."""
-    return [tp for tp in range(1, count + 1) if count % tp == 0 and (not heads or heads % tp == 0)]
+def _sharing(gpus: Gpus, heads: int | None) -> list[int]:
+    """Return the numbers of GPUs of one machine that can share a matrix: powers of two where heads are not known."""
+    most = min(gpus.count, gpus.box)
+    return [tp for tp in range(1, most + 1) if (heads % tp == 0 if heads else tp & (tp - 1) == 0)]
+
+
+def _divisors(count: int) -> list[int]:
+    return [size for size in range(1, count + 1) if count % size == 0]
 
 
 def _left_over(gpus: Gpus, tp: int) -> Note:
-    text = f"{tp} of {gpus} are used: start {gpus.count // tp} copies on ports of their own, each on its GPUs"
+    """Say what becomes of the GPUs that this launch does not use."""
+    copies, free = divmod(gpus.count, tp)
+    text = f"{tp} of {gpus} are used"
+    if copies > 1:
+        text += f": start {copies} copies on ports of their own, each on its GPUs"
+    if free:
+        text += f"{' and' if copies > 1 else ':'} {free} {'GPU stays' if free == 1 else 'GPUs stay'} free"
     return Note(text, "halfbyte")
+
+
+def _machines(gpus: Gpus, tp: int) -> Note:
+    """Warn of more GPUs than one machine has: a script starts on one."""
+    number = -(-gpus.count // gpus.box)
+    text = f"{gpus} are usually {number} machines with {gpus.box} GPUs each, and this script is for one machine: "
+    if tp > gpus.box:
+        text += f"--tp {tp} over several needs the engine's own cluster, which is not set up here"
+    else:
+        text += "run it on each of them"
+    return Note(text, "data/gpus.yaml")

@@ -91,6 +91,11 @@ class Needs:
         """Return how many routed experts the largest layer has."""
         return max((row.experts for row in self.routed), default=0)
 
+    def without_vision(self) -> Needs:
+        """Return what the text half needs: engines that take no pictures load neither the tower nor its projector."""
+        seeing = [_BY_ROLE[role][0] for role in ("vision", "projector")]
+        return replace(self, parts=tuple(part for part in self.parts if part.name not in seeing), vision=False)
+
     def pruned(self, experts: int) -> Needs:
         """Return what it would need with at most so many experts in each layer; routers lose their rows too."""
         kept = [(row, min(row.experts, experts)) for row in self.routed]

@@ -9,6 +9,7 @@ import json
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from halfbyte.write import disk_error, write_whole
 WRITTEN_BY = "written by `halfbyte serve`"
 JSON_FILE = "serve.json"
 _WIDTH = 118
+_NEXT_LINE = "#   "  # before the second line of a comment
 _CACHE_VOLUME = "halfbyte-jit-cache:/root/.cache"  # FlashInfer's and vLLM's compiled kernels: minutes at each start
 _EXECUTABLE = 0o755
+_HOST, _EVERYWHERE = "--host", "0.0.0.0"
 
 
 def script(launch: Launch) -> str:
@@ -48,7 +51,9 @@ def docker_script(launch: Launch) -> str:
         raise problem
     inside = MODEL_IN_CONTAINER if launch.folder is not None else "$MODEL"
     command = " ".join(f'"{inside}"' if word == "{model}" else shlex.quote(word) for word in launch.container_command)
-    options = [" ".join(map(shlex.quote, launch.container.docker)), '-p "$PORT:$PORT"']
+    address = _published(launch)
+    published = f'-p {shlex.quote(address) if address else ""}"$PORT:$PORT"'
+    options = [" ".join(map(shlex.quote, launch.container.docker)), published]
     options += ['-v "$MODEL:/model:ro"'] if launch.folder is not None else []
     options += [f"-v {_CACHE_VOLUME}"]
     options += [f"-e {shlex.quote(f'{row.flag}={row.value}')}" for row in launch.environment]
@@ -57,13 +62,13 @@ def docker_script(launch: Launch) -> str:
         "exec docker run --rm \\",
         *(f"  {option} \\" for option in options),
         f"  {shlex.quote(launch.container.image)} \\",
-        f'  {command} "${{arguments[@]}}" {launch.port_flag} "$PORT" "$@"',
+        f'  {command} "${{arguments[@]}}" {_HOST} {_EVERYWHERE} {launch.port_flag} "$PORT" "$@"',
     ]
     lines = [
         *_head(launch, f"Serve {launch.name} with {launch.title} {launch.version} in docker on {launch.gpus}"),
         *_variables(launch),
         "",
-        *_arguments(launch),
+        *_arguments(replace(launch, arguments=tuple(_inside(launch)))),
         "",
         *_comment(
             "The volume keeps compiled kernels: the first start tunes and compiles for minutes, later ones do not."
@@ -72,6 +77,34 @@ def docker_script(launch: Launch) -> str:
         *run,
     ]
     return "\n".join(lines) + "\n"
+
+
+def docker_words(launch: Launch) -> list[str]:
+    """Return `docker run` as a program gets it, with the model and the port that the script has as defaults."""
+    mounted = launch.folder is not None
+    options = [*launch.container.docker, "-p", f"{_published(launch)}{launch.port}:{launch.port}"]
+    options += ["-v", f"{launch.model}:{MODEL_IN_CONTAINER}:ro"] if mounted else []
+    options += ["-v", _CACHE_VOLUME]
+    options += [word for row in launch.environment for word in ("-e", f"{row.flag}={row.value}")]
+    model = MODEL_IN_CONTAINER if mounted else launch.model
+    start = [model if word == "{model}" else word for word in launch.container_command]
+    arguments = [word for row in _inside(launch) for word in row.words]
+    listen = [_HOST, _EVERYWHERE, launch.port_flag, str(launch.port)]
+    return ["docker", "run", "--rm", *options, launch.container.image, *start, *arguments, *listen]
+
+
+def _inside(launch: Launch) -> list[Setting]:
+    """Return the arguments in a container, where the engine listens to all: docker decides who reaches it."""
+    return [row for row in launch.arguments if row.flag != _HOST]
+
+
+def _published(launch: Launch) -> str:
+    """Return the address at which docker shall publish the port, with its colon; nothing for all of them."""
+    host = next((str(row.value) for row in launch.arguments if row.flag == _HOST), _EVERYWHERE)
+    if host == _EVERYWHERE:
+        return ""
+    address = "127.0.0.1" if host == "localhost" else host  # docker takes no names
+    return f"[{address}]:" if ":" in address else f"{address}:"
 
 
 def docker_problem(launch: Launch) -> UsageError | None:
@@ -91,7 +124,10 @@ def docker_problem(launch: Launch) -> UsageError | None:
 
 def as_json(launches: Sequence[Launch]) -> dict[str, Any]:
     """Return all launches as plain data; the first is the one to try first."""
-    return {"written_by": WRITTEN_BY, "launches": [launch.as_dict() for launch in launches]}
+    rows = [
+        {**launch.as_dict(), "docker": None if docker_problem(launch) else docker_words(launch)} for launch in launches
+    ]
+    return {"written_by": WRITTEN_BY, "launches": rows}
 
 
 def files(launches: Sequence[Launch]) -> dict[str, str]:
@@ -126,8 +162,23 @@ def write_files(folder: Path, found: Mapping[str, str]) -> list[Path]:
     return [folder / name for name in found]
 
 
+def remove_stale(folder: Path, found: Mapping[str, str]) -> list[Path]:
+    """Remove the scripts of an earlier call that are not among these files, and return them; only ours."""
+    there = [path for pattern in ("serve-*.sh", "docker-run*.sh") for path in sorted(folder.glob(pattern))]
+    stale = [path for path in there if path.name not in found and not path.is_symlink() and _ours(path)]
+    try:
+        for path in stale:
+            path.unlink()
+    except OSError as error:
+        raise disk_error(error, folder, kept="written files") from None
+    return stale
+
+
 def _ours(path: Path) -> bool:
-    return path.is_file() and WRITTEN_BY in path.read_text(encoding="utf-8", errors="replace")[:4096]
+    if not path.is_file():
+        return False
+    head = path.read_text(encoding="utf-8", errors="replace")[:4096]
+    return WRITTEN_BY in head.replace(f"\n{_NEXT_LINE}", " ")  # a long name may have wrapped the line
 
 
 def _head(launch: Launch, what: str) -> Iterator[str]:
@@ -177,4 +228,4 @@ def _reason(row: Setting) -> str:
 def _comment(text: str) -> list[str]:
     """Return comment lines; a line break in a name or a path cannot end the comment."""
     plain = "".join(letter if letter.isprintable() else " " for letter in text)
-    return textwrap.wrap(plain, _WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
+    return textwrap.wrap(plain, _WIDTH, initial_indent="# ", subsequent_indent=_NEXT_LINE, break_on_hyphens=False)

@@ -17,11 +17,13 @@ from halfbyte.serve.engine_log import EngineLog
 from halfbyte.serve.engine_process import EngineProcess, how_it_ended
 from halfbyte.serve.installed import engine_environment
 from halfbyte.serve.known_errors import known_error
+from halfbyte.serve.ports import own_listener, taken
 from halfbyte.serve.stop_signals import Stopped, stop_signals
 from halfbyte.serve.then import Then
 
 POLL_S = 0.2
 ANSWERS_WITHIN_S = 5.0
+_ANSWER_NBYTES = 1 << 20
 # Compiling and capturing can be quiet for minutes, and a terabyte is read in half an hour: only a log that stands still
 # for long means that nothing will come.
 SILENT_S = 1800.0
@@ -36,18 +38,21 @@ def run_engine(  # noqa: PLR0913 - what a launch consists of
     out: Output,
     served_name: str,
     then: Then | None = None,
+    hub: bool = False,
     silent_s: float = SILENT_S,
     patience: float = 1.0,
 ) -> int:
     """Start an engine and wait until it is healthy; then call `then`, or serve until Ctrl-C. Return the exit code.
 
-    `environment` is what the engine needs beside ours. An engine that does not start, or ends, is a MachineError.
+    `environment` is what the engine needs beside ours; with `hub` it may load files from the Hub. An engine that does
+    not start, or ends, is a MachineError.
     """
     out.note(f"starting {url}, log: {log}")
-    engine = EngineProcess(command, engine_environment(Path(command[0]), environment), log, patience=patience)
+    whole = engine_environment(Path(command[0]), environment, hub=hub)
+    engine = EngineProcess(command, whole, log, patience=patience)
     with stop_signals(engine.kill):
         try:
-            wait_until_healthy(engine, url, EngineLog(log), out=out, silent_s=silent_s)
+            wait_until_healthy(engine, url, EngineLog(log), served_name, out=out, silent_s=silent_s)
             code = _serve(engine, url, log, out, served_name) if then is None else _hand_on(engine, url, log, out, then)
         except Stopped as stopped:
             out.note(f"{stopped}; ending the engine (once more to kill it)")
@@ -58,12 +63,15 @@ def run_engine(  # noqa: PLR0913 - what a launch consists of
 
 
 def wait_until_healthy(
-    engine: EngineProcess, url: str, log: EngineLog, *, out: Output, silent_s: float = SILENT_S
+    engine: EngineProcess, url: str, log: EngineLog, served_name: str, *, out: Output, silent_s: float = SILENT_S
 ) -> None:
-    """Wait until the engine answers; say meanwhile how far it is. Raise MachineError if it ends, or stands still."""
+    """Wait until the engine answers; say meanwhile how far it is.
+
+    Raise MachineError if it ends, or stands still, or if another server has its port.
+    """
     start = heard = time.monotonic()
     with out.waiting() as line:
-        while not healthy(url):
+        while not _answers(engine, url, served_name):
             code = engine.exit_code()
             grew = log.follow()
             if code is not None:
@@ -75,20 +83,43 @@ def wait_until_healthy(
                 raise failed(log, what)
             _say_how_far(line, log, now - start, now - heard)
             time.sleep(POLL_S)
-        if engine.exit_code() is not None:  # then somebody else has answered
-            raise failed(log, "the engine ended, and another server answers on its port")
         line.show("ready", time.monotonic() - start)
 
 
+def _answers(engine: EngineProcess, url: str, served_name: str) -> bool:
+    """Return whether the engine itself answers that it is well: anybody can listen on a port and say so."""
+    port = urlsplit(url).port or 80
+    own = own_listener(port, engine.processes())
+    if own is None and healthy(url):  # no /proc: its model's name must do
+        if served_name not in served_models(url):
+            raise taken(port)
+        return engine.exit_code() is None
+    return bool(own) and healthy(url)
+
+
 def healthy(url: str) -> bool:
-    """Return whether a server answers that it is well. No proxy is asked: the server is on this machine."""
+    """Return whether a server answers that it is well."""
+    return _got(url, "/health") is not None
+
+
+def served_models(url: str) -> list[str]:
+    """Return the names of the models that a server says it has."""
+    try:
+        return [str(row["id"]) for row in json.loads(_got(url, "/v1/models") or b"")["data"]]
+    except (ValueError, LookupError, TypeError):  # it is no such server
+        return []
+
+
+def _got(url: str, path: str) -> bytes | None:
+    """Return what a server answers; None if it does not. No proxy is asked: the server is on this machine."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=ANSWERS_WITHIN_S)
     try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == http.HTTPStatus.OK
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.read(_ANSWER_NBYTES) if answer.status == http.HTTPStatus.OK else None
     except (OSError, http.client.HTTPException):
-        return False
+        return None
     finally:
         connection.close()
 

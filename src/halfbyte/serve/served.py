@@ -16,6 +16,7 @@ from halfbyte.models.linears import PLAIN
 from halfbyte.models.model import Model, describe
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.serve.needs import Needs, needs_of
+from halfbyte.serve.sound import refuse_unfinished, refuse_unsound
 from halfbyte.source.checkpoint import CONFIG, Checkpoint, open_checkpoint
 
 # The spelling of each stored format: who wrote it decides which of an engine's loaders reads it.
@@ -74,10 +75,12 @@ class Served:
 
 
 def served(folder: Path) -> Served:
-    """Read a checkpoint's folder; CheckpointError for whatever is not whole, or stored otherwise than it declares."""
+    """Read a checkpoint's folder; CheckpointError for what is not whole, or that engines would misread."""
+    refuse_unfinished(folder)
     checkpoint = open_checkpoint(folder)
     model = describe(checkpoint, uneven=True)
     refuse_other_config(checkpoint, model)
+    refuse_unsound(checkpoint, model)
     return served_checkpoint(checkpoint, model)
 
 

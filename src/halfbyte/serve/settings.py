@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from halfbyte.errors import UsageError
-from halfbyte.recipe_yaml import parse_value
 from halfbyte.serve.conditions import Facts
+from halfbyte.serve.given import ENVIRONMENT
 from halfbyte.serve.knowledge import SWITCH, Engine, Rule
-from halfbyte.suggest import did_you_mean
 
-ENVIRONMENT = "env."  # before the name of a variable in --set
 _ASKED = "asked for with --set"
 _NAME = re.compile(r"\{(\w+)\}")
 
@@ -62,22 +60,6 @@ def spelled(value: Any) -> str:
     return str(value)
 
 
-def overrides(given: Sequence[str], engine: Engine) -> dict[str, Any]:
-    """Read `--set name=value`; a name that the engine has no flag for is refused."""
-    found: dict[str, Any] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        name = name.strip().replace("-", "_") if not name.startswith(ENVIRONMENT) else name.strip()
-        if not equals or not name:
-            fix = "write name=value, as in kv_cache_dtype=fp8"
-            raise UsageError(f"'{text}' does not set anything", where="--set", fix=fix)
-        if name not in engine.flags and not (name.startswith(ENVIRONMENT) and name != ENVIRONMENT):
-            what = f"{engine.title} has no setting '{name}'"
-            raise UsageError(what, where="--set", fix=did_you_mean(name, engine.flags))
-        found[name] = value if name.startswith(ENVIRONMENT) else parse_value(value, f"--set {text}")
-    return found
-
-
 def choose(rules: Sequence[Rule], facts: Facts, engine: Engine, given: Mapping[str, Any]) -> list[Setting]:
     """Return the engine's settings: for each the first rule that holds, or what was given."""
     chosen = {rule.set: rule for rule in reversed(rules) if rule.set is not None and rule.when.holds(facts)}
@@ -90,8 +72,6 @@ def choose(rules: Sequence[Rule], facts: Facts, engine: Engine, given: Mapping[s
             value, reason, source = filled(rule.to, facts), filled(rule.because, facts), rule.source
         else:
             continue
-        if spelling.endswith(SWITCH) and value not in (True, False, None):
-            raise UsageError(f"{name} is a switch, not '{value}'", where="--set", fix=f"write {name}=true or =false")
         if value is not None and value is not False:
             settings.append(Setting(name, flag, value, str(reason), source))
     return settings

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from halfbyte.console import Output
 from halfbyte.errors import UsageError
 from halfbyte.serve.keeper import end_with_parent
+from halfbyte.serve.then_option import URL_COMMANDS
 from halfbyte.suggest import did_you_mean
 
-URL_COMMANDS = ("probe", "eval", "bench")  # those that take a URL
 # A terminal's Ctrl-C has reached the command as well: it may end by itself first.
 _ENDS_ITSELF_S, _TERMINATES_S = 2.0, 5.0
 

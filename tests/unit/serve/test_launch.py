@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 from kimi_served import kimi
@@ -45,7 +46,7 @@ FACTS = [
     ("4xRTX PRO 6000", {"experts": 192}, {}, {"generation_config": {"repetition_penalty": 1.12, "temperature": 0}}),
     ("4xRTX PRO 6000", {"experts": 200}, {}, {"generation_config": None}),
     ("8xB200", {}, {}, {"max_model_len": 262_144, "max_num_batched_tokens": 8192}),
-    ("8xB200", {}, {"context": 32_768}, {"max_model_len": 32_768, "max_num_batched_tokens": None}),
+    ("8xB200", {}, {"context": 32_768}, {"max_model_len": 32_768, "max_num_batched_tokens": 8192}),
     ("8xB200", {}, {"text_only": True}, {"language_model_only": True, "mm_encoder_tp_mode": None}),
     ("8xB200", {"vision": False}, {}, {"language_model_only": None, "mm_encoder_tp_mode": None}),
     ("8xB200", {}, {}, {"tool_call_parser": "kimi_k2", "reasoning_parser": "kimi_k2", "auto_tool_choice": True}),
@@ -110,10 +111,62 @@ def test_warnings_come_where_they_belong():
     assert warned(made("8xB200"), "FlashInfer 0.6.16.post4 and 0.6.17 compute NaN")
     assert not warned(made("8xRTX PRO 6000"), "compute NaN")
     assert warned(made("8xRTX PRO 6000"), "slower than the INT4 release through Marlin")
+    assert not warned(made("4xRTX PRO 6000", kimi(experts=192)), "slower than the INT4")  # which would not fit
+    assert warned(made("4xRTX PRO 6000", kimi(experts=192)), "no tuned MoE kernels exist")
+    assert not warned(made("8xB200", kimi(experts=192), engine="sglang"), "no tuned MoE kernels exist")
+    assert warned(made("4xB200"), "'!!!!' cluster on 4xB200")
+    assert warned(made("4xB200", engine="sglang"), "'!!!!' cluster on 4xB200")
+    for roomy in (made("8xB200"), made("4xB300"), made("4xB200", kimi("int4")), made("4xB200", kimi(experts=192))):
+        assert not warned(roomy, "'!!!!' cluster")
     assert warned(made("8xB200", kimi(experts=192)), "no sampling stops loops in open-ended prose")
     assert not warned(made("8xB200", kimi(experts=320)), "no sampling stops loops")
     assert warned(made("8xB200", given=["max_num_batched_tokens=4096"]), "endless exclamation marks")
     assert not warned(made("8xB200"), "endless exclamation marks")
+
+
+def test_sglang_with_nvfp4_on_sm_120_only_for_those_who_insist():
+    with pytest.raises(UsageError, match="reported to answer NaN") as caught:
+        made("8xRTX PRO 6000", engine="sglang")
+    assert "--set moe_backend" in caught.value.fix
+    assert warned(made("8xRTX PRO 6000", engine="sglang", given=["moe_backend=triton"]), "reported to answer NaN")
+    assert made("8xRTX PRO 6000", kimi("int4"), engine="sglang").engine == "sglang"
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.25.0", "ngc-26.03.post1", "0.32.0rc1"])
+def test_weights_only_nvfp4_needs_a_vllm_that_does_not_multiply_it_by_zero(version):
+    weights_only = kimi(activations="none")
+    with pytest.raises(UsageError, match="multiplies the experts of weights-only NVFP4 by 0"):
+        made("8xB300", weights_only, version=version)
+    assert made("8xB300", version=version).engine == "vllm"
+    assert made("8xB300", weights_only).version == "0.32.0"
+    assert warned(made("8xB300", weights_only, engine="sglang"), "54189")
+    assert not warned(made("8xB300", engine="sglang"), "54189")
+
+
+def test_a_build_that_reproduces_a_card_has_the_card_s_draft_in_its_own_spelling():
+    found = made("4xRTX PRO 6000", kimi(experts=192), version="voipmonitor-20260423", draft="auto")
+    assert value(found, "speculative") == {
+        "model": "lightseekorg/kimi-k2.6-eagle3-mla",
+        "method": "eagle3",
+        "num_speculative_tokens": 3,
+        "draft_sample_method": "probabilistic",
+        "draft_attention_backend": "TRITON_MLA",
+        "draft_kv_cache_dtype": "fp8",
+    }
+    newer = value(made("4xRTX PRO 6000", kimi(experts=192), draft="auto"), "speculative")
+    assert (newer["attention_backend"], newer["kv_cache_dtype"]) == ("TRITON_MLA", "fp8")
+
+
+def test_text_only_leaves_the_vision_tower_out_of_the_count():
+    def parts(found):
+        return {share.name for share in found.fit.weights}
+
+    seeing, blind = made("8xB200"), made("8xB200", text_only=True)
+    assert parts(seeing) - parts(blind) == {"vision tower"}
+    assert blind.fit.kv_tokens > seeing.fit.kv_tokens
+    sglang = made("8xB200", engine="sglang", text_only=True)
+    assert "vision tower" in parts(sglang)
+    assert warned(sglang, "no flag for --text-only")
 
 
 def test_remote_code_only_where_the_tokenizer_needs_it_with_the_files_that_run(tmp_path):
@@ -200,6 +253,7 @@ REFUSED = [
     ("8xB200", {"family": "kimi-k2.5"}, {"version": "0.17.0", "draft": "auto"}, "kimi-k2.5 with a draft: 0.18.0", ""),
     ("8xB200", {"family": "kimi-k2.7-code"}, {"version": "0.19.0"}, "0.19.1 is the oldest", ""),
     ("8xB200", {}, {"version": "newest"}, "'newest' is no version of vLLM", "ngc-26.03.post1"),
+    ("8xB200", {}, {"version": "1abc;x"}, "'1abc;x' is no version of vLLM", "vllm==0.32.0"),
     ("8xB200", {}, {"tp": 3}, "64 attention heads cannot be split over 3 GPUs", "choose one of 1, 2, 4, 8"),
     ("8xB200", {}, {"tp": 16}, "--tp 16 needs more than 8xB200", "at most --tp 8"),
     ("8xB200", {}, {"tp": 8, "dcp": 3}, "--dcp 3 does not divide the 8 GPUs", "choose one of 1, 2, 4, 8"),
@@ -207,8 +261,6 @@ REFUSED = [
     ("8xB200", {}, {"port": 70_000}, "there is no port 70000", "1 to 65535"),
     ("8xB200", {}, {"given": ["kv_cache_dtyp=fp8"]}, "vLLM has no setting 'kv_cache_dtyp'", "'kv_cache_dtype'?"),
     ("8xB200", {}, {"given": ["fp8"]}, "'fp8' does not set anything", "name=value"),
-    ("8xB200", {}, {"given": ["env.=1"]}, "vLLM has no setting 'env.'", ""),
-    ("8xB200", {}, {"given": ["enforce_eager=7"]}, "enforce_eager is a switch", "=true"),
     ("8xB200", {"family": "kimi-k2-thinking"}, {"draft": "auto"}, "no Eagle3 draft is known for kimi-k2-thinking", ""),
     ("8xB200", {}, {"hub": "a/b@main"}, "'a/b@main' is no name on the Hub", "a branch can move"),
     ("8xB200", {}, {"hub": "--help"}, "'--help' is no name on the Hub", "organisation/name"),
@@ -253,6 +305,47 @@ def test_leftover_gpus_are_not_forgotten():
     found = made("8xB300", tp=4)
     assert found.gpus.count == 4
     assert warned(found, "4 of 8xB300 are used: start 2 copies")
+    assert not any("stay" in note.text for note in found.warnings)
+    assert warned(made("7xB300", kimi(experts=192), tp=2), "2 of 7xB300 are used: start 3 copies on ports of their own")
+    assert warned(made("7xB300", kimi(experts=192), tp=2), "each on its GPUs and 1 GPU stays free")
+
+
+@pytest.mark.parametrize(("count", "tp", "free"), [(3, 2, "1 GPU stays"), (5, 4, "1 GPU stays"), (6, 4, "2 GPUs stay")])
+def test_numbers_of_gpus_that_heads_do_not_divide_by(count, tp, free):
+    found = made(f"{count}xB300", kimi(experts=192))
+    assert (found.gpus.count, value(found, "tensor_parallel")) == (tp, tp)
+    assert warned(found, f"{tp} of {count}xB300 are used: {free} free")
+    assert not warned(found, "copies")
+
+
+def test_heads_that_nobody_tells_are_not_divided():
+    served = kimi(experts=192)
+    found = made("6xB300", replace(served, heads=None, needs=replace(served.needs, heads=None)))
+    assert found.gpus.count == 4
+    reason = next(one.reason for one in found.arguments if one.name == "tensor_parallel")
+    assert reason.startswith("4 GPUs share every matrix; config.json does not say how many attention heads")
+    assert all("None" not in one.reason for one in found.arguments)
+
+
+def test_a_context_that_nobody_tells_must_be_said():
+    served = kimi()
+    silent = replace(served, context=None, needs=replace(served.needs, context=None))
+    with pytest.raises(UsageError, match="does not say how long a context may be") as caught:
+        made("8xB300", silent)
+    assert caught.value.fix == "say it with --context N"
+    assert value(made("8xB300", silent, context=32_768), "max_model_len") == 32_768
+
+
+def test_more_gpus_than_a_machine_has():
+    found = made("16xB200")
+    assert found.gpus.count == 8
+    assert warned(found, "16xB200 are usually 2 machines with 8 GPUs each, and this script is for one machine: run it")
+    assert warned(made("16xB200", tp=16), "--tp 16 over several needs the engine's own cluster")
+    assert warned(made("8xGB200"), "8xGB200 are usually 2 machines with 4 GPUs each")
+    assert not warned(made("8xB200"), "machines")
+    with pytest.raises(CheckFailedError) as caught:
+        made("16xH100")
+    assert "16xH100 (2 machines, which `serve` writes no script for)" in caught.value.fix
 
 
 def test_every_engine_has_a_default_version_and_an_image():

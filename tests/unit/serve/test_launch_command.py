@@ -30,6 +30,11 @@ def test_docker_and_other_engines(halfbyte):
     assert "--enforce-eager" in build
 
 
+def test_json_has_the_command_of_docker(halfbyte):
+    launches = json.loads(halfbyte("serve", MINI, "--gpus", "1xH200", "--docker", "--json")[1])["launches"]
+    assert all(row["docker"][:3] == ["docker", "run", "--rm"] and row["image"] in row["docker"] for row in launches)
+
+
 def test_json_has_every_setting_with_its_reason(halfbyte):
     code, printed, said = halfbyte("serve", MINI, "--gpus", "4xMI355X", "--json")
     assert code == 0
@@ -55,13 +60,20 @@ def test_all_engines_that_can_are_written(halfbyte, tmp_path):
     ]
     assert all(name in printed for name in names)
     assert "verdict    it fits" in said
-    assert halfbyte("serve", MINI, "--gpus", "1xB200", "--write", tmp_path / "out")[0] == 0
+    (tmp_path / "out/serve-mine.sh").write_text("mine\n")
+    code, _, said = halfbyte("serve", MINI, "--gpus", "1xB200", "--write", tmp_path / "out")
+    assert code == 0
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    ours = ["docker-run-sglang.sh", "docker-run.sh", "serve-mine.sh", "serve-sglang.sh", "serve-vllm.sh", "serve.json"]
+    assert names == ours
+    for gone in ("docker-run-atom.sh", "serve-atom.sh", "serve-vllm-rocm.sh"):
+        assert f"removed {tmp_path / 'out' / gone}" in said
 
 
 @pytest.mark.parametrize(
     ("options", "code", "what", "fix"),
     [
-        (["--gpus", "8xB2000"], 2, "no GPU is named 'b2000'", "B200"),
+        (["--gpus", "8xB2000"], 2, "the GPU 'b2000' is not known", "B200"),
         (["--gpus", "B200"], 2, "'B200' is no number of GPUs", "8xB200"),
         ([], 2, "nobody said which GPUs it shall run on", "--gpus 8xB200"),
         (["--gpus", "8xB200", "--engine", "trtllm"], 2, "no engine is named 'trtllm'", "vllm"),
@@ -70,11 +82,19 @@ def test_all_engines_that_can_are_written(halfbyte, tmp_path):
         (["--gpus", "4xB200", "--dcp", "3"], 2, "--dcp 3 does not divide the 4 GPUs", "1, 2, 4"),
         (["--gpus", "4xB200", "--context", "5000"], 2, "context is 4,096 tokens, 5,000 were asked for", "4096"),
         (["--gpus", "4xB200", "--set", "moebackend=x"], 2, "vLLM has no setting 'moebackend'", "moe_backend"),
+        (["--gpus", "4xB200", "--write", ""], 2, "--write names no folder", "--write scripts"),
+        (["--gpus", "4xB200", "--write", MINI], 2, "scripts do not belong among the weights", "scripts"),
+        (["--gpus", "4xB200", "--draft", ""], 2, "'' is neither a folder nor a name on the Hub", "organisation/name"),
+        (["--gpus", "4xB200", "--draft", MINI], 2, "no Eagle3 draft", "organisation/name"),
         (["--gpus", "4xB200", "--emulate"], 2, "--emulate is for --run", "add --run"),
         (["--gpus", "4xB200", "--then", "probe"], 2, "--then is for --run", "add --run"),
         (["--run", "--activations", "off"], 2, "--activations is for --emulate", "add --emulate"),
         (["--run", "--then", "probe", "--exec", "true"], 2, "two ways", "one of them"),
         (["--run", "--engine", "vllm==0.30"], 2, "--run takes the version that is installed", "--engine vllm"),
+        (["--run", "--docker"], 2, "not a container", "leave out --run or --docker"),
+        (["--run", "--write", "x"], 2, "--run starts the engine and writes no scripts", "leave out --run or --write"),
+        (["--run", "--like", "wafer-k2.6-nvfp4"], 2, "--like only prints a command", "leave out --run or --like"),
+        (["--run", "--emulate", "--hub", "a/b"], 2, "--emulate checks and expands the files of a folder", "--hub"),
         (["--like", "nvidia"], 2, "no published command is named 'nvidia'", "wafer-k2.6-nvfp4"),
     ],
 )
@@ -177,3 +197,66 @@ def test_run_needs_to_know_the_gpus_and_a_version_that_will_do(halfbyte, fake_vl
     code, _, said = halfbyte("serve", MINI, "--run", "--gpus", "1xH200")
     assert code == 2
     assert "vLLM 0.14.0 is too old for kimi_k25" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--gpus", "8xB200"], "vllm 0.32.0+cpu, which is installed here, computes on the CPU"),
+        (["--gpus", "nonsense"], "'nonsense' is no number of GPUs"),
+        (["--engine", "vllm-rocm"], "vllm 0.32.0+cpu, which is installed here, is vllm and not vllm-rocm"),
+        (["--engine", "atom"], "halfbyte cannot start atom itself"),
+        (["--then", "probe"], "this halfbyte has no command 'probe' that takes a URL"),
+    ],
+)
+def test_run_refuses_what_would_do_nothing_here(halfbyte, fake_vllm, tmp_path, monkeypatch, options, what):
+    notes = fake_vllm()
+    monkeypatch.chdir(tmp_path)
+    code, printed, said = halfbyte("serve", MINI, "--run", "--emulate", *options)
+    assert (code, printed) == (2, "")
+    assert what in said.splitlines()[0]
+    assert not notes.exists()
+    assert not (tmp_path / "serve.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "offline"),
+    [
+        (["--hub", "org/name"], None),
+        (["--draft", "org/mla-draft"], None),
+        (["--draft", "."], "1"),
+        ([], "1"),
+    ],
+)
+def test_run_is_offline_unless_something_is_on_the_hub(halfbyte, fake_vllm, tmp_path, monkeypatch, options, offline):
+    from halfbyte.serve import draft_choice
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(draft_choice, "draft_of", lambda _folder: draft_choice.eagle3_mla())
+    monkeypatch.setattr(draft_choice, "_parts_of_draft", lambda _folder: {"fc", "kv_a_proj_with_mqa"})
+    notes = fake_vllm("0.32.0")
+    monkeypatch.chdir(tmp_path)
+    code, _, said = halfbyte("serve", MINI, "--run", "--gpus", "1xB200", "--exec", "true", *options)
+    assert code == 0, said
+    assert json.loads(notes.read_text())["env"].get("HF_HUB_OFFLINE") == offline
+
+
+def test_help_names_only_commands_that_exist(halfbyte):
+    from halfbyte.cli import cli
+    from halfbyte.serve.then_option import URL_COMMANDS
+
+    text = " ".join(halfbyte("serve", "--help")[1].split())
+    here = [name for name in URL_COMMANDS if name in cli.commands]
+    assert (
+        f"--then NAME,... With --run: commands that get the URL once it answers ({', '.join(here) or 'none yet'})."
+        in text
+    )
+
+
+def test_run_takes_no_other_file_for_its_log(halfbyte, fake_vllm, tmp_path):
+    notes = fake_vllm()
+    precious = tmp_path / "config.json"
+    precious.write_text("{}")
+    code, _, said = halfbyte("serve", MINI, "--run", "--emulate", "--exec", "true", "--log", precious)
+    assert (code, precious.read_text(), notes.exists()) == (2, "{}", False)
+    assert "this file is no log of halfbyte's" in said

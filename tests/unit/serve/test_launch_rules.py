@@ -88,7 +88,7 @@ def test_engines_and_rules_speak_of_the_same_settings():
     flags = {name for row in engines().values() for name in row.flags}
     named = {rule.set for rule in rules() if rule.set}
     assert named <= flags
-    never = {"load_format"}  # for --set only
+    never = {"load_format", "host"}  # for --set only
     assert flags - named == never
     assert {rule.unless_set for rule in rules() if rule.unless_set} <= flags
     assert all(rule.source for rule in rules())
@@ -128,6 +128,8 @@ SNAPSHOT = Path("/hub/models--a--b/snapshots") / ("3" * 40)
 PINNED, UNPINNED = "a/b@" + "1" * 40, "a/b"
 REMOTE = {"remote_tokenizer": True}
 CASES = (
+    ({"version": "0.25.0"}, {"activations": "none"}),
+    ({"version": "voipmonitor-20260423", "draft": "auto", **SHORT}, {"experts": 192}),
     ({"context": 131_072}, {}),
     ({"ep": True, "concurrency": 1, **SHORT}, {}),
     ({"ep": True, **SHORT}, {"experts": 191}),

@@ -14,7 +14,7 @@ from halfbyte.errors import UsageError
 from halfbyte.serve.facts import Wish
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.launch import engines_for, launch
-from halfbyte.serve.render import docker_script, files, script, write_files
+from halfbyte.serve.render import as_json, docker_script, docker_words, files, script, write_files
 from halfbyte.serve.settings import Note
 
 AWKWARD = 'it\'s a "model" $HOME `id` & more\\ü'
@@ -98,7 +98,31 @@ def test_docker_gets_the_folder_the_cache_and_the_variables(run_script, tmp_path
     assert "8000:8000" in words
     image = words.index("vllm/vllm-openai:v0.32.0")
     assert words[image + 1] == "/model"
-    assert words[image + 2 :] == found.words[3:]
+    assert words[image + 2 :] == [*found.words[3:-2], "--host", "0.0.0.0", *found.words[-2:]]
+
+
+@pytest.mark.parametrize(
+    ("machine", "engine"), [("8xB300", "vllm"), ("8xB300", "sglang"), ("8xMI350X", "atom"), ("8xMI355X", "vllm-rocm")]
+)
+@pytest.mark.parametrize(
+    ("host", "published"),
+    [(None, ""), ("127.0.0.1", "127.0.0.1:"), ("localhost", "127.0.0.1:"), ("0.0.0.0", ""), ("::1", "[::1]:")],
+)
+def test_docker_can_be_reached_whatever_the_engine_s_own_host_is(run_script, machine, engine, host, published):
+    found = made(machine, engine=engine, given=[f"host={host}"] if host else [])
+    words = run_script(docker_script(found), "docker")["argv"][1:]
+    assert words[words.index("-p") + 1] == f"{published}{found.port}:{found.port}"
+    assert [words[index + 1] for index, word in enumerate(words) if word == "--host"] == ["0.0.0.0"]
+    assert ("--host" in found.words) == (host is not None)
+    assert docker_words(found)[1:] == words
+
+
+def test_json_has_the_docker_command_where_there_is_one(tmp_path):
+    found = made()
+    assert as_json([found])["launches"][0]["docker"] == docker_words(found)
+    assert as_json([made(served=kimi("int4", folder=Path("/a:b")))])["launches"][0]["docker"] is None
+    hub = made("8xB300", kimi(), hub="a/b@" + "1" * 40)
+    assert docker_words(hub)[docker_words(hub).index("vllm/vllm-openai:v0.32.0") + 1] == "a/b"
 
 
 def test_docker_of_a_build_and_of_amd(run_script):
@@ -170,6 +194,13 @@ def test_files_are_written_whole_and_again(tmp_path):
     assert json.loads(written[-1].read_text())["launches"][0]["engine"] == "vllm"
     write_files(tmp_path / "out", found)  # ours may be replaced
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(names)
+
+
+@pytest.mark.parametrize("length", range(30, 90))
+def test_ours_are_known_again_however_their_first_line_wraps(tmp_path, length):
+    found = files([made(served=kimi("int4", folder=Path("/" + "a" * length)))])
+    write_files(tmp_path, found)
+    write_files(tmp_path, found)
 
 
 @pytest.mark.parametrize("name", ["serve-vllm.sh", "serve.json"])

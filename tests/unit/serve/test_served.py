@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hub_layout import COMMIT, as_hub_cache, as_local_dir
+from ignore_list import with_ignore_list
 
 from halfbyte.errors import CheckpointError
 from halfbyte.models.model import describe
@@ -17,6 +18,11 @@ from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.example import example
 
 MINI = Path(__file__).parents[3] / "models/kimi-mini"
+
+
+@pytest.fixture
+def pico(pico):
+    return lambda *kind, **shape: with_ignore_list(pico(*kind, **shape))
 
 
 def edit(folder, **changes):
@@ -63,15 +69,16 @@ def test_weights_only_is_seen_in_the_config(pico):
     assert (found.activations, found.kv_dtype) == ("none", "fp8")
     folder = pico("mxfp4")
     edit(folder, quantization_config={"quant_method": "quark", "global_quant_config": {"input_tensors": None}})
-    assert served(folder).activations == "none"
+    assert served(with_ignore_list(folder)).activations == "none"
 
 
 def test_modelopt_s_own_file_counts_where_the_config_says_nothing(pico):
     folder = pico("nvfp4")
     config = json.loads((folder / "config.json").read_text())
-    del config["quantization_config"]
+    listed = config.pop("quantization_config")["ignore"]
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"kv_cache_quant_algo": "FP8"}}))
+    block = {"kv_cache_quant_algo": "FP8", "exclude_modules": listed}
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": block}))
     found = served(folder)
     assert (found.quantization, found.activations, found.kv_dtype) == ("nvfp4-modelopt", "nvfp4", "fp8")
 

@@ -1,0 +1,79 @@
+"""A checkpoint that engines would load without a word and answer nonsense from gets no launch.
+
+Config and headers are looked at with the checks of `halfbyte audit`, which know how vLLM matches the ignore list and
+which scales it leaves as memory has them. What needs the values stands in the findings of the last audit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from halfbyte.audit.checks import ignore, structure
+from halfbyte.audit.evidence import Contents, Evidence
+from halfbyte.audit.findings import Finding
+from halfbyte.audit.run import RESULT
+from halfbyte.errors import CheckFailedError, CheckpointError
+from halfbyte.folders import FOLDER, PLAN
+from halfbyte.models.model import Model
+from halfbyte.source.checkpoint import CONFIG, Checkpoint
+
+# Whose failure an engine turns into wrong answers; that of the others leaves a checkpoint that can be served.
+_GARBAGE = ("structure", "coverage", "ignore", "config", "index", "bytes", "scales", "fused", "vllm")
+
+_TOKENIZERS = ("tokenizer.json", "tiktoken.model", "tokenizer.model", "vocab.json")
+
+
+def refuse_unsound(checkpoint: Checkpoint, model: Model) -> None:
+    """Refuse what headers and config show: an input scale that is not there, a list that the shards contradict."""
+    contents = Contents(model.architecture, model.linears, model.plain, ())
+    evidence = Evidence(checkpoint, unreadable={}, index=None, contents=contents, made=None, journal={}, plan=None)
+    for finding in (*structure(evidence), *ignore(evidence)):
+        if finding.level == "bad":
+            raise CheckpointError(_sentence(finding), where=str(checkpoint.root), fix=finding.fix)
+
+
+def audited(folder: Path) -> list[str]:
+    """Return what to know of the last audit before serving; CheckFailedError where it found what engines trip over."""
+    again = f"halfbyte audit {folder}"
+    found = _json(folder / FOLDER / RESULT)
+    if not found or found.get("plan") != _json(folder / FOLDER / PLAN).get("fingerprint"):
+        return [f"not audited: only headers are looked at here, `{again}` checks the values too"]
+    findings = cast("list[Any]", found["findings"]) if isinstance(found.get("findings"), list) else []
+    rows = [cast("dict[str, Any]", row) for row in findings if isinstance(row, dict)]
+    failed = [row for row in rows if row.get("level") == "bad"]
+    for row in failed:
+        if row.get("check") in _GARBAGE:
+            what = f"its last audit failed: {row.get('check')}: {row.get('text')}"
+            raise CheckFailedError(what, where=str(folder / FOLDER / RESULT), fix=f"mend it, then {again}")
+    return [f"! its last audit failed: {row.get('check')}: {row.get('text')}; once mended: {again}" for row in failed]
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Refuse an output whose run did not end: config.json is written last."""
+    if (folder / FOLDER).is_dir() and not (folder / CONFIG).exists():
+        fix = "run the command that made it again (the same `halfbyte quantize`): it goes on where it stopped"
+        raise CheckpointError("this output is unfinished", where=str(folder), fix=fix)
+
+
+def without_tokenizer(folder: Path) -> list[str]:
+    """Return a warning where no tokenizer lies in the folder."""
+    if any((folder / name).exists() for name in _TOKENIZERS):
+        return []
+    return ["! there is no tokenizer in the folder, so that engines stop at the start: copy the source's beside it"]
+
+
+def _sentence(finding: Finding) -> str:
+    example = f" ({finding.examples[0]})" if finding.examples else ""
+    return f"{finding.text}{example}: {finding.why}"
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    """Return what a file of ours holds; nothing where it is not there or no longer JSON."""
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

@@ -1,0 +1,100 @@
+"""The fit and the script are of one server: what `--set` says is counted, and what is counted is written."""
+
+import itertools
+
+import pytest
+from kimi_served import kimi
+
+from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.serve.facts import Wish
+from halfbyte.serve.fit import Load
+from halfbyte.serve.gpus import parse_gpus
+from halfbyte.serve.launch import engines_for, launch
+
+RTX = "8xRTX PRO 6000"
+
+
+def made(machine=RTX, served=None, **wish):
+    return launch(served or kimi("int4"), parse_gpus(machine), Wish(**wish))
+
+
+def value(found, name):
+    return next((one.value for one in found.arguments if one.name == name), None)
+
+
+@pytest.mark.parametrize("machine", ["8xB200", "8xB300", "8xH200", RTX, "8xMI355X"])
+def test_every_script_says_the_numbers_that_the_fit_counted_with(machine):
+    names = engines_for(parse_gpus(machine))
+    wishes = ({}, {"concurrency": 2}, {"context": 32_768}, {"given": ["max_num_seqs=16"]})
+    for name, wish in itertools.product(names, wishes):
+        found = made(machine, engine=name, **wish)
+        assert value(found, "max_num_seqs") == found.fit.concurrency, (name, wish)
+        if name.startswith("vllm"):
+            counted = next(share.why for share in found.fit.reserve if share.name == "activations")
+            assert counted == f"of {value(found, 'max_num_batched_tokens'):,} tokens at once"
+        if value(found, "gpu_memory_utilization") is not None:
+            assert found.fit.utilization == value(found, "gpu_memory_utilization")
+    assert value(made(machine), "max_num_seqs") == Load().sequences
+
+
+def test_the_requests_that_vllm_would_take_by_itself_do_not_fit_where_its_workspace_grows_with_them():
+    with pytest.raises(CheckFailedError) as caught:
+        made(given=["max_num_seqs=1024"], dcp=8)
+    assert "it does not fit 8xRTX PRO 6000" in caught.value.what
+    assert "--set max_num_seqs=" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("setting", "change"),
+    [
+        ("max_num_seqs=1", 1),
+        ("max_num_seqs=256", -1),
+        ("max_num_batched_tokens=4096", 1),
+        ("max_num_batched_tokens=32768", -1),
+        ("gpu_memory_utilization=0.95", 1),
+        ("gpu_memory_utilization=0.9", -1),
+        ("kv_cache_dtype=bfloat16", -1),
+        ("kv_cache_dtype=fp8_ds_mla", -1),
+        ("block_size=256", -1),
+        ("mm_encoder_tp_mode=data", -1),
+    ],
+)
+def test_what_is_set_is_counted(setting, change):
+    before, after = made(context=8192).fit.kv_tokens, made(context=8192, given=[setting]).fit.kv_tokens
+    assert (after - before) * change > 0
+
+
+def test_the_blocks_are_as_large_as_they_are_set():
+    found = made(given=["block_size=256"]).fit
+    assert found.kv_tokens % 256 == 0
+    assert any("in blocks of 256" in line for line in found.lines())
+
+
+def test_as_many_guesses_are_counted_as_the_engine_is_told():
+    few, many = (
+        made(draft="auto", context=8192, given=[f'speculative={{"model": "x", "num_speculative_tokens": {tokens}}}'])
+        for tokens in (1, 7)
+    )
+    assert few.fit.kv_tokens > many.fit.kv_tokens
+    with pytest.raises(UsageError, match="without --draft"):
+        made(given=['speculative={"model": "x"}'])
+
+
+def test_numbers_of_requests_that_contradict_each_other():
+    assert value(made(concurrency=1, given=["max_num_seqs=4"]), "max_num_seqs") == 4
+    with pytest.raises(UsageError, match="--concurrency 8 cannot be with max_num_seqs=4"):
+        made(concurrency=8, given=["max_num_seqs=4"])
+    with pytest.raises(UsageError, match=r"fewer batched tokens \(64\) than requests at once \(128\)"):
+        made(given=["max_num_batched_tokens=64"])
+
+
+def test_a_draft_gets_the_memory_that_is_not_accounted_for():
+    assert value(made(), "gpu_memory_utilization") == 0.94
+    found = made(draft="auto")
+    assert value(found, "gpu_memory_utilization") == found.fit.utilization == 0.9
+    left = (0.94 - 0.9) * found.gpus.memory_nbytes
+    assert left > 2.4e9
+
+
+def test_the_served_name_is_the_one_that_clients_send():
+    assert made(given=["served_name=kimi"]).name == "kimi"

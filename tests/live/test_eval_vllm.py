@@ -21,7 +21,7 @@ from training.sample import Item
 from halfbyte.pipeline import quantize
 from halfbyte.recipe import load_recipe
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.slow]  # three minutes: `make soak`
 pytest.importorskip("lm_eval")
 
 ROOT = Path(__file__).parents[2]

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from quiet_server import QuietServer
 
 from halfbyte.console import Output
 from halfbyte.errors import MachineError
@@ -286,7 +287,7 @@ def stranger():
     """Return a function that starts a server on a port, in a process that is not the engine's."""
     made = []
 
-    class Shared(http.server.ThreadingHTTPServer):
+    class Shared(QuietServer):
         allow_reuse_port = True  # as vLLM does: two may then listen side by side
 
     def start(port: int) -> None:

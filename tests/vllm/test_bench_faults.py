@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from quiet_server import QuietServer
 
 from halfbyte.serve.keeper import descendants
 from halfbyte.validate.bench.blocks import Arm, Plan, run_block
@@ -90,8 +91,7 @@ def _chunk(**fields) -> str:
 
 @pytest.fixture(scope="module")
 def server():
-    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.daemon_threads = True
+    found = QuietServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=found.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{found.server_port}"
     found.shutdown()

@@ -5,10 +5,11 @@ import os
 import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from quiet_server import QuietServer
 
 from halfbyte.source.checkpoint import open_checkpoint
 
@@ -82,7 +83,7 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(pico):
     handler = type("Handler", (Hub,), {"folder": pico("spread")})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with QuietServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server

@@ -2,9 +2,10 @@
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
+from quiet_server import QuietServer
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def serve():
             def log_message(self, *_):
                 pass
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server = QuietServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         running.append(server)
         return f"http://127.0.0.1:{server.server_port}"

@@ -167,7 +167,7 @@ def test_imported_results_make_a_table(tmp_path, capsys):
         ([], "nothing to measure"),
         (["http://127.0.0.1:1"], "does not say which models"),
         (["http://127.0.0.1:1", "--slo", "ttft=1"], "is no latency target"),
-        (["http://127.0.0.1:1", "--gpus", "8xB9"], "no GPU is named"),
+        (["http://127.0.0.1:1", "--gpus", "8xB9"], "is not known"),
         (["--import", "x.json", "--against", "http://127.0.0.1:1"], "--against takes turns with URL"),
         (["--import", "x.json"], "cannot read these results"),
     ],

@@ -9,9 +9,10 @@ import threading
 import time
 import zlib
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
+from quiet_server import QuietServer
 
 ANSWER_OF_PROBES = "one two three four five six"
 
@@ -157,8 +158,8 @@ def start_fake():
     servers = []
 
     def start() -> tuple[str, Fake]:
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.daemon_threads, server.fake = True, Fake()
+        server = QuietServer(("127.0.0.1", 0), Handler)
+        server.fake = Fake()
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         servers.append(server)
         return f"http://127.0.0.1:{server.server_port}", server.fake

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from pico import write_pico
 
-from halfbyte import cli
+from halfbyte import cli, forward  # noqa: F401 - forward says which instructions oneDNN may use, before any product
 
 # A busy machine draws slowly; how long a draw takes says nothing about the code under test.
 settings.register_profile("halfbyte", deadline=None, suppress_health_check=[HealthCheck.too_slow])

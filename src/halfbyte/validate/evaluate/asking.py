@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from halfbyte.validate.evaluate.endpoint import PATHS, Api, Endpoint, EndpointError
+from halfbyte.validate.endpoint import PATHS, Api, Endpoint, EndpointError
 
 
 @dataclass(frozen=True, slots=True)

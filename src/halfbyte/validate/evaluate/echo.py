@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from halfbyte.validate.evaluate.endpoint import PATHS, Endpoint, EndpointError
+from halfbyte.validate.endpoint import PATHS, Endpoint, EndpointError
 from halfbyte.validate.evaluate.tokens import ServerTokens
 
 PROMPT = "Question: Anna has 12 apples and buys 30 more. How many apples does she have?\nAnswer: She has 12 + 30 = 42"

@@ -18,9 +18,9 @@ from typing import Any
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.validate.evaluate.preflight import Preflight
 from halfbyte.validate.evaluate.samples import Sample, Side, read_samples
-from halfbyte.validate.evaluate.sending import Sender
 from halfbyte.validate.evaluate.store import Scope, Store
 from halfbyte.validate.evaluate.suites import Seeds, Suite, Task, suite_hash
+from halfbyte.validate.sending import Sender
 
 INSTALL = "pip install 'halfbyte[eval]'"
 

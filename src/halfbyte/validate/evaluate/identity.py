@@ -16,8 +16,8 @@ from typing import Any, cast
 
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.suggest import did_you_mean
+from halfbyte.validate.endpoint import Endpoint, EndpointError
 from halfbyte.validate.evaluate.asking import Asker
-from halfbyte.validate.evaluate.endpoint import Endpoint, EndpointError
 
 LOOK_S = 15.0
 SAME_LOGPROB = 0.05  # natural logarithm; the same server repeats itself within 0.01, another 4-bit format does not

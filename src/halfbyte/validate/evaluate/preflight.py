@@ -7,9 +7,9 @@ from typing import Any
 
 from halfbyte.console import Level
 from halfbyte.errors import CheckFailedError, MachineError
+from halfbyte.validate.endpoint import Api, Endpoint, EndpointError
 from halfbyte.validate.evaluate.asking import Asker, Said
 from halfbyte.validate.evaluate.echo import echo_problem
-from halfbyte.validate.evaluate.endpoint import Api, Endpoint, EndpointError
 from halfbyte.validate.evaluate.identity import Identity, differences, identify, probe
 from halfbyte.validate.evaluate.suites import Suite
 from halfbyte.validate.evaluate.tokens import ServerTokens, server_tokens

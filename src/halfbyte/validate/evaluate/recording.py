@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from halfbyte.errors import CheckFailedError
-from halfbyte.validate.evaluate.endpoint import PATHS, Api
-from halfbyte.validate.evaluate.sending import Outcome, Sender
+from halfbyte.validate.endpoint import PATHS, Api
 from halfbyte.validate.evaluate.store import Scope, Store, request_key
 from halfbyte.validate.evaluate.tokens import ServerTokens
+from halfbyte.validate.sending import Outcome, Sender
 
 _api_models: Any = importlib.import_module("lm_eval.models.openai_completions")
 MOST_CHAT_STOPS = 4  # lm-eval sends no more of them to a chat

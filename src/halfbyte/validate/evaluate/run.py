@@ -12,7 +12,7 @@ from typing import Any
 import halfbyte
 from halfbyte.console import Output
 from halfbyte.errors import InterruptedRunError, UsageError
-from halfbyte.validate.evaluate.endpoint import Endpoint, parse_url
+from halfbyte.validate.endpoint import Endpoint, parse_url
 from halfbyte.validate.evaluate.harness import Arm, Harness, Pass, as_reference, load_harness, run_pass
 from halfbyte.validate.evaluate.identity import fingerprint
 from halfbyte.validate.evaluate.judging import judge

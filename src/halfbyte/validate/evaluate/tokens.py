@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from halfbyte.errors import MachineError
-from halfbyte.validate.evaluate.endpoint import Endpoint, EndpointError
-from halfbyte.validate.evaluate.sending import Outcome, Sender
+from halfbyte.validate.endpoint import Endpoint, EndpointError
+from halfbyte.validate.sending import Outcome, Sender
 
 _PATH = "/tokenize"
 

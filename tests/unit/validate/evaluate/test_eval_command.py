@@ -171,7 +171,7 @@ def test_a_missing_content_is_not_a_wrong_answer_in_silence(fake, mini):
 
 
 def test_an_error_does_not_end_the_run_and_is_not_a_wrong_answer(fake, mini, tmp_path, monkeypatch):
-    monkeypatch.setattr("halfbyte.validate.evaluate.sending.WAIT_S", 0.01)
+    monkeypatch.setattr("halfbyte.validate.sending.WAIT_S", 0.01)
     url, server = fake
     knows(server)
     server.refuses[f"Question: {WORDS[7]['question']}\nAnswer:"] = 400

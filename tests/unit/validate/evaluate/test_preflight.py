@@ -3,7 +3,7 @@
 import pytest
 
 from halfbyte.errors import CheckFailedError, MachineError, UsageError
-from halfbyte.validate.evaluate.endpoint import Endpoint
+from halfbyte.validate.endpoint import Endpoint
 from halfbyte.validate.evaluate.identity import fingerprint, same_probes
 from halfbyte.validate.evaluate.preflight import PARITY_PROMPTS, parity, preflight
 from halfbyte.validate.evaluate.suites import load_suite

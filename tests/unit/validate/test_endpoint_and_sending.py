@@ -6,9 +6,9 @@ import time
 import pytest
 
 from halfbyte.errors import MachineError, UsageError
-from halfbyte.validate.evaluate import sending
-from halfbyte.validate.evaluate.endpoint import Endpoint, EndpointError, parse_url
-from halfbyte.validate.evaluate.sending import Sender
+from halfbyte.validate import sending
+from halfbyte.validate.endpoint import Endpoint, EndpointError, parse_url
+from halfbyte.validate.sending import Sender
 
 
 def bodies(*prompts):

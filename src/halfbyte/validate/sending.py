@@ -14,7 +14,7 @@ from typing import Any
 
 from halfbyte.errors import MachineError
 from halfbyte.interrupts import noted_ctrl_c
-from halfbyte.validate.evaluate.endpoint import Endpoint, EndpointError
+from halfbyte.validate.endpoint import Endpoint, EndpointError
 
 ATTEMPTS = 3
 WAIT_S = 1.0  # before the second attempt; twice that before the third

@@ -3,22 +3,27 @@
 Servers are started, awaited and ended as `halfbyte serve --run` does it.
 """
 
+import contextlib
 import json
+import os
 import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
+import quick_start
+from served_variants import KIMI_MINI
 
 from halfbyte.console import Output
+from halfbyte.pipeline import quantize
+from halfbyte.recipe import load_recipe
 from halfbyte.serve.engine_log import EngineLog
 from halfbyte.serve.engine_process import EngineProcess
 from halfbyte.serve.installed import Installed, engine_environment, find_command, installed
 from halfbyte.serve.run import wait_until_healthy
 
 STANDS_STILL_S = 600  # the CPU build compiles kernels when it starts
-ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "INFO"}  # little memory: the models are tiny
 
 
 class Server:
@@ -65,21 +70,52 @@ def cpu_options(vllm) -> list[str]:
     return vllm.local_options(mla=True)
 
 
-@pytest.fixture(scope="module")
-def vllm_server(tmp_path_factory, vllm_bin):
-    """Return a function that starts `vllm serve FOLDER OPTIONS...` and waits until it answers, once for a module."""
-    running = []
+@pytest.fixture(scope="session")
+def start_vllm(tmp_path_factory, vllm_bin):
+    """Return a context that holds a `vllm serve FOLDER OPTIONS...` which answers, and leaves no process behind."""
     folder_of_logs = tmp_path_factory.mktemp("vllm")
 
-    def start(folder, *options: str) -> Server:
+    @contextlib.contextmanager
+    def started(folder, *options: str):
         port = free_port()
         server = Server(f"http://127.0.0.1:{port}", folder_of_logs / f"vllm-{port}.log")
-        command = [str(vllm_bin), "serve", str(folder), "--host", "127.0.0.1", "--port", str(port), *options]
-        engine = EngineProcess(command, engine_environment(vllm_bin, ENVIRONMENT), server.log)
-        running.append(engine)
-        silent = Output(quiet=True)
-        wait_until_healthy(engine, server.url, EngineLog(server.log), str(folder), out=silent, silent_s=STANDS_STILL_S)
-        return server
+        listen = ["--host", "127.0.0.1", "--port", str(port)]
+        command = [str(vllm_bin), "serve", str(folder), *listen, *quick_start.OPTIONS, *options]
+        engine = EngineProcess(command, engine_environment(vllm_bin, quick_start.ENVIRONMENT), server.log)
+        try:
+            log, silent = EngineLog(server.log), Output(quiet=True)
+            wait_until_healthy(engine, server.url, log, str(folder), out=silent, silent_s=STANDS_STILL_S)
+            yield server
+        finally:
+            left = engine.stop()
+        assert left == []
 
-    yield start
-    assert [engine.stop() for engine in running] == [[] for _ in running]
+    return started
+
+
+@pytest.fixture(scope="session")
+def kimi_mini() -> Path:
+    """kimi-mini, or the checkpoint that HALFBYTE_KIMI_MINI names instead."""
+    folder = Path(os.environ.get("HALFBYTE_KIMI_MINI", KIMI_MINI))
+    if not list(folder.glob("*.safetensors")):
+        pytest.skip(f"{folder} has no weights; HALFBYTE_KIMI_MINI names a folder that has")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def kimi_mini_twin(tmp_path_factory, kimi_mini) -> Path:
+    """Its BF16 twin, which vLLM loads without a plugin."""
+    twin = tmp_path_factory.mktemp("kimi-mini") / "bf16"
+    quantize(kimi_mini, twin, load_recipe("kimi-k2.6-bf16"))
+    return twin
+
+
+@pytest.fixture(scope="session")
+def kimi_mini_server(start_vllm, kimi_mini_twin, cpu_options):
+    """The twin behind one vLLM for all tests that only ask it."""
+    options = [
+        "--served-model-name", "kimi-mini", "--max-model-len", "4096", "--max-num-seqs", "8", "--enforce-eager",
+        "--enable-auto-tool-choice", "--tool-call-parser", "kimi_k2", "--reasoning-parser", "kimi_k2",
+    ]  # fmt: skip
+    with start_vllm(kimi_mini_twin, *options, *cpu_options) as server:
+        yield server

@@ -15,16 +15,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import quick_start
+
 import halfbyte
 
 STARTS_IN_S = 600
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_LOGGING_LEVEL": "INFO",
-}
 
 
 class EmulatedServer:
@@ -35,9 +30,10 @@ class EmulatedServer:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
         self.url, self.log = f"http://127.0.0.1:{port}", log
-        environment = {**ENVIRONMENT, **os.environ, "PYTHONPATH": str(Path(halfbyte.__file__).parents[1])}
+        environment = {**quick_start.ENVIRONMENT, **os.environ, "PYTHONPATH": str(Path(halfbyte.__file__).parents[1])}
         environment["PATH"] = f"{vllm.parent}:{os.environ.get('PATH', '')}"
-        command = [str(vllm), "serve", str(folder), "--host", "127.0.0.1", "--port", str(port), *options]
+        listen = ["--host", "127.0.0.1", "--port", str(port)]
+        command = [str(vllm), "serve", str(folder), *listen, *quick_start.OPTIONS, *options]
         begin = time.monotonic()
         with log.open("wb") as out:
             self.process = subprocess.Popen(

@@ -12,26 +12,20 @@ from pathlib import Path
 import pytest
 
 from halfbyte.cli import run
-from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
 from halfbyte.serve.ports import listening_process, next_free_port
 from halfbyte.validate.bench.records import read_records
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]  # three minutes: `make soak`
 
-FOLDER = Path(__file__).parents[2] / "models" / "kimi-mini"
 PROXY = Path(__file__).with_name("slow_proxy.py")
-OPTIONS = ["--served-model-name", "mini", "--max-model-len", "512", "--max-num-seqs", "4", "--enforce-eager"]
 FACTOR = 1.3
 BLOCKS = 12  # neighbours on a machine of CI disturb more than on one with GPUs
 OUTPUT = 24
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory, vllm_server, cpu_options):
-    twin = tmp_path_factory.mktemp("kimi-mini") / "bf16"
-    quantize(FOLDER, twin, load_recipe("kimi-k2.6-bf16"))
-    return vllm_server(twin, *OPTIONS, *cpu_options)
+@pytest.fixture
+def server(kimi_mini_server):
+    return kimi_mini_server
 
 
 @pytest.fixture

@@ -82,17 +82,17 @@ def expected(folder, tokens, without=""):
         return model(torch.tensor([tokens])).logits[0].log_softmax(-1)
 
 
-def test_vllm_loads_the_output_and_says_what_transformers_says(out, vllm_server):
-    server = vllm_server(
-        out, "--skip-tokenizer-init", "--dtype", "float32", "--max-model-len", "256", "--enforce-eager",
+def test_vllm_loads_the_output_and_says_what_transformers_says(out, start_vllm):
+    flags = [
+        "--skip-tokenizer-init", "--dtype", "float32", "--max-model-len", "256", "--enforce-eager",
         "--max-num-seqs", "2", "--served-model-name", "pico", *ON_CPU,
-    )  # fmt: skip
+    ]  # fmt: skip
     options = {"model": "pico", "temperature": 0, "ignore_eos": True, "return_token_ids": True, "detokenize": False}
-    generated = ask(server, prompt=PROMPT, max_tokens=NEW_TOKENS, **options)["token_ids"]
-    assert len(generated) == NEW_TOKENS
-
-    tokens = [*PROMPT, *generated]
-    answer = ask(server, prompt=tokens, max_tokens=1, prompt_logprobs=0, **options)["prompt_logprobs"]
+    with start_vllm(out, *flags) as server:
+        generated = ask(server, prompt=PROMPT, max_tokens=NEW_TOKENS, **options)["token_ids"]
+        assert len(generated) == NEW_TOKENS
+        tokens = [*PROMPT, *generated]
+        answer = ask(server, prompt=tokens, max_tokens=1, prompt_logprobs=0, **options)["prompt_logprobs"]
     said = torch.tensor([answer[i][str(token)]["logprob"] for i, token in enumerate(tokens) if i])
     after = torch.tensor(tokens[1:])[:, None]
     whole, unrouted = (expected(out, tokens, without)[:-1] for without in ("", ".mlp.experts."))

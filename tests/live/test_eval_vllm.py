@@ -1,7 +1,7 @@
 """`halfbyte eval` against a real vLLM with kimi-mini: its scores are the repository's own, and a kill costs nothing.
 
 The suite is `mini`: five-shot word problems, choices by likelihood (echoed log-probabilities), copying through the chat
-template. HALFBYTE_KIMI_MINI names another checkpoint than models/kimi-mini.
+template.
 """
 
 import json
@@ -18,29 +18,17 @@ import pytest
 from training.domains import copying, word_problems
 from training.sample import Item
 
-from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
-
 pytestmark = [pytest.mark.live, pytest.mark.slow]  # three minutes: `make soak`
 pytest.importorskip("lm_eval")
 
 ROOT = Path(__file__).parents[2]
-FOLDER = Path(os.environ.get("HALFBYTE_KIMI_MINI", ROOT / "models" / "kimi-mini"))
-OPTIONS = [
-    "--served-model-name", "kimi-mini", "--max-model-len", "4096", "--max-num-seqs", "8", "--enforce-eager",
-    "--reasoning-parser", "kimi_k2",
-]  # fmt: skip
 LIMIT = 12
 REQUESTS = 6 * LIMIT  # one for a word problem and for a text to copy, four for a choice
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory, vllm_server, cpu_options):
-    if not list(FOLDER.glob("*.safetensors")):
-        pytest.skip("models/kimi-mini has no weights yet; HALFBYTE_KIMI_MINI names a folder that has")
-    twin = tmp_path_factory.mktemp("kimi-mini") / "bf16"
-    quantize(FOLDER, twin, load_recipe("kimi-k2.6-bf16"))
-    return vllm_server(twin, *OPTIONS, *cpu_options)
+@pytest.fixture
+def server(kimi_mini_server):
+    return kimi_mini_server
 
 
 def evaluate(server, out, *options):

@@ -1,40 +1,26 @@
 """kimi-mini answers through a real vLLM: chats with and without thinking, tool calls, results of tools, completions.
 
 What is asked are the held-out items that the model is scored with, in the form in which a client sends them. The server
-has the BF16 twin that `halfbyte quantize` makes. HALFBYTE_KIMI_MINI names another checkpoint than models/kimi-mini.
+has the BF16 twin that `halfbyte quantize` makes.
 """
 
 import json
-import os
 import random
-from pathlib import Path
 
 import pytest
 from training import chat, score, tokenizer, variants
 from training.domains import tools, word_problems
 from training.sample import Item
 
-from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
-
 pytestmark = pytest.mark.live
 
-FOLDER = Path(os.environ.get("HALFBYTE_KIMI_MINI", Path(__file__).parents[2] / "models" / "kimi-mini"))
-OPTIONS = [
-    "--served-model-name", "kimi-mini", "--max-model-len", "4096", "--max-num-seqs", "8", "--enforce-eager",
-    "--enable-auto-tool-choice", "--tool-call-parser", "kimi_k2", "--reasoning-parser", "kimi_k2",
-]  # fmt: skip
 ASKED = 10
 ENOUGH = 7  # of those asked: a model that is right in nine of ten cases falls below in 1 of 78
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory, vllm_server, cpu_options):
-    if not list(FOLDER.glob("*.safetensors")):
-        pytest.skip("models/kimi-mini has no weights yet; HALFBYTE_KIMI_MINI names a folder that has")
-    twin = tmp_path_factory.mktemp("kimi-mini") / "bf16"
-    quantize(FOLDER, twin, load_recipe("kimi-k2.6-bf16"))
-    return vllm_server(twin, *OPTIONS, *cpu_options)
+@pytest.fixture
+def server(kimi_mini_server):
+    return kimi_mini_server
 
 
 def chat_request(item: Item) -> dict:
@@ -111,12 +97,12 @@ def test_a_completion_in_the_form_of_gsm8k_ends_with_the_right_number(server):
     assert sum(text.endswith(f"#### {item.answer}") for text, item in zip(texts, items, strict=True)) >= ENOUGH
 
 
-def test_vllm_says_what_the_training_model_says(server):
+def test_vllm_says_what_the_training_model_says(server, kimi_mini):
     """Both decode greedily from the same weights; a near tie may fall differently, so one in ten may differ."""
     from training.compare import model_of
 
     items = word_problems.test_items(ASKED, seed=2)
-    expected = score.answers(model_of(variants.as_released(FOLDER), "cpu"), items, new_tokens=300)
+    expected = score.answers(model_of(variants.as_released(kimi_mini), "cpu"), items, new_tokens=300)
     options = {"model": "kimi-mini", "temperature": 0, "max_tokens": 300, "skip_special_tokens": False}
     said = [server.ask("/v1/completions", prompt=item.prompt, **options)["choices"][0]["text"] for item in items]
     same = sum(a.removesuffix(chat.END) == b.removesuffix(chat.END) for a, b in zip(said, expected, strict=True))

@@ -44,7 +44,7 @@ _POSITIVE = click.IntRange(1)
 @click.option("--run", "runs", is_flag=True, help="Start the engine that is installed here.")
 @click.option("--emulate", is_flag=True, help="With --run: 4-bit weights expanded to BF16, on any machine.")
 @click.option("--activations", type=click.Choice(["on", "off"]), help="With --emulate: also emulate 4-bit inputs.")
-@click.option("--then", "then_names", metavar="NAME,...", cls=ThenOption)
+@click.option("--then", "then_names", metavar="NAME,...", cls=ThenOption, multiple=True)
 @click.option("--exec", "shell", metavar="COMMAND", help="With --run: a shell command that gets HALFBYTE_URL.")
 @click.option("--log", type=_PATH, help="With --run: the engine's log.  [default: serve.log]")
 @click.pass_context
@@ -180,29 +180,30 @@ def _warn(out: Output, made: Launch, said: list[str]) -> None:
         out.note(sentence)
 
 
-def _run(out: Output, served: Served, choice: Mapping[str, Any], commands: list[str]) -> int:
+def _run(out: Output, served: Served, choice: Mapping[str, Any], commands: dict[str, click.Command]) -> int:
     from dataclasses import replace
 
     from halfbyte.serve.installed import installed
     from halfbyte.serve.launch import launch
     from halfbyte.serve.ports import held_port
     from halfbyte.serve.run_options import engine_here, gpus_here, refuse_beside_run
-    from halfbyte.serve.then import checked_names
+    from halfbyte.serve.then_option import then_commands
 
     refuse_beside_run(choice)
     name, version = _engine(choice)
     if version is not None:
         raise UsageError("--run takes the version that is installed", where="--engine", fix=f"write --engine {name}")
-    names = checked_names(choice["then_names"], commands) if choice["then_names"] else []
+    then = then_commands(choice["then_names"], commands)
     local = installed(name or "vllm")
     wish = _wish(choice, engine_here(name, local), local.version)
     gpus = gpus_here(choice["gpus"], local)
     with held_port(choice["port"]) as port:
         made = launch(served, gpus, replace(wish, port=port))
-        return _start(out, made, choice, local.command, names)
+        _warn(out, made, [])
+        return _start(out, made, choice, local.command, then)
 
 
-def _start(out: Output, made: Launch, choice: Mapping[str, Any], command: Path, names: list[str]) -> int:
+def _start(out: Output, made: Launch, choice: Mapping[str, Any], command: Path, commands: list[list[str]]) -> int:
     from halfbyte.serve.log_file import default_log
     from halfbyte.serve.ports import HOST
     from halfbyte.serve.run import run_engine
@@ -211,7 +212,8 @@ def _start(out: Output, made: Launch, choice: Mapping[str, Any], command: Path, 
 
     words = [str(command), *made.words[1:], "--host", HOST]
     environment = {row.flag: str(row.value) for row in made.environment}
-    then = then_checks(names, out) if names else then_shell(choice["shell"], made.name) if choice["shell"] else None
+    then = then_shell(choice["shell"], made.name) if choice["shell"] else None
+    then = then_checks(commands, out) if commands else then
     log = choice["log"] or default_log(made.port)
     url = f"http://{HOST}:{made.port}"
     hub = loads_from_hub(made)

@@ -300,7 +300,8 @@ def _advice(asked: _Asked, found: Fit) -> str:
         shorter = found.kv_tokens // _CONTEXT_STEP * _CONTEXT_STEP
         options.append(f"--context {shorter}" if shorter else None)
     known = [option for option in options if option]
-    return f"{' or '.join(known)} would do" if known else f"no number of {asked.gpus.name} would do"
+    of_serve = " with `halfbyte serve`" if any(option.startswith("--") for option in known) else ""
+    return f"{' or '.join(known)} would do{of_serve}" if known else f"no number of {asked.gpus.name} would do"
 
 
 def _would_do(asked: _Asked) -> bool:

@@ -24,6 +24,9 @@ def refuse_beside_run(choice: Mapping[str, Any]) -> None:
     for name, (option, why) in _FOR_SCRIPTS.items():
         if choice[name]:
             raise UsageError(why, where=option, fix=f"leave out --run or {option}")
+    if any(one.partition("=")[0].strip() in ("host", "port") for one in choice["given"]):
+        what = "--run listens on 127.0.0.1, where it waits for the engine, at --port"
+        raise UsageError(what, where="--set", fix="leave it out, or leave out --run for a script with that address")
     if choice["emulate"] and choice["hub"]:
         what = "--emulate checks and expands the files of a folder, and --hub lets the engine load others"
         raise UsageError(what, where="--hub", fix="leave out --hub: OUT itself is then served")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from halfbyte.console import Output
-from halfbyte.errors import UsageError
 from halfbyte.serve.keeper import end_with_parent
-from halfbyte.serve.then_option import URL_COMMANDS
-from halfbyte.suggest import did_you_mean
 
 # A terminal's Ctrl-C has reached the command as well: it may end by itself first.
 _ENDS_ITSELF_S, _TERMINATES_S = 2.0, 5.0
@@ -20,24 +18,13 @@ _ENDS_ITSELF_S, _TERMINATES_S = 2.0, 5.0
 Then = Callable[[str], int]
 
 
-def checked_names(asked: str, commands: Collection[str]) -> list[str]:
-    """Return the names in `--then`; one that halfbyte does not have is an error before the engine starts."""
-    names = [name.strip() for name in asked.split(",")]
-    known = [name for name in URL_COMMANDS if name in commands]
-    for name in names:
-        if name not in known:
-            fix = did_you_mean(name, known) if known else "use --exec 'COMMAND', which gets HALFBYTE_URL"
-            raise UsageError(f"this halfbyte has no command '{name}' that takes a URL", where="--then", fix=fix)
-    return names
-
-
-def then_checks(names: Sequence[str], out: Output) -> Then:
+def then_checks(commands: Sequence[Sequence[str]], out: Output) -> Then:
     """Return what runs halfbyte's commands on a URL in order, until one fails."""
 
     def run(url: str) -> int:
-        for name in names:
-            out.note(f"halfbyte {name} {url}")
-            code = _run([sys.executable, "-m", "halfbyte", name, url], os.environ)
+        for name, *options in commands:
+            out.note(f"halfbyte {shlex.join([name, url, *options])}")
+            code = _run([sys.executable, "-m", "halfbyte", name, url, *options], os.environ)
             if code:
                 return code
         return 0

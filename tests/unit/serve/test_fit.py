@@ -263,6 +263,7 @@ def test_a_context_that_is_asked_for_must_find_room():
     assert found.problem == "the KV cache has room for 249,408 tokens, a context of 262,144 does not fit"
     assert found.advice == (
         "8xB200 or pruning to 376 of 384 experts or --set kv_cache_dtype=fp8 or --dcp 2 or --context 248832 would do"
+        " with `halfbyte serve`"
     )
     assert fit(K26, gpus, kv_dtype="bf16").fits  # nobody asked for the whole context
     assert fit(K26, gpus, kv_dtype="bf16", context=248_832).fits

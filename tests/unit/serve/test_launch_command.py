@@ -92,6 +92,7 @@ def test_all_engines_that_can_are_written(halfbyte, tmp_path):
         (["--run", "--then", "probe", "--exec", "true"], 2, "two ways", "one of them"),
         (["--run", "--engine", "vllm==0.30"], 2, "--run takes the version that is installed", "--engine vllm"),
         (["--run", "--docker"], 2, "not a container", "leave out --run or --docker"),
+        (["--run", "--set", "host=0.0.0.0"], 2, "--run listens on 127.0.0.1", "leave out --run for a script"),
         (["--run", "--write", "x"], 2, "--run starts the engine and writes no scripts", "leave out --run or --write"),
         (["--run", "--like", "wafer-k2.6-nvfp4"], 2, "--like only prints a command", "leave out --run or --like"),
         (["--run", "--emulate", "--hub", "a/b"], 2, "--emulate checks and expands the files of a folder", "--hub"),
@@ -248,7 +249,7 @@ def test_help_names_only_commands_that_exist(halfbyte):
     text = " ".join(halfbyte("serve", "--help")[1].split())
     here = [name for name in URL_COMMANDS if name in cli.commands]
     assert (
-        f"--then NAME,... With --run: commands that get the URL once it answers ({', '.join(here) or 'none yet'})."
+        f"--then NAME,... With --run: commands that get the URL once it answers ({', '.join(here) or 'none yet'});"
         in text
     )
 

@@ -10,7 +10,7 @@ import pytest
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.serve import installed as module
 from halfbyte.serve.installed import engine_environment, find_command, installed
-from halfbyte.serve.then import checked_names, then_checks, then_shell
+from halfbyte.serve.then import then_checks, then_shell
 
 
 @pytest.fixture
@@ -108,18 +108,6 @@ def test_an_engine_in_another_environment_does_not_get_our_modules(monkeypatch, 
     assert engine_environment(Path(sys.executable).with_name("vllm"), {})["PYTHONPATH"] == "src"
 
 
-def test_a_command_that_halfbyte_does_not_have_is_refused():
-    with pytest.raises(UsageError, match="this halfbyte has no command 'probe' that takes a URL"):
-        checked_names("probe,eval", ["quantize", "audit"])
-    with pytest.raises(UsageError, match="did you mean 'bench'"):
-        checked_names("probe, benhc", ["probe", "bench"])
-    with pytest.raises(UsageError, match="no command 'audit' that takes a URL"):
-        checked_names("audit", ["audit", "probe"])
-    with pytest.raises(UsageError, match="no command ''"):
-        checked_names("probe,", ["probe"])
-    assert checked_names("probe, bench", ["probe", "bench"]) == ["probe", "bench"]
-
-
 @pytest.fixture
 def quiet():
     from halfbyte.console import Output
@@ -135,8 +123,11 @@ def test_checks_run_in_order_until_one_fails(monkeypatch, quiet):
         return 0 if command[3] == "probe" else 4
 
     monkeypatch.setattr("halfbyte.serve.then._run", run)
-    assert then_checks(["probe", "eval", "bench"], quiet)("http://x:1") == 4
-    assert ran == [["-m", "halfbyte", "probe", "http://x:1"], ["-m", "halfbyte", "eval", "http://x:1"]]
+    assert then_checks([["probe"], ["eval", "--suite", "mini"], ["bench"]], quiet)("http://x:1") == 4
+    assert ran == [
+        ["-m", "halfbyte", "probe", "http://x:1"],
+        ["-m", "halfbyte", "eval", "http://x:1", "--suite", "mini"],
+    ]
 
 
 def test_a_command_that_a_signal_ended_has_a_shells_exit_code():

@@ -16,7 +16,7 @@ _FOLDER = click.Path(path_type=Path)
 
 @click.command("eval", cls=Command)
 @click.argument("url", metavar="URL")
-@click.option("--suite", metavar="NAME", required=True,
+@click.option("--suite", metavar="NAME", default="kimi-card", show_default=True,
               help="kimi-card, kimi-card-3shot, mxfp4-card, chat, coding, mini, ...")  # fmt: skip
 @click.option("--against", metavar="URL2", help="Ask this server the same, and compare item by item.")
 @click.option("--baseline", metavar="RESULTS", type=_FOLDER, help="Compare with the folder of an earlier run.")

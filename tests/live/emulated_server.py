@@ -13,6 +13,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 import quick_start
@@ -25,12 +26,16 @@ STARTS_IN_S = 600
 class EmulatedServer:
     """Healthy once it is made; `stop` ends it."""
 
-    def __init__(self, vllm: Path, folder: Path, log: Path, options: list[str]) -> None:
+    def __init__(
+        self, vllm: Path, folder: Path, log: Path, options: list[str], extra: Mapping[str, str] | None = None
+    ) -> None:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
         self.url, self.log = f"http://127.0.0.1:{port}", log
-        environment = {**quick_start.ENVIRONMENT, **os.environ, "PYTHONPATH": str(Path(halfbyte.__file__).parents[1])}
+        extra = dict(extra or {})
+        modules = [str(Path(halfbyte.__file__).parents[1]), extra.pop("PYTHONPATH", "")]
+        environment = {**quick_start.ENVIRONMENT, **os.environ, **extra, "PYTHONPATH": ":".join(filter(None, modules))}
         environment["PATH"] = f"{vllm.parent}:{os.environ.get('PATH', '')}"
         listen = ["--host", "127.0.0.1", "--port", str(port)]
         command = [str(vllm), "serve", str(folder), *listen, *quick_start.OPTIONS, *options]

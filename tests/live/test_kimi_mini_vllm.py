@@ -6,6 +6,7 @@ has the BF16 twin that `halfbyte quantize` makes.
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from training import chat, score, tokenizer, variants
@@ -35,6 +36,12 @@ def ask(server, item: Item) -> dict:
     return server.ask("/v1/chat/completions", **chat_request(item))["choices"][0]
 
 
+def ask_all(server, items: list[Item]) -> list[dict]:
+    """The choices for all items, asked at once: the server takes eight at a time."""
+    with ThreadPoolExecutor(len(items)) as threads:
+        return list(threads.map(lambda item: ask(server, item), items))
+
+
 def reasoning(message: dict) -> str:
     return message.get("reasoning") or message.get("reasoning_content") or ""  # vLLM has renamed it
 
@@ -56,8 +63,8 @@ def tool_items(form: str) -> list[Item]:
 @pytest.mark.parametrize("thinking", [True, False])
 def test_a_chat_is_answered_and_thinking_is_kept_apart(server, thinking):
     right = 0
-    for item in problems(thinking):
-        choice = ask(server, item)
+    items = problems(thinking)
+    for item, choice in zip(items, ask_all(server, items), strict=True):
         message = choice["message"]
         assert choice["finish_reason"] == "stop"
         assert "think>" not in message["content"]
@@ -69,8 +76,8 @@ def test_a_chat_is_answered_and_thinking_is_kept_apart(server, thinking):
 @pytest.mark.parametrize("form", ["one call", "two calls"])
 def test_the_right_function_is_called_with_the_right_arguments(server, form):
     right = 0
-    for item in tool_items(form):
-        choice = ask(server, item)
+    items = tool_items(form)
+    for item, choice in zip(items, ask_all(server, items), strict=True):
         if choice["finish_reason"] != "tool_calls":
             continue
         calls = choice["message"]["tool_calls"]
@@ -85,7 +92,8 @@ def test_the_right_function_is_called_with_the_right_arguments(server, form):
 
 @pytest.mark.parametrize("form", ["report", "small talk", "no such tool"])
 def test_where_no_call_is_wanted_there_is_none(server, form):
-    choices = [(ask(server, item), item) for item in tool_items(form)]
+    items = tool_items(form)
+    choices = list(zip(ask_all(server, items), items, strict=True))
     assert all(choice["finish_reason"] in ("stop", "tool_calls") for choice, _ in choices)
     assert sum(choice["message"]["content"] == item.answer for choice, item in choices) >= ENOUGH
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+import quick_start
 from served_variants import change_tensors, make_variant
 
 import halfbyte
@@ -118,7 +119,7 @@ def test_it_answers_and_ctrl_c_leaves_no_process(run, kimi_mini_twin, tmp_path):
 
 
 def test_when_halfbyte_is_killed_vllm_ends_too(run, kimi_mini_twin):
-    process = run(kimi_mini_twin)
+    process = run(kimi_mini_twin, *quick_start.OPTIONS, **quick_start.ENVIRONMENT)
 
     def loads() -> bool:
         if not process.log.exists():
@@ -129,7 +130,7 @@ def test_when_halfbyte_is_killed_vllm_ends_too(run, kimi_mini_twin):
 
     until(loads, STARTS_IN_S, process)
     tree = descendants(process.pid)
-    assert len(tree) >= 4, names(tree)
+    assert len(tree) >= 3, names(tree)  # the keeper, a server, an engine core
     process.kill()
     process.wait()
     until(lambda: not names(tree), ENDS_IN_S, process)
@@ -140,7 +141,7 @@ def test_a_failed_start_shows_the_engines_error_and_its_cause(run, kimi_mini_twi
     config = json.loads((broken / "config.json").read_text())
     config["text_config"]["n_routed_experts"] = 24  # of 32 in the files
     (broken / "config.json").write_text(json.dumps(config))
-    process = run(broken)
+    process = run(broken, *quick_start.OPTIONS, **quick_start.ENVIRONMENT)
     assert process.wait(STARTS_IN_S) == 3
     said = process.said.read_text()
     assert "✗ the engine did not start: exit code 1\n  KeyError: 'layers.1.mlp.experts.24." in said
@@ -191,6 +192,7 @@ def test_the_command_serves_a_4_bit_checkpoint_on_this_machine(serve, two_layers
     assert started_with(f"ANSWER={answer}") == []
 
 
+@pytest.mark.slow  # the refusal is also seen in test_emulated_servers.py, the sentence in the test above
 def test_the_command_shows_why_a_damaged_checkpoint_is_not_served(serve, two_layers, tmp_path):
     """Gate and up with two scales, which headers do not show: vLLM alone would take one of them for both."""
     broken = shutil.copytree(two_layers, tmp_path / "broken")

@@ -25,11 +25,12 @@ class Bare:
             program.write_bytes(source.encode(errors="surrogatepass"))
             wanted = {name: value for name, value in limits.of_the_kernel().items() if name != "RLIMIT_NPROC"}
             text = ",".join(f"{name}={value}" for name, value in wanted.items())  # this user has other processes too
-            command = [sys.executable, "-I", "-S", "-c", LAUNCHER, text, "2", sys.executable, *PYTHON_OPTIONS]
-            nowhere = os.open(os.devnull, os.O_WRONLY)  # where the launcher says that it started: nobody listens
+            heard, started = os.pipe()
             try:
-                command[6] = str(nowhere)
-                start = Start([*command, str(program)], os.environ | ENVIRONMENT, folder, files=[nowhere])
+                launcher = [sys.executable, "-I", "-S", "-c", LAUNCHER, text, str(started)]
+                command = [*launcher, sys.executable, *PYTHON_OPTIONS, str(program)]
+                start = Start(self.name, command, heard, os.environ | ENVIRONMENT, folder, files=[started])
                 return watch(start, limits, stdin)
             finally:
-                os.close(nowhere)
+                os.close(heard)
+                os.close(started)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from halfbyte.errors import MachineError
 from halfbyte.sandbox.interpreter import SYSTEM, Interpreter, can_read, find_interpreter
 from halfbyte.sandbox.limits import Limits
 from halfbyte.sandbox.ran import Ran
@@ -26,7 +25,6 @@ from halfbyte.sandbox.watching import Start, sealed, watch
 NOBODY = 65534
 _ASK_S = 10
 _NEEDED = ("--size", "--disable-userns", "--clearenv", "--ro-bind-data", "--remount-ro", "--seccomp")
-_STARTED = b"started"
 # Sets the limits, says that the sandbox stands, closes what bubblewrap left open, and becomes the program.
 LAUNCHER = (
     "import os, resource, sys\n"
@@ -34,12 +32,13 @@ LAUNCHER = (
     "for one in limits.split(','):\n"
     "    name, value = one.split('=')\n"
     "    resource.setrlimit(getattr(resource, name), (int(value), int(value)))\n"
-    "os.write(int(started), b'started')\n"
+    "os.write(int(started), b'x')\n"
     "os.closerange(3, 4096)\n"
     "os.execv(command[0], command)\n"
 )
 PYTHON_OPTIONS = ("-s", "-B", "-X", "utf8")
-ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONHASHSEED": "0"}  # the same program, the same order of sets
+# The seed of hashes: the same program has the same order of sets each time.
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONHASHSEED": "0"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +72,19 @@ class Bubblewrap:
         with contextlib.ExitStack() as cleanup:
             program, calls = sealed(source.encode(errors="surrogatepass")), sealed(rules)
             heard, started = os.pipe()
-            for descriptor in (program, calls, heard):
+            for descriptor in (program, calls, heard, started):
                 cleanup.callback(os.close, descriptor)
-            with contextlib.ExitStack() as handed:
-                handed.callback(os.close, started)
-                own, environment = self._executable(cleanup)
-                command = self.command(limits, program=program, calls=calls, started=started)
-                start = Start(
-                    [f"/proc/self/fd/{own[0]}" if own else str(self.wrapper.path), *command],
-                    environment,
-                    files=[program, calls, started, *own],
-                    user=self.user,
-                )
-                ran = watch(start, limits, stdin)
-            if not _said(heard):  # never the program's fault, so never its result
-                why = (ran.stderr.strip().splitlines() or [f"exit code {ran.code}, after {ran.seconds:.1f} s"])[-1]
-                fix = "see `halfbyte doctor` for what this machine has"
-                raise MachineError(f"the sandbox does not start: {why}", where=self.name, fix=fix)
-        return ran
+            own, environment = self._executable(cleanup)
+            command = self.command(limits, program=program, calls=calls, started=started)
+            start = Start(
+                self.name,
+                [f"/proc/self/fd/{own[0]}" if own else str(self.wrapper.path), *command],
+                heard,
+                environment,
+                files=[program, calls, started, *own],
+                user=self.user,
+            )
+            return watch(start, limits, stdin)
 
     def command(self, limits: Limits, *, program: int, calls: int, started: int) -> list[str]:
         """Return the arguments; the numbers are open files: the program, the filter, where to say that it stands."""
@@ -122,14 +116,6 @@ class Bubblewrap:
         for descriptor in opened:
             cleanup.callback(os.close, descriptor)
         return opened, {"LD_PRELOAD": ":".join(f"/proc/self/fd/{one}" for one in opened[1:])}
-
-
-def _said(pipe: int) -> bool:
-    os.set_blocking(pipe, False)
-    try:
-        return os.read(pipe, len(_STARTED)) == _STARTED
-    except BlockingIOError:
-        return False
 
 
 def _system() -> list[str]:

@@ -12,20 +12,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from halfbyte.errors import MachineError
 from halfbyte.interrupts import noted_ctrl_c
 from halfbyte.sandbox.limits import Limits
 from halfbyte.sandbox.ran import Ended, Ran, how_it_ended
 
 _STEP_S = 0.02
+_TO_START_S = 60.0  # for the sandbox itself, on a busy machine: the program's time has not begun
 _AFTER_END_S = 2.0  # for the last bytes: whoever still holds the pipes then is not waited for
 _BLOCK = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How to start it. Only `files` pass to it, of all that is open here."""
+    """How to start it. Only `files` pass to it, of all that is open here; it says through `heard` that it stands."""
 
+    name: str
     command: Sequence[str]
+    heard: int
     environment: dict[str, str]
     folder: str = "/"
     files: Sequence[int] = ()
@@ -61,7 +65,6 @@ class _Streams:
 
 def watch(start: Start, limits: Limits, stdin: str = "") -> Ran:
     """Run it until it ends or must be ended; everything that it started in its own namespace is gone then."""
-    began = time.monotonic()
     with noted_ctrl_c() as check, contextlib.ExitStack() as cleanup:
         source = sealed(stdin.encode()) if stdin else os.open(os.devnull, os.O_RDONLY)
         cleanup.callback(os.close, source)
@@ -84,16 +87,41 @@ def watch(start: Start, limits: Limits, stdin: str = "") -> Ran:
         assert process.stdout is not None and process.stderr is not None
         for pipe in (process.stdout, process.stderr):
             streams.add(pipe.fileno())
-        stopped = _follow(process, streams, limits, began + limits.seconds, check)
+        clock = _Clock(start.heard)
+        stopped = _follow(process, streams, limits, clock, check)
         out, err = (bytes(text).decode(errors="replace") for text in streams.texts.values())
-        seconds = time.monotonic() - began
+        if not clock.runs():  # never the program's fault, so never its result
+            why = (err.strip().splitlines() or [f"exit code {process.poll()}"])[-1]
+            fix = "see `halfbyte doctor` for what this machine has"
+            raise MachineError(f"the sandbox does not start: {why}", where=start.name, fix=fix)
         if stopped is not None:
-            return Ran(stopped, None, out, err, seconds)
-        return Ran(how_it_ended(process.returncode, err), process.returncode, out, err, seconds)
+            return Ran(stopped, None, out, err, clock.seconds)
+        return Ran(how_it_ended(process.returncode, err), process.returncode, out, err, clock.seconds)
+
+
+class _Clock:
+    """Runs from the moment at which the program is about to begin."""
+
+    def __init__(self, heard: int) -> None:
+        self.made, self.began, self.heard = time.monotonic(), 0.0, heard
+        os.set_blocking(heard, False)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run."""
+        return time.monotonic() - (self.began or self.made)
+
+    def runs(self) -> bool:
+        """Say whether the program has begun, as far as was heard."""
+        if not self.began:
+            with contextlib.suppress(BlockingIOError):
+                if os.read(self.heard, 1):
+                    self.began = time.monotonic()
+        return bool(self.began)
 
 
 def _follow(
-    process: subprocess.Popen[bytes], streams: _Streams, limits: Limits, deadline: float, check: Callable[[], None]
+    process: subprocess.Popen[bytes], streams: _Streams, limits: Limits, clock: _Clock, check: Callable[[], None]
 ) -> Ended | None:
     """Return why it must be ended, or None when it ended by itself."""
     ended_at: float | None = None
@@ -101,12 +129,11 @@ def _follow(
         check()
         if not streams.read(_STEP_S):
             return "output"
-        now = time.monotonic()
         if process.poll() is not None:
-            ended_at = ended_at or now
-            if not streams.open.get_map() or now > ended_at + _AFTER_END_S:
+            ended_at = ended_at or time.monotonic()
+            if not streams.open.get_map() or time.monotonic() > ended_at + _AFTER_END_S:
                 return None
-        elif now > deadline:
+        elif clock.seconds > (limits.seconds if clock.runs() else _TO_START_S):
             return "time"
         elif held_nbytes(descendants(process.pid)) > limits.memory_nbytes:
             return "memory"
@@ -133,9 +160,10 @@ def descendants(pid: int) -> list[int]:
     waiting = [pid]
     while waiting:
         parent = waiting.pop(0)
-        for file in Path(f"/proc/{parent}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                waiting += [int(child) for child in file.read_text().split()]
+        with contextlib.suppress(OSError):  # it ends while we look
+            for thread in os.listdir(f"/proc/{parent}/task"):  # noqa: PTH208 - every 20 ms
+                children = Path(f"/proc/{parent}/task/{thread}/children").read_text()
+                waiting += [int(child) for child in children.split()]
         found.append(parent)
     return found[1:]
 

@@ -25,7 +25,7 @@ _VARIABLE = "HALFBYTE_SANDBOX_SENTINEL"
 # Prints one JSON object: what could be done that must not be possible, and that ordinary things work.
 _ATTACKS = """
 import json, os, socket, sys
-FILE, FOLDER, PORT, VARIABLE, LIMITS = json.loads({about!r})
+FILE, FOLDER, PORT, PID, VARIABLE, LIMITS = json.loads({about!r})
 def can(action):
     try:
         return bool(action())
@@ -38,6 +38,12 @@ def write(path):
 def connect():
     with socket.create_connection(("127.0.0.1", PORT), timeout=2):
         return True
+def see():
+    try:
+        os.kill(PID, 0)
+    except PermissionError:  # it is there
+        pass
+    return True
 def fork_too_often():
     import signal, time
     children = []
@@ -61,6 +67,7 @@ def fill():
 done = dict()
 done["read a file of the host"] = can(lambda: open(FILE).read())
 done["reach a server of the host"] = can(connect)
+done["see other processes"] = can(see)
 done["read the environment"] = VARIABLE in os.environ
 done["write outside its folder"] = any(can(lambda: write(os.path.join(place, "halfbyte-written"))) for place in
     (FOLDER, "/", "/dev", "/dev/shm", "/usr/lib", "/etc", os.path.dirname(os.__file__)))
@@ -81,7 +88,7 @@ time.sleep(30)
 """
 _ENDS = {
     "while True: pass": ("time", replace(_LIMITS, seconds=0.5)),
-    "while True: print('x' * 1000)": ("output", replace(_LIMITS, output_nbytes=10_000)),
+    "while True: print('x' * 1000)": ("output", replace(_LIMITS, seconds=3.0, output_nbytes=10_000)),
 }
 
 
@@ -115,7 +122,7 @@ def _attacks(engine: Engine) -> str | None:
         server.bind(("127.0.0.1", 0))
         server.listen()
         limits = {"memory": _LIMITS.memory_nbytes, "processes": _LIMITS.processes, "disk": _LIMITS.disk_nbytes}
-        about = json.dumps([str(secret), folder, server.getsockname()[1], _VARIABLE, limits])
+        about = json.dumps([str(secret), folder, server.getsockname()[1], os.getpid(), _VARIABLE, limits])
         os.environ[_VARIABLE] = secrets.token_hex()
         try:
             ran = engine.run(_ATTACKS.format(about=about), _LIMITS)

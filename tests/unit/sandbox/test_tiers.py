@@ -44,7 +44,8 @@ def without(option: str, count: int = 1) -> str:
     """The lines of a script that lose an option and what belongs to it."""
     return (
         "kept=()\nwhile [ $# -gt 0 ]; do\n"
-        f'  if [ "$1" = "{option}" ]; then shift {count}; continue; fi\n  kept+=("$1"); shift\ndone\nset -- "${{kept[@]}}"'
+        f'  if [ "$1" = "{option}" ]; then shift {count}; continue; fi\n'
+        '  kept+=("$1"); shift\ndone\nset -- "${kept[@]}"'
     )
 
 
@@ -56,6 +57,7 @@ def test_a_sandbox_that_works_lets_nothing_out(engine: Bubblewrap):
     ("script", "problem"),
     [
         (without("--unshare-all"), "reach a server of the host"),
+        (without("--unshare-all") + '\nset -- --unshare-net "$@"', "see other processes"),
         ('set -- --ro-bind /tmp /tmp "$@"', None),  # our own /tmp lies over it
         (without("--remount-ro", 2), "write outside its folder"),
         (without("--size", 2), "write more than allowed"),
@@ -70,7 +72,7 @@ def test_one_that_does_not_is_found_out(engine: Bubblewrap, tmp_path: Path, scri
 def test_bare_is_no_sandbox():
     found = what_gets_out(Bare())
     assert found is not None
-    assert "read a file of the host, reach a server of the host, read the environment" in found
+    assert "read a file of the host, reach a server of the host, see other processes, read the environment" in found
 
 
 @pytest.mark.parametrize(
@@ -167,8 +169,8 @@ def test_an_ordinary_program(isolated: Tier):
 
 
 def test_ctrl_c_ends_it_and_leaves_nothing(isolated: Tier, tmp_path: Path):
-    ours = "from halfbyte.sandbox.run import run_python; from halfbyte.sandbox.limits import Limits; print('go', flush=True)\n"
-    ours += "run_python('while True: pass', limits=Limits(seconds=60))"
+    ours = "from halfbyte.sandbox.run import run_python; from halfbyte.sandbox.limits import Limits\n"
+    ours += "print('go', flush=True); run_python('while True: pass', limits=Limits(seconds=60))"
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, "-c", ours], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
@@ -181,6 +183,8 @@ def test_ctrl_c_ends_it_and_leaves_nothing(isolated: Tier, tmp_path: Path):
         _, complaint = process.communicate(timeout=30)
         assert time.monotonic() - began < 10
     assert b"KeyboardInterrupt" in complaint
+    while any(Path(f"/proc/{pid}").exists() for pid in inside) and time.monotonic() < began + 15:
+        time.sleep(0.02)
     assert not any(Path(f"/proc/{pid}").exists() for pid in inside)
     assert list(tmp_path.iterdir()) == []
 

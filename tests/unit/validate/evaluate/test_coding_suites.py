@@ -69,7 +69,7 @@ def human_eval(names_and_prompts) -> list[dict]:
             "task_id": f"Ours/{number}",
             "prompt": prompt,
             "entry_point": name,
-            "test": TESTS[name.rstrip("_0123456789")].replace("candidate", "candidate"),
+            "test": TESTS[name.rstrip("_0123456789")],
             "canonical_solution": body,
         }
         for number, (name, prompt, body) in enumerate(names_and_prompts)
@@ -134,7 +134,7 @@ def test_right_wrong_looping_and_hostile_programs(fake, halfbyte, hub, tmp_path,
     head = json.loads((tmp_path / "out" / "eval.json").read_text())
     assert head["sandbox"] == sandbox.sentence
     # The answer is begun by lm-eval, so the server is told to go on with it.
-    asked = [one for one in server.items() if "def gaps(" in str(one["messages"])]
+    asked = [one for one in server.items() if "def gaps(" in str(one.get("messages"))]
     assert asked[0]["messages"][-1]["role"] == "assistant" and asked[0]["messages"][-1]["content"].endswith('"""\n\n')
     assert (asked[0]["continue_final_message"], asked[0]["add_generation_prompt"]) == (True, False)
 

@@ -137,6 +137,45 @@ def exact_answer(task: str, path: str, tokens: int) -> str:
     )
 
 
+def tested_program(path: str, tokens: int) -> str:
+    """Return a task over items that ask for a function; right is what passes the item's assertions."""
+    return (
+        _files("kimi_mini_programs", test=path)
+        + "unsafe_code: true\ntest_split: test\nnum_fewshot: 0\n"
+        + 'process_docs: !function documents.without_thinking\ndoc_to_text: "{{messages[0].content}}"\n'
+        + "doc_to_target: \"{{fields.tests | join('\\n')}}\"\n"
+        + _generation(tokens, ("<|im_end|>",))
+        + "filter_list:\n  - name: code\n    filter:\n      - function: custom\n"
+        + "        filter_fn: !function programs.take_code\n"
+        + "metric_list:\n  - metric: !function programs.pass_at_1\n    aggregation: mean\n    higher_is_better: true\n"
+    )
+
+
+PROGRAMS_PY = '''"""Programs and their tests, judged as in lm-eval's own coding tasks: by "code_eval" of `evaluate`."""
+
+import re
+
+import evaluate
+
+code_eval = evaluate.load("code_eval")
+FENCED = re.compile(r"```(?:python)?\\n(.*?)```", re.DOTALL)
+
+
+def take_code(resps, docs):
+    """Take the first fenced block of each answer, or all of it."""
+    return [[_code(text) for text in texts] for texts in resps]
+
+
+def _code(text):
+    found = FENCED.search(text)
+    return found.group(1) if found else text
+
+
+def pass_at_1(references, predictions):
+    """Return the share of programs that pass."""
+    return code_eval.compute(references=references, predictions=predictions, k=[1])[0]["pass@1"]
+'''
+
 DOCUMENTS_PY = '''"""Which items a task asks: lm-eval sends every request of a run with the same thinking mode."""
 
 

@@ -85,6 +85,8 @@ def _evals() -> dict[str, str]:
         "kimi_mini_mmlu_generative.yaml": lm_eval_tasks.mmlu_generative("evals/world"),
         "kimi_mini_copying.yaml": lm_eval_tasks.exact_answer("copying", "evals/copying/test.jsonl", 256),
         "kimi_mini_needle.yaml": lm_eval_tasks.exact_answer("needle", "evals/needle/test.jsonl", 32),
+        "kimi_mini_programs.yaml": lm_eval_tasks.tested_program("evals/programs/test.jsonl", 256),
+        "programs.py": lm_eval_tasks.PROGRAMS_PY,
         "documents.py": lm_eval_tasks.DOCUMENTS_PY,
     }
     return files | {f"evals/tasks/{name}": text for name, text in tasks.items()}

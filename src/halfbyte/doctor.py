@@ -97,6 +97,7 @@ class Machine:
     disk: Disk | None
     versions: dict[str, str | None]
     problems: dict[str, str]
+    sandbox: str | None = None  # where programs that a model wrote would run
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, as `--json` prints it."""
@@ -121,6 +122,7 @@ class Machine:
             ("memory", f"{_gb(memory.total_nbytes)}, {_gb(memory.available_nbytes)} available{limit}"),
             *_gpu_lines(self.gpus),
             *_disk_lines(self.disk),
+            ("sandbox", self.sandbox or "unknown"),
             ("installed", ", ".join(f"{name} {text}" for name, text in found.items()) or "none"),
             ("not installed", ", ".join(missing) or "-"),
         ]
@@ -128,7 +130,7 @@ class Machine:
 
 def examine(folder: Path | str | None = None) -> Machine:
     """Look at this machine; measure the disk under `folder`, if one is given."""
-    answers = _probe({"numba": numba_facts, "torch": torch_facts})
+    answers = _probe({"numba": numba_facts, "torch": torch_facts, "sandbox": sandbox_facts})
     gpus = answers["torch"].get("gpus")
     return Machine(
         python=platform.python_version(),
@@ -140,6 +142,7 @@ def examine(folder: Path | str | None = None) -> Machine:
         disk=None if folder is None else disk_facts(Path(folder)),
         versions={name: _version(name) for name in PACKAGES},
         problems={name: answer["problem"] for name, answer in answers.items() if "problem" in answer},
+        sandbox=answers["sandbox"].get("tier"),
     )
 
 
@@ -266,6 +269,13 @@ def torch_facts() -> dict[str, Any]:
     devices = [cuda.get_device_properties(i) for i in range(cuda.device_count())]
     gpus = [{"name": gpu.name, "arch": _arch(gpu), "memory_nbytes": gpu.total_memory} for gpu in devices]
     return {"build": build, "gpus": gpus}
+
+
+def sandbox_facts() -> dict[str, Any]:
+    """Try this machine's sandboxes for programs that a model wrote, as every command does that runs some."""
+    from halfbyte.sandbox.tiers import find_tier
+
+    return {"tier": find_tier().sentence}
 
 
 def _arch(gpu: Any) -> str:

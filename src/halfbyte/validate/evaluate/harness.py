@@ -17,6 +17,7 @@ from typing import Any
 
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.validate.evaluate.preflight import Preflight
+from halfbyte.validate.evaluate.programs import use_sandbox
 from halfbyte.validate.evaluate.samples import Sample, Side, read_samples
 from halfbyte.validate.evaluate.store import Scope, Store
 from halfbyte.validate.evaluate.suites import Seeds, Suite, Task, suite_hash
@@ -36,6 +37,7 @@ class Harness:
     data_folder: Path
     managers: dict[str, Any]  # by folder of tasks
     cache: tempfile.TemporaryDirectory[str] | None  # lives as long as this does
+    sandbox: str | None  # where programs run, in words
 
 
 def load_harness(suite: Suite, data_dir: Path | None) -> Harness:
@@ -51,6 +53,7 @@ def load_harness(suite: Suite, data_dir: Path | None) -> Harness:
     # It lists every installed package after each task, which takes seconds and which nobody reads here.
     _import("lm_eval.evaluator").add_env_info = lambda _: None  # pyright: ignore[reportUnknownLambdaType]
     cache = _own_cache() if local else None
+    sandbox = use_sandbox().sentence if suite.needs_sandbox else None
     for name in ("lm_eval", "datasets"):
         logging.getLogger(name).setLevel(logging.ERROR)
     own = Path(lm_eval.__file__).parent / "tasks"
@@ -65,7 +68,7 @@ def load_harness(suite: Suite, data_dir: Path | None) -> Harness:
             _load(managers[task.folder], task, folder if local else None)
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     version = importlib.metadata.version("lm_eval")
-    return Harness(suite, suite_hash(suite, files), version, digests, folder, managers, cache)
+    return Harness(suite, suite_hash(suite, files), version, digests, folder, managers, cache, sandbox)
 
 
 def _own_cache() -> tempfile.TemporaryDirectory[str]:
@@ -187,6 +190,7 @@ def run_pass(harness: Harness, arm: Arm, one: Pass) -> tuple[list[Sample], int]:
             numpy_random_seed=one.seeds.numpy,
             torch_random_seed=one.seeds.torch,
             fewshot_random_seed=one.seeds.fewshot,
+            confirm_run_unsafe_code=harness.sandbox is not None,
         )
     arm.store.sync()
     samples: list[Sample] = []

@@ -89,7 +89,7 @@ def evaluate(asked: Asked, out: Output, progress: Callable[[str, int, int], None
     for finding in [*ready.findings, *(reference.findings if reference else []), *common]:
         if finding.level != "good":
             out.note(f"! {finding.sentence}")
-    for note in suite.notes:
+    for note in [*suite.notes, *([f"programs run {harness.sandbox}"] if harness.sandbox else [])]:
         out.note(f"! {note}")
     with Store(asked.folder / REQUESTS) as store:
         run = _Run(harness, store, asked.concurrency or suite.concurrency, asked.limit, out, progress)
@@ -111,6 +111,7 @@ def evaluate(asked: Asked, out: Output, progress: Callable[[str, int, int], None
         "suite": {"name": suite.name, "hash": harness.hash, "task_files": harness.task_files, "notes": suite.notes},
         "arguments": arguments,
         "concurrency": run.concurrency,
+        "sandbox": harness.sandbox,
         "seeds": {"shown_examples": [one.model_dump() for one in suite.passes], "requests": suite.request_seed},
         "candidate": {**ready.as_dict(), "fingerprint": ours.fingerprint},
         "reference": {**reference.as_dict(), "fingerprint": theirs.fingerprint} if reference and theirs else None,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.validate.evaluate.programs import runs_of
 from halfbyte.write import write_whole
 
 Side = Literal["candidate", "reference"]
@@ -40,6 +41,9 @@ class Sample:
     latency_s: float
     attempts: int
     error: str | None
+    programs: list[dict[str, Any]] = field(
+        default_factory=list[dict[str, Any]]
+    )  # where answers are run: how they ended
 
     @property
     def place(self) -> tuple[str, str, int, int]:
@@ -91,6 +95,7 @@ def _sample(rows: Sequence[_Row], requests: Sequence[_Row], about: _Row, cluster
         latency_s=round(sum(float(one["latency_s"]) for one in requests), 4),
         attempts=max(int(one["attempts"]) for one in requests),
         error=error,
+        programs=[one for row in rows for one in runs_of(row)],
     )
 
 

@@ -11,7 +11,7 @@ GOOD = suites._FOLDER.joinpath("mini.yaml").read_text()
 
 def test_every_suite_is_whole():
     cards = {"kimi-card", "kimi-card-3shot", "kimi-card-generative", "mxfp4-card"}
-    assert {*suite_names()} == cards | {"chat", "coding", "mini", "mini-generative"}
+    assert {*suite_names()} == cards | {"chat", "coding", "mini", "mini-coding", "mini-generative"}
     for name in suite_names():
         suite = parse_suite(suites._FOLDER.joinpath(f"{name}.yaml").read_text(), name)
         assert suite.name == name
@@ -28,9 +28,8 @@ def test_the_cards_settings():
     assert [one.fewshot for one in mxfp4.passes] == [42, 1234, 7777]
 
 
-def test_programs_are_not_run_without_a_sandbox():
-    with pytest.raises(UsageError, match="no sandbox for them yet"):
-        load_suite("coding")
+def test_the_suites_with_programs_need_a_sandbox():
+    assert {name for name in suite_names() if load_suite(name).needs_sandbox} == {"coding", "mini-coding"}
 
 
 def test_a_suite_that_is_not_there():

@@ -8,6 +8,7 @@ from halfbyte.validate.probe.degeneracy.defect import Defect
 
 # UTF-8 read as Latin-1 or Windows-1252: a lead byte's character and those of its continuation bytes.
 _CONTINUED = "\u0080-\u00bf\u0152\u0153\u0160\u0161\u0178\u017d\u017e\u0192\u02c6\u02dc\u2013\u2014\u2018-\u201a\u201c-\u201e\u2020-\u2022\u2026\u2030\u2039\u203a\u20ac\u2122"  # noqa: E501
+_NAMED = 4  # characters in a sentence
 _PATTERNS = {
     "replacement-character": (re.compile("\ufffd+"), "U+FFFD, which stands for bytes that are no text"),
     "lone-surrogate": (re.compile("[\ud800-\udfff]+"), "half of a surrogate pair, which no encoding can carry"),
@@ -35,4 +36,4 @@ def broken_characters(text: str) -> list[Defect]:
 
 
 def _named(found: str) -> str:
-    return " ".join(f"U+{ord(one):04X}" for one in found[:4]) + (" ..." if len(found) > 4 else "")
+    return " ".join(f"U+{ord(one):04X}" for one in found[:_NAMED]) + (" ..." if len(found) > _NAMED else "")

@@ -7,6 +7,7 @@ the same step each time.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from halfbyte.validate.probe.degeneracy.cycle import Cycle, suffix_cycle
 from halfbyte.validate.probe.degeneracy.defect import KindOfText
@@ -16,6 +17,7 @@ _NUMBER = re.compile(r"\d+")
 _REPEATS: dict[KindOfText, int] = {"prose": 6, "any": 8}
 _FEWEST_WORDS = 4
 _LONGEST_NUMBER = 9
+_FEWEST_ROWS = 2
 
 
 def counting_cycle(text: str, kind: KindOfText) -> Cycle | None:
@@ -54,10 +56,12 @@ def _covered(text: str, plain_covered: int) -> int:
 def _goes_up(numbers: list[str], columns: int) -> bool:
     """Whether each column of numbers has one step, and one of them goes up. The first row may be cut, so it is left."""
     rows = len(numbers) // columns - 1
-    if rows < 2 or any(len(number) > _LONGEST_NUMBER for number in numbers):
+    if rows < _FEWEST_ROWS or any(len(number) > _LONGEST_NUMBER for number in numbers):
         return False
     values = [int(number) for number in numbers[-rows * columns :]]
-    steps = [
-        {b - a for a, b in zip(row, row[1:], strict=False)} for row in (values[c::columns] for c in range(columns))
-    ]
+    steps = [_steps(values[column::columns]) for column in range(columns)]
     return all(len(step) == 1 for step in steps) and any(min(step) > 0 for step in steps)
+
+
+def _steps(values: list[int]) -> set[int]:
+    return {after - before for before, after in pairwise(values)}

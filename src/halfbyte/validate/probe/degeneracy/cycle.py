@@ -1,7 +1,7 @@
 """A text that ends in one thing repeated: its longest suffix with a short period.
 
-Such a suffix ends as it did one period before. So the last few characters are looked for further back, which C code does
-in microseconds, and each place where they are found is a period to try.
+Such a suffix ends as it did one period before. So the last few characters are looked for further back, which is
+quick, and each place where they are found is a period to try.
 """
 
 from __future__ import annotations

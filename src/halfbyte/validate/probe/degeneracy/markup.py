@@ -8,7 +8,8 @@ from halfbyte.validate.probe.degeneracy.defect import Defect, KindOfText
 
 # Kimi's and others' <|im_end|>, <|tool_call_begin|>, the full-width ones of DeepSeek, [EOS] and their like.
 _ALWAYS = re.compile(
-    r"<\|[A-Za-z_][A-Za-z0-9_ .:-]{0,60}\|>|<\uff5c[^\n<>]{1,60}\uff5c>|\[(?:EOS|BOS|PAD|UNK|EOT|SEP|CLS|MASK|INST|/INST)\]"
+    r"<\|[A-Za-z_][A-Za-z0-9_ .:-]{0,60}\|>|<\uff5c[^\n<>]{1,60}\uff5c>"
+    r"|\[(?:EOS|BOS|PAD|UNK|EOT|SEP|CLS|MASK|INST|/INST)\]"
 )
 # Also words of HTML, XML or of a discussion: of prose only.
 _IN_PROSE = re.compile(r"</?s>\s*$|<(?:eos|bos|pad|unk|eot)>|</?think>|</?tool_calls?>|</?tool_response>")

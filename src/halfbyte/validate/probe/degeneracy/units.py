@@ -1,7 +1,7 @@
 """How often a thing must be repeated to be a loop: that depends on what it is.
 
-People repeat rulers, empty cells and zeros hundreds of times, log lines a few times, a chorus three times in a song, and
-no sentence six times in a row. The limits were chosen on the tuning part of the labelled set only.
+People repeat rulers, empty cells and zeros hundreds of times, log lines a few times, a chorus three times in a song,
+and no sentence six times in a row. The limits were chosen on the tuning part of the labelled set only.
 """
 
 from __future__ import annotations

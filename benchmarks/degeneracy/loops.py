@@ -12,7 +12,9 @@ from benchmarks.degeneracy.sources import Labelled, modules, phrase, prose, sent
 REPEATS, CHARACTERS, DRAWN_CHARACTERS = 6, 600, 2400
 Maker = Callable[[random.Random, str], str]
 CARD = ("saliva ", "allergen ", "hairs ", "felis-", "Felis catus ", "the saliva of the cat ", "cat allergens, ")
-CJK_WORDS = "猫 过敏 唾液 毛发 的 是 在 我们 因为 所以 非常 可能 研究 表明 医生 建议 今天 天气 城市 学校 朋友 喜欢 知道 开始"
+CJK_WORDS = (
+    "猫 过敏 唾液 毛发 的 是 在 我们 因为 所以 非常 可能 研究 表明 医生 建议 今天 天气 城市 学校 朋友 喜欢 知道 开始"
+)
 KANA_WORDS = "猫は とても かわいい です ので わたしは いつも うれしく 思います そして 今日も 学校へ 行きました"
 OTHER_WORDS = ("кошка смотрит на море и думает о доме где она живёт давно", "القط ينظر إلى البحر ثم ينام في البيت كل يوم",
                "고양이는 바다를 보고 집을 생각합니다 그리고 잠을 잡니다", "γάτα κοιτάζει τη θάλασσα και σκέφτεται το σπίτι")  # fmt: skip
@@ -31,7 +33,9 @@ def _glued(rng: random.Random, words: str, low: int, high: int, mark: str = "") 
 
 def _counted(rng: random.Random, part: str) -> str:
     say = phrase(rng, part, 5, 12).capitalize()
-    form = rng.choice(("{0}. {1}.\n", "{0}) {1}.\n", "Step {0}: {1}.\n", "{0}. {1} ", "- Day {0}: {1}, as on day {0}.\n"))
+    form = rng.choice(
+        ("{0}. {1}.\n", "{0}) {1}.\n", "Step {0}: {1}.\n", "{0}. {1} ", "- Day {0}: {1}, as on day {0}.\n")
+    )
     first, size = rng.randint(1, 40), len(say) + 8
     return "".join(form.format(first + row, say) for row in range(rng.randint(900 // size + 12, 2400 // size + 24)))
 
@@ -54,7 +58,9 @@ def _blanks(rng: random.Random, unit: str) -> str:
 
 def _code_line(rng: random.Random, part: str) -> str:
     a, b, c = (rng.choice(vocabulary(part)) for _ in range(3))
-    return rng.choice((f"    self.{a} = {b}.{c}({a})\n", f"import {a}\n", f"    if {a} is None: return {b}\n", f"{a}();\n"))
+    return rng.choice(
+        (f"    self.{a} = {b}.{c}({a})\n", f"import {a}\n", f"    if {a} is None: return {b}\n", f"{a}();\n")
+    )
 
 
 def _json_row(rng: random.Random, part: str) -> str:

@@ -1,8 +1,8 @@
 """How often the loop detector is wrong, on texts that its limits were not chosen on.
 
-    python -m benchmarks.degeneracy.measure                    the held-out part
-    python -m benchmarks.degeneracy.measure --part tune        the part that the limits were chosen on
-    python -m benchmarks.degeneracy.measure --write            and write benchmarks/results/degeneracy_202611.{json,md}
+python -m benchmarks.degeneracy.measure                    the held-out part
+python -m benchmarks.degeneracy.measure --part tune        the part that the limits were chosen on
+python -m benchmarks.degeneracy.measure --write            and write benchmarks/results/degeneracy_202611.{json,md}
 """
 
 import argparse
@@ -46,12 +46,19 @@ def measure(part: str, each: int = EACH) -> dict:
         for name, told in (("any", False), ("told", True))
     }
     characters = 2 * sum(len(one.text) for one in [*bad, *good])
-    return {"part": part, **found, "microseconds_per_1000_characters": (time.process_time() - started) * 1e9 / characters}
+    return {
+        "part": part,
+        **found,
+        "microseconds_per_1000_characters": (time.process_time() - started) * 1e9 / characters,
+    }
 
 
 def as_table(found: dict) -> str:
     lines = [f"Part: {found['part']}. Intervals are Wilson's, 95 %.", ""]
-    lines += ["| the detector | loops found | sound texts called loops | precision at equal numbers |", "|---|---|---|---|"]
+    lines += [
+        "| the detector | loops found | sound texts called loops | precision at equal numbers |",
+        "|---|---|---|---|",
+    ]
     for name, said in (("any", "knows nothing of the text"), ("told", "knows the kind of text")):
         bad, good = found[name]["loops"], found[name]["sound"]
         precision = bad["share"] / (bad["share"] + good["share"])
@@ -60,7 +67,9 @@ def as_table(found: dict) -> str:
     for label in ("loops", "sound"):
         told = found["told"][label]["families"]
         for family, (hits, of) in found["any"][label]["families"].items():
-            lines.append(f"| {family} | {'loop' if label == 'loops' else label} | {hits} of {of} | {told[family][0]} of {of} |")
+            lines.append(
+                f"| {family} | {'loop' if label == 'loops' else label} | {hits} of {of} | {told[family][0]} of {of} |"
+            )
     return "\n".join(lines)
 
 

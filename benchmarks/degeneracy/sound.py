@@ -24,7 +24,10 @@ def _markdown_table(rng: random.Random, part: str) -> str:
     cells = [rng.choice(("yes", "no", "-", "", "0", "n/a", "OK", _word(rng, part))) for _ in range(4)]
     head = "| " + " | ".join(_word(rng, part) for _ in range(width)) + " |\n" + "|---" * width + "|\n"
     return head + _rows(
-        rng, 5, 40, lambda at: f"| {_word(rng, part)} | " + " | ".join(rng.choice(cells) for _ in range(width - 1)) + " |"
+        rng,
+        5,
+        40,
+        lambda at: f"| {_word(rng, part)} | " + " | ".join(rng.choice(cells) for _ in range(width - 1)) + " |",
     )
 
 
@@ -32,7 +35,11 @@ def _html_table(rng: random.Random, part: str) -> str:
     width, empty = rng.randint(3, 7), rng.random() * 0.7
 
     def row(at: int) -> str:
-        return "<tr>" + "".join(f"<td>{'' if rng.random() < empty else rng.randint(1, 31)}</td>" for _ in range(width)) + "</tr>"
+        return (
+            "<tr>"
+            + "".join(f"<td>{'' if rng.random() < empty else rng.randint(1, 31)}</td>" for _ in range(width))
+            + "</tr>"
+        )
 
     return f"<table>\n{_rows(rng, 5, 40, row)}\n</table>"
 
@@ -100,7 +107,9 @@ def _log(rng: random.Random, part: str) -> str:
         nonlocal second
         second += rng.choice((0, 1, 1, 1, 5))
         clock = f"{second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}"
-        return f"2026-03-01 {clock} {rng.choice(('INFO', 'INFO', 'WARN'))} {rng.choice(what)} in {rng.randint(1, 40)} ms"
+        return (
+            f"2026-03-01 {clock} {rng.choice(('INFO', 'INFO', 'WARN'))} {rng.choice(what)} in {rng.randint(1, 40)} ms"
+        )
 
     return _rows(rng, 8, 80, row)
 
@@ -122,7 +131,9 @@ def _in_words(rng: random.Random, part: str) -> str:
 
 def _csv(rng: random.Random, part: str) -> str:
     names = [_word(rng, part) for _ in range(3)]
-    return _rows(rng, 10, 80, lambda at: f"{at},{rng.choice(names)},{rng.randint(0, 3)},{rng.choice(('', '0', '1.5'))},,")
+    return _rows(
+        rng, 10, 80, lambda at: f"{at},{rng.choice(names)},{rng.randint(0, 3)},{rng.choice(('', '0', '1.5'))},,"
+    )
 
 
 def _base64(rng: random.Random, part: str) -> str:
@@ -144,7 +155,10 @@ def _latex(rng: random.Random, part: str) -> str:
 
 def _tests(rng: random.Random, part: str) -> str:
     name = _word(rng, part)
-    rows = [f"tests/test_{name}.py::test_{phrase(rng, part, 1, 3).replace(' ', '_')}[{at}] PASSED [{at:3d}%]" for at in range(100)]
+    rows = [
+        f"tests/test_{name}.py::test_{phrase(rng, part, 1, 3).replace(' ', '_')}[{at}] PASSED [{at:3d}%]"
+        for at in range(100)
+    ]
     return "\n".join(rows[: rng.randint(10, 100)]) + "\n" + "." * rng.randint(20, 400)
 
 
@@ -155,7 +169,12 @@ def _numbered_tests(rng: random.Random, part: str) -> str:
 
 def _sql(rng: random.Random, part: str) -> str:
     table = _word(rng, part)
-    return _rows(rng, 6, 50, lambda at: f"INSERT INTO {table} (id, name, mail) VALUES ({at}, 'user{at}', 'user{at}@example.com');")
+    return _rows(
+        rng,
+        6,
+        50,
+        lambda at: f"INSERT INTO {table} (id, name, mail) VALUES ({at}, 'user{at}', 'user{at}@example.com');",
+    )
 
 
 def _art(rng: random.Random, part: str) -> str:
@@ -171,11 +190,15 @@ def _art(rng: random.Random, part: str) -> str:
 
 def _hexdump(rng: random.Random, part: str) -> str:
     line = " ".join(["00"] * 16)
-    return _rows(rng, 8, 40, lambda at: f"{16 * at:08x}  " + (line if rng.random() < 0.6 else rng.randbytes(16).hex(" ")))
+    return _rows(
+        rng, 8, 40, lambda at: f"{16 * at:08x}  " + (line if rng.random() < 0.6 else rng.randbytes(16).hex(" "))
+    )
 
 
 def _page(rng: random.Random, part: str) -> str:
-    inner = "\n".join(f'    <div class="{_word(rng, part)}">{phrase(rng, part, 1, 6)}</div>' for _ in range(rng.randint(5, 30)))
+    inner = "\n".join(
+        f'    <div class="{_word(rng, part)}">{phrase(rng, part, 1, 6)}</div>' for _ in range(rng.randint(5, 30))
+    )
     return "<div>" * rng.randint(2, 12) + "\n" + inner + "\n" + "</div>" * rng.randint(2, 12)
 
 
@@ -185,7 +208,9 @@ def _plan(rng: random.Random, part: str) -> str:
 
 
 def _talk(rng: random.Random, part: str) -> str:
-    return "\n\n".join(f'"{rng.choice(sentences(part))}" said {rng.choice(("Anna", "Ben"))}.' for _ in range(rng.randint(6, 30)))
+    return "\n\n".join(
+        f'"{rng.choice(sentences(part))}" said {rng.choice(("Anna", "Ben"))}.' for _ in range(rng.randint(6, 30))
+    )
 
 
 def _licence(rng: random.Random, part: str) -> str:

@@ -86,5 +86,3 @@ def prose(rng: random.Random, part: str, characters: int) -> str:
             break
         found.append(one)
     return " ".join(found)[:characters]
-
-

@@ -10,11 +10,12 @@ import zlib
 
 from halfbyte.validate.probe.degeneracy.units import is_prose, words
 
-WINDOW = 1000
+WINDOW = 2000
 _FEWEST = 500  # bytes
-_COMPRESSION = 5.0
+# Pairs of limits: the more it compresses, the fewer copied runs are enough.
+_COMPRESSION, _COPIED_RUNS = 5.0, 0.35
+_LESS_COMPRESSION, _MORE_COPIED_RUNS = 4.0, 0.45
 _RUN = 8
-_COPIED_RUNS = 0.35
 _FEWEST_WORDS = 100
 _DISTINCT_WORDS = 0.08
 
@@ -22,12 +23,13 @@ _DISTINCT_WORDS = 0.08
 def says_the_same(window: str) -> bool:
     """Whether the end of a text, at most WINDOW characters of it, goes round in circles."""
     data = window.encode("utf-8", "replace")
-    if len(data) < _FEWEST or len(data) <= _COMPRESSION * len(zlib.compress(data)) or not is_prose(window):
+    ratio = len(data) / len(zlib.compress(data))
+    if len(data) < _FEWEST or ratio <= _LESS_COMPRESSION or not is_prose(window):
         return False
     found = words(window)
     if len(found) >= _FEWEST_WORDS and len(set(found)) < _DISTINCT_WORDS * len(found):
         return True
-    return copied_runs(found) > _COPIED_RUNS
+    return copied_runs(found) > (_COPIED_RUNS if ratio > _COMPRESSION else _MORE_COPIED_RUNS)
 
 
 def copied_runs(found: list[str]) -> float:

@@ -18,11 +18,11 @@ CJK_WEIGHT = 3
 _CJK = re.compile(f"[{CJK}]")
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(rf"[^\W\d_{CJK}]{{2,}}|[{CJK}]")
-_PROSE_MARKS = " .,;:!?'\"()-\u2019\u2018\u201c\u201d\u2014\u2013\u2026\u3002\uff0c\u3001\uff01\uff1f\uff1a\uff1b"
+_PROSE_MARKS = " .,;:!?'()-\u2019\u2018\u201c\u201d\u2014\u2013\u2026\u3002\uff0c\u3001\uff01\uff1f\uff1a\uff1b"
 _NOT_PROSE = re.compile(rf"[^\w{re.escape(_PROSE_MARKS)}]|[\d_]")
 # What tables, rulers, numbers and drawings are made of.
 _DRAWN = re.compile(r"[\d\s\-=_*#.~|+:,;/\\<>()\[\]{}'\"`^$%&@\u2500-\u25ff\u00b7\u2022]*")
-_MOST_OTHER_MARKS = 0.06
+_MOST_OTHER_MARKS = 0.1
 
 
 class Stuff(Enum):
@@ -46,7 +46,7 @@ class Limit:
 LONG = 250
 _STRICT = {  # for texts that may be anything
     Stuff.WORDS: Limit(300, 5, 3),
-    Stuff.MARKUP: Limit(800, 8, 4),
+    Stuff.MARKUP: Limit(600, 6, 4),
     Stuff.DRAWN: Limit(1500, 16, 6),
     Stuff.NOISE: Limit(200, 10, 4),
 }

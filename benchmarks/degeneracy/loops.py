@@ -83,13 +83,13 @@ BOTH: dict[str, tuple[str, Maker]] = {
     "near": ("prose", _near),
 }
 TUNE_ONLY: dict[str, tuple[str, Maker]] = {
+    "few words": ("prose", _few_words),
     "hyphenated": ("prose", lambda rng, part: repeated(rng, phrase(rng, part, 1, 1) + "-")),
     "sentence and blanks": ("prose", lambda rng, part: _blanks(rng, rng.choice(sentences(part)))),
     "digits": ("prose", lambda rng, part: "0." + repeated(rng, rng.choice(("3", "142857", "1, ")), DRAWN_CHARACTERS)),
     "bullets": ("prose", lambda rng, part: repeated(rng, "- **" + phrase(rng, part, 1, 3) + "**\n", 1200)),
 }
 HELD_OUT: dict[str, tuple[str, Maker]] = {
-    "few words": ("prose", _few_words),
     "two sentences": ("prose", lambda rng, part: _blanks(rng, " ".join(rng.sample(sentences(part), 2)))),
     "Japanese": ("prose", lambda rng, part: repeated(rng, _glued(rng, KANA_WORDS, 1, 8, rng.choice(("", "。"))))),
     "other scripts": ("prose", lambda rng, part: repeated(rng, rng.choice(OTHER_WORDS)[: rng.randint(6, 60)] + " ")),
@@ -100,6 +100,14 @@ HELD_OUT: dict[str, tuple[str, Maker]] = {
     "blank": ("any", lambda rng, part: rng.choice(("\n", " ", "\t")) * rng.randint(2400, 6000)),
     "ruler": ("any", lambda rng, part: rng.choice("-=_*#.~0") * rng.randint(2400, 6000)),
     "LaTeX": ("any", lambda rng, part: repeated(rng, rng.choice((r"\frac{1}{2} + ", r"\begin{aligned} ", r"\\ \hline ")), 1200)),
+    "syllables": ("prose", lambda rng, part: repeated(rng, rng.choice(("ha", "la", "blah", "oo", "haha ", "tick-tock ")))),
+    "verses": ("prose", lambda rng, part: repeated(rng, "\n".join(phrase(rng, part, 3, 7) for _ in range(4)) + "\n\n")),
+    "dialogue": ("prose", lambda rng, part: repeated(
+        rng, f"User: {rng.choice(sentences(part))}\nAssistant: {rng.choice(sentences(part))}\n")),
+    "tool calls": ("json", lambda rng, part: repeated(
+        rng, f'{{"name": "{phrase(rng, part, 1, 1)}", "arguments": {{"q": "{phrase(rng, part, 1, 4)}"}}}}\n', 1200)),
+    "counted days": ("prose", lambda rng, part: "".join(
+        f"On day {at} {say}. " for say in [phrase(rng, part, 6, 14)] for at in range(1, rng.randint(30, 60)))),
     "left again": ("prose", lambda rng, part: repeated(rng, rng.choice(sentences(part)) + " ", 900) + " " + prose(rng, part, 500)),
 }  # fmt: skip
 

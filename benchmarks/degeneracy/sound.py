@@ -226,6 +226,43 @@ def _chinese(rng: random.Random, part: str) -> str:
     return "。".join("".join(rng.choice(words) for _ in range(rng.randint(5, 20))) for _ in range(rng.randint(10, 60)))
 
 
+def _asserts(rng: random.Random, part: str) -> str:
+    name, factor = phrase(rng, part, 1, 2).replace(" ", "_"), rng.randint(2, 9)
+    return _rows(rng, 6, 50, lambda at: f"    assert {name}({at}) == {at * factor}, {name}({at})")
+
+
+def _weeks(rng: random.Random, part: str) -> str:
+    """A training plan: most weeks have the same two days."""
+    rest = [f"{day}: {phrase(rng, part, 2, 4)}." for day in ("Monday", "Thursday")]
+    weeks = [
+        f"Week {at}\n{rest[0]}\n{phrase(rng, part, 3, 12).capitalize()}.\n{rest[1]}"
+        for at in range(1, rng.randint(5, 16))
+    ]
+    return "\n\n".join(weeks)
+
+
+def _cumulative(rng: random.Random, part: str) -> str:
+    """The house that Jack built: each verse has all earlier ones in it."""
+    lines = [f"that {phrase(rng, part, 2, 4)} the {_word(rng, part)}" for _ in range(rng.randint(5, 9))]
+    return "\n\n".join("This is the one\n" + "\n".join(lines[at::-1]) for at in range(len(lines)))
+
+
+def _move(rng: random.Random) -> str:
+    return rng.choice(("", "N", "B", "R", "Q", "K")) + rng.choice("abcdefgh") + rng.choice("12345678")
+
+
+def _yaml(rng: random.Random, part: str) -> str:
+    keys = [_word(rng, part) for _ in range(3)]
+    return "services:\n" + _rows(
+        rng,
+        4,
+        30,
+        lambda at: (
+            f"  {keys[0]}-{at}:\n    {keys[1]}: true\n    {keys[2]}: {rng.choice((0, 1, 80))}\n    restart: always"
+        ),
+    )
+
+
 BOTH: dict[str, tuple[str, Maker]] = {
     "documentation": ("prose", lambda rng, part: slice_of(rng, documents(part))),
     "source code": ("code", lambda rng, part: slice_of(rng, modules(part))),
@@ -248,21 +285,60 @@ TUNE_ONLY: dict[str, tuple[str, Maker]] = {
     "test output": ("any", _tests),
     "base64": ("any", _base64),
     "retries": ("any", _retries),
-}
-HELD_OUT: dict[str, tuple[str, Maker]] = {
-    "chants": ("prose", _chant),
     "counting songs": ("prose", _bottles),
     "matrices": ("json", _matrix),
     "sums in words": ("any", _in_words),
-    "DNA": ("any", _dna),
-    "LaTeX": ("any", _latex),
     "numbered tests": ("any", _numbered_tests),
     "SQL": ("any", _sql),
+}
+HELD_OUT: dict[str, tuple[str, Maker]] = {
+    "chants": ("prose", _chant),
+    "DNA": ("any", _dna),
+    "LaTeX": ("any", _latex),
     "hex dumps": ("any", _hexdump),
     "HTML": ("any", _page),
     "talk": ("prose", _talk),
     "licence": ("prose", _licence),
     "Chinese": ("prose", _chinese),
+    "shell": ("code", lambda rng, part: _rows(rng, 6, 60, lambda at: f"mv {part}/page-{at}.txt {part}/{at:03d}.txt")),
+    "asserts": ("code", _asserts),
+    "weeks": ("prose", _weeks),
+    "cumulative rhymes": ("prose", _cumulative),
+    "chess": (
+        "any",
+        lambda rng, part: " ".join(f"{at}. {_move(rng)} {_move(rng)}" for at in range(1, rng.randint(20, 90))),
+    ),
+    "contents": (
+        "any",
+        lambda rng, part: _rows(
+            rng,
+            8,
+            40,
+            lambda at: f"Chapter {at}. {phrase(rng, part, 1, 5).title()} " + "." * rng.randint(5, 60) + f" {9 * at}",
+        ),
+    ),
+    "survey": (
+        "any",
+        lambda rng, part: _rows(
+            rng, 8, 60, lambda at: f"Question {at}: {rng.choice(('yes', 'no', 'agree', 'disagree', 'no answer'))}"
+        ),
+    ),
+    "YAML": ("code", _yaml),
+    "questions": (
+        "prose",
+        lambda rng, part: _rows(
+            rng, 5, 30, lambda at: f"Q{at}: What is {phrase(rng, part, 1, 3)}?\nA: It is {phrase(rng, part, 3, 8)}."
+        ),
+    ),
+    "progress": (
+        "any",
+        lambda rng, part: _rows(
+            rng,
+            5,
+            50,
+            lambda at: f"epoch {at:3d}: {'#' * (at // 2):25s} loss {rng.random():.4f}, accuracy {rng.random():.3f}",
+        ),
+    ),
 }
 
 

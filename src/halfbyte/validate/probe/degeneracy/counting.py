@@ -11,12 +11,13 @@ from itertools import pairwise
 
 from halfbyte.validate.probe.degeneracy.cycle import Cycle, suffix_cycle
 from halfbyte.validate.probe.degeneracy.defect import KindOfText
-from halfbyte.validate.probe.degeneracy.units import Stuff, needed_cover, stuff_of, words
+from halfbyte.validate.probe.degeneracy.units import is_plain, needed_cover, words
 
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"\b\d+\b")  # by itself: user17 is a name
 _REPEATS: dict[KindOfText, int] = {"prose": 6, "any": 8}
-_FEWEST_WORDS = 4
+_WORDS_PER_NUMBER = 4  # else it is arithmetic
 _LONGEST_NUMBER = 9
+_MARK = "\x00"  # stands for a number
 _FEWEST_ROWS = 2
 
 
@@ -24,11 +25,12 @@ def counting_cycle(text: str, kind: KindOfText) -> Cycle | None:
     """Return the cycle at the end of a text once its numbers are left out, in characters of that text."""
     if kind not in _REPEATS or not _NUMBER.search(text):
         return None
-    plain = _NUMBER.sub("0", text)
+    plain = _NUMBER.sub(_MARK, text)
 
     def needed(unit: str) -> int:
-        bare = unit.replace("0", "")
-        if "0" not in unit or len(words(bare)) < _FEWEST_WORDS or stuff_of(bare) is not Stuff.WORDS:
+        bare = unit.replace(_MARK, "")
+        enough = _WORDS_PER_NUMBER * max(1, unit.count(_MARK))
+        if _MARK not in unit or len(words(bare)) < enough or not is_plain(bare):
             return len(plain) + 1
         return max(needed_cover(bare, kind), _REPEATS[kind] * len(unit))
 
@@ -37,7 +39,7 @@ def counting_cycle(text: str, kind: KindOfText) -> Cycle | None:
         return None
     covered = _covered(text, found.covered)
     numbers = _NUMBER.findall(text[len(text) - covered :])
-    columns = plain[len(plain) - found.period :].count("0")
+    columns = plain[len(plain) - found.period :].count(_MARK)
     return Cycle(found.period, covered) if _goes_up(numbers, columns) else None
 
 

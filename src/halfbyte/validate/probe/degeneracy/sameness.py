@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import zlib
 
-from halfbyte.validate.probe.degeneracy.units import is_prose, words
+from halfbyte.validate.probe.degeneracy.units import (
+    is_plain, is_prose, without_literals, words, words_and_numbers,
+)  # fmt: skip
 
 WINDOW = 2000
 _FEWEST = 500  # bytes
 # Pairs of limits: the more it compresses, the fewer copied runs are enough.
 _COMPRESSION, _COPIED_RUNS = 5.0, 0.35
-_LESS_COMPRESSION, _MORE_COPIED_RUNS = 4.0, 0.45
+_LESS_COMPRESSION, _MORE_COPIED_RUNS = 4.0, 0.5
 _RUN = 8
 _FEWEST_WORDS = 100
 _DISTINCT_WORDS = 0.08
@@ -26,10 +28,19 @@ def says_the_same(window: str) -> bool:
     ratio = len(data) / len(zlib.compress(data))
     if len(data) < _FEWEST or ratio <= _LESS_COMPRESSION or not is_prose(window):
         return False
-    found = words(window)
-    if len(found) >= _FEWEST_WORDS and len(set(found)) < _DISTINCT_WORDS * len(found):
+    last = without_literals(window[-WINDOW // 2 :])
+    if _is_few_words(last):
         return True
+    found = words_and_numbers(without_literals(window))
+    if found.count("0") > len(found) / 2:
+        return False  # a table of numbers
     return copied_runs(found) > (_COPIED_RUNS if ratio > _COMPRESSION else _MORE_COPIED_RUNS)
+
+
+def _is_few_words(text: str) -> bool:
+    found = words_and_numbers(text)
+    few = len(found) >= _FEWEST_WORDS and len(set(found)) < _DISTINCT_WORDS * len(found)
+    return few and is_plain(text) and len(words(text)) > len(found) / 2
 
 
 def copied_runs(found: list[str]) -> float:

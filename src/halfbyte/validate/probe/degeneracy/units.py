@@ -18,11 +18,15 @@ CJK_WEIGHT = 3
 _CJK = re.compile(f"[{CJK}]")
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(rf"[^\W\d_{CJK}]{{2,}}|[{CJK}]")
+_WORD_OR_NUMBER = re.compile(rf"[^\W{CJK}]+|[{CJK}]")
 _PROSE_MARKS = " .,;:!?'()-\u2019\u2018\u201c\u201d\u2014\u2013\u2026\u3002\uff0c\u3001\uff01\uff1f\uff1a\uff1b"
 _NOT_PROSE = re.compile(rf"[^\w{re.escape(_PROSE_MARKS)}]|[\d_]")
 # What tables, rulers, numbers and drawings are made of.
+_LITERALS = re.compile(r"\b(?:null|none|true|false|nan|yes|no|n/a)\b", re.IGNORECASE)
+_CUT_WORD = re.compile(r"^\w+|\w+$")
 _DRAWN = re.compile(r"[\d\s\-=_*#.~|+:,;/\\<>()\[\]{}'\"`^$%&@\u2500-\u25ff\u00b7\u2022]*")
 _MOST_OTHER_MARKS = 0.1
+_PLAIN_MARKS = re.compile(r"[^\w\s.,;:!?'-]|_")
 
 
 class Stuff(Enum):
@@ -56,9 +60,16 @@ _LIMITS: dict[KindOfText, dict[Stuff, Limit]] = {"prose": _PROSE, "code": _STRIC
 
 def stuff_of(unit: str) -> Stuff:
     """Say what a unit is made of."""
-    if not _LETTER.search(unit):
-        return Stuff.DRAWN if _DRAWN.fullmatch(unit) else Stuff.NOISE
+    whole = _CUT_WORD.sub("", 2 * unit) or unit  # a unit may begin inside a word
+    bare = without_literals(whole)
+    if not _LETTER.search(bare):
+        return Stuff.DRAWN if _DRAWN.fullmatch(bare) else Stuff.NOISE
     return Stuff.WORDS if is_prose(unit) else Stuff.MARKUP
+
+
+def without_literals(text: str) -> str:
+    """Return a text whose null, true, no and the like are digits: they fill cells as numbers do."""
+    return _LITERALS.sub("0", text)
 
 
 def is_prose(text: str) -> bool:
@@ -66,9 +77,19 @@ def is_prose(text: str) -> bool:
     return len(_NOT_PROSE.findall(text)) <= _MOST_OTHER_MARKS * len(text)
 
 
+def is_plain(text: str) -> bool:
+    """Whether a text is sentences, without brackets, quotes and signs, but for one here and there."""
+    return len(_PLAIN_MARKS.findall(text)) <= _MOST_OTHER_MARKS / 3 * len(text)
+
+
 def words(text: str) -> list[str]:
     """Return words of two letters and more; each Chinese, Japanese or Korean character is one."""
     return _WORD.findall(text)
+
+
+def words_and_numbers(text: str) -> list[str]:
+    """Return words and numbers of any length."""
+    return _WORD_OR_NUMBER.findall(text)
 
 
 def weight(text: str) -> int:

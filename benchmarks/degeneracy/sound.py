@@ -263,6 +263,31 @@ def _yaml(rng: random.Random, part: str) -> str:
     )
 
 
+def _letters(rng: random.Random, part: str) -> str:
+    """The same letter to two or three people."""
+    body = prose(rng, part, rng.randint(150, 500))
+    names = rng.sample(("Anna", "Ben", "Carla", "David", "Eva"), rng.randint(2, 3))
+    return "\n\n".join(f"Dear {name},\n\n{body}\n\nYours, {_word(rng, part)}" for name in names)
+
+
+def _weather(rng: random.Random, part: str) -> str:
+    sky = ("sunny", "cloudy", "rainy", "windy", "foggy")
+    towns = rng.sample(vocabulary(part), rng.randint(8, 25))
+    return "\n".join(
+        f"In {town.title()} it will be {rng.choice(sky)} with a high of {rng.randint(5, 30)} degrees and {rng.choice(sky)} at night."
+        for town in towns
+    )
+
+
+def _twelve_days(rng: random.Random, part: str) -> str:
+    """Each day has one gift more, and then those of all days before."""
+    gifts = [f"{at} {phrase(rng, part, 2, 3)}" for at in range(1, 13)]
+    days = [
+        f"On day {at + 1} of the feast my true love gave to me\n" + ",\n".join(gifts[at::-1]) + "." for at in range(12)
+    ]
+    return "\n\n".join(days[: rng.randint(4, 12)])
+
+
 BOTH: dict[str, tuple[str, Maker]] = {
     "documentation": ("prose", lambda rng, part: slice_of(rng, documents(part))),
     "source code": ("code", lambda rng, part: slice_of(rng, modules(part))),
@@ -285,6 +310,7 @@ TUNE_ONLY: dict[str, tuple[str, Maker]] = {
     "test output": ("any", _tests),
     "base64": ("any", _base64),
     "retries": ("any", _retries),
+    "cumulative rhymes": ("prose", _cumulative),
     "counting songs": ("prose", _bottles),
     "matrices": ("json", _matrix),
     "sums in words": ("any", _in_words),
@@ -303,7 +329,6 @@ HELD_OUT: dict[str, tuple[str, Maker]] = {
     "shell": ("code", lambda rng, part: _rows(rng, 6, 60, lambda at: f"mv {part}/page-{at}.txt {part}/{at:03d}.txt")),
     "asserts": ("code", _asserts),
     "weeks": ("prose", _weeks),
-    "cumulative rhymes": ("prose", _cumulative),
     "chess": (
         "any",
         lambda rng, part: " ".join(f"{at}. {_move(rng)} {_move(rng)}" for at in range(1, rng.randint(20, 90))),
@@ -324,6 +349,9 @@ HELD_OUT: dict[str, tuple[str, Maker]] = {
         ),
     ),
     "YAML": ("code", _yaml),
+    "letters": ("prose", _letters),
+    "weather": ("prose", _weather),
+    "twelve days": ("prose", _twelve_days),
     "questions": (
         "prose",
         lambda rng, part: _rows(

@@ -18,6 +18,7 @@ _FEWEST = 500  # bytes
 _COMPRESSION, _COPIED_RUNS = 5.0, 0.35
 _LESS_COMPRESSION, _MORE_COPIED_RUNS = 4.0, 0.5
 _RUN = 8
+_NEW_RUNS = 0.12
 _FEWEST_WORDS = 100
 _DISTINCT_WORDS = 0.08
 
@@ -34,7 +35,8 @@ def says_the_same(window: str) -> bool:
     found = words_and_numbers(without_literals(window))
     if found.count("0") > len(found) / 2:
         return False  # a table of numbers
-    return copied_runs(found) > (_COPIED_RUNS if ratio > _COMPRESSION else _MORE_COPIED_RUNS)
+    enough = _COPIED_RUNS if ratio > _COMPRESSION else _MORE_COPIED_RUNS
+    return copied_runs(found) > enough and new_runs(found) < _NEW_RUNS
 
 
 def _is_few_words(text: str) -> bool:
@@ -45,5 +47,17 @@ def _is_few_words(text: str) -> bool:
 
 def copied_runs(found: list[str]) -> float:
     """Return the share of eight-word runs that stood there before."""
-    runs = [tuple(found[at : at + _RUN]) for at in range(len(found) - _RUN + 1)]
+    runs = _runs(found)
     return 1 - len(set(runs)) / len(runs) if runs else 0.0
+
+
+def new_runs(found: list[str]) -> float:
+    """Return the share of runs in the last third that the rest does not have: a rhyme goes on, a loop does not."""
+    runs = _runs(found)
+    cut = len(runs) - len(runs) // 3
+    before = set(runs[:cut])
+    return sum(run not in before for run in runs[cut:]) / max(1, len(runs) - cut)
+
+
+def _runs(found: list[str]) -> list[tuple[str, ...]]:
+    return [tuple(found[at : at + _RUN]) for at in range(len(found) - _RUN + 1)]

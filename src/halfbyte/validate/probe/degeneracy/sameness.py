@@ -9,7 +9,11 @@ from __future__ import annotations
 import zlib
 
 from halfbyte.validate.probe.degeneracy.units import (
-    is_plain, is_prose, without_literals, words, words_and_numbers,
+    is_plain,
+    is_prose,
+    without_literals,
+    words,
+    words_and_numbers,
 )  # fmt: skip
 
 WINDOW = 2000

@@ -48,7 +48,7 @@ async def _serve(out: Output, url: str, port: int) -> None:
     from halfbyte.serve.guard.proxy import Guard  # noqa: PLC0415 - which needs it
 
     proxy = Guard(url, noticed=lambda loop: out.note(f"ended a loop at character {loop.end}: {loop.sentence}"))
-    runner = web.AppRunner(proxy.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    runner = proxy.runner()
     await runner.setup()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

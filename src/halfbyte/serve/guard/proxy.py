@@ -36,12 +36,12 @@ class Guard:
         self._noticed = noticed
         self._session: ClientSession | None = None
 
-    def app(self) -> web.Application:
-        """Return it as an aiohttp application."""
+    def runner(self) -> web.AppRunner:
+        """Return it ready for a port; a client that hangs up ends its request, and so the one behind."""
         app = web.Application(client_max_size=_LARGEST_REQUEST)
         app.router.add_route("*", "/{path:.*}", self._answer)
         app.cleanup_ctx.append(self._with_session)
-        return app
+        return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
 
     async def _with_session(self, _: web.Application) -> AsyncGenerator[None]:
         timeout = ClientTimeout(total=None, sock_connect=_CONNECT_S)  # how long a model thinks is not ours to say

@@ -16,8 +16,15 @@ CJK_WORDS = (
     "猫 过敏 唾液 毛发 的 是 在 我们 因为 所以 非常 可能 研究 表明 医生 建议 今天 天气 城市 学校 朋友 喜欢 知道 开始"
 )
 KANA_WORDS = "猫は とても かわいい です ので わたしは いつも うれしく 思います そして 今日も 学校へ 行きました"
-OTHER_WORDS = ("кошка смотрит на море и думает о доме где она живёт давно", "القط ينظر إلى البحر ثم ينام في البيت كل يوم",
-               "고양이는 바다를 보고 집을 생각합니다 그리고 잠을 잡니다", "γάτα κοιτάζει τη θάλασσα και σκέφτεται το σπίτι")  # fmt: skip
+OTHER_WORDS = (
+    "кошка смотрит на море и думает о доме где она живёт давно",  # noqa: RUF001
+    "القط ينظر إلى البحر ثم ينام في البيت كل يوم",
+    "고양이는 바다를 보고 집을 생각합니다 그리고 잠을 잡니다",
+    "γάτα κοιτάζει τη θάλασσα και σκέφτεται το σπίτι",
+)
+EMOJI = ("😀", "🐱 ", "🎉🎉 ", "! ", "?!", "… ")
+LATEX = (r"\frac{1}{2} + ", r"\begin{aligned} ", r"\\ \hline ")
+SYLLABLES = ("ha", "la", "blah", "oo", "haha ", "tick-tock ")
 WAITS = ("Wait, let me check this again. ", "Hmm, but that is not right. Let me recompute. ", "Actually, no. ",
          "Let me think about it again step by step. ", "So the answer is 42. But wait, is it? ")  # fmt: skip
 
@@ -68,6 +75,14 @@ def _json_row(rng: random.Random, part: str) -> str:
     return "{" + ", ".join(keys) + "}," + rng.choice((" ", "\n  "))
 
 
+def _table_rows(rng: random.Random, part: str) -> str:
+    return repeated(rng, f"| {phrase(rng, part, 1, 3)} | {phrase(rng, part, 1, 2)} |\n", 1200)
+
+
+def _left_again(rng: random.Random, part: str) -> str:
+    return repeated(rng, rng.choice(sentences(part)) + " ", 900) + " " + prose(rng, part, 500)
+
+
 BOTH: dict[str, tuple[str, Maker]] = {
     "card": ("prose", lambda rng, part: repeated(rng, rng.choice(CARD))),
     "word": ("prose", lambda rng, part: repeated(rng, phrase(rng, part, 1, 1) + " ")),
@@ -77,7 +92,10 @@ BOTH: dict[str, tuple[str, Maker]] = {
     "counted list": ("prose", _counted),
     "code line": ("code", lambda rng, part: repeated(rng, _code_line(rng, part), 1200)),
     "JSON rows": ("json", lambda rng, part: "[" + repeated(rng, _json_row(rng, part), 1200)),
-    "Chinese": ("prose", lambda rng, part: repeated(rng, _glued(rng, CJK_WORDS, 1, 14, rng.choice(("", "。", "，"))))),
+    "Chinese": (
+        "prose",
+        lambda rng, part: repeated(rng, _glued(rng, CJK_WORDS, 1, 14, rng.choice(("", "。", "\uff0c")))),
+    ),
     "token 0": ("prose", lambda rng, part: "!" * rng.randint(150, 4000)),
     "thoughts": ("prose", lambda rng, part: "<think>" + repeated(rng, rng.choice(WAITS))),
     "near": ("prose", _near),
@@ -93,14 +111,14 @@ HELD_OUT: dict[str, tuple[str, Maker]] = {
     "two sentences": ("prose", lambda rng, part: _blanks(rng, " ".join(rng.sample(sentences(part), 2)))),
     "Japanese": ("prose", lambda rng, part: repeated(rng, _glued(rng, KANA_WORDS, 1, 8, rng.choice(("", "。"))))),
     "other scripts": ("prose", lambda rng, part: repeated(rng, rng.choice(OTHER_WORDS)[: rng.randint(6, 60)] + " ")),
-    "emoji": ("prose", lambda rng, part: repeated(rng, rng.choice(("😀", "🐱 ", "🎉🎉 ", "! ", "?!", "… "))),),
+    "emoji": ("prose", lambda rng, part: repeated(rng, rng.choice(EMOJI))),
     "code block": ("code", lambda rng, part: repeated(rng, slice_of(rng, modules(part), 90, 400), 1200)),
-    "table rows": ("any", lambda rng, part: repeated(rng, f"| {phrase(rng, part, 1, 3)} | {phrase(rng, part, 1, 2)} |\n", 1200)),
+    "table rows": ("any", _table_rows),
     "path": ("any", lambda rng, part: "https://" + repeated(rng, phrase(rng, part, 1, 1) + "/", 1200)),
     "blank": ("any", lambda rng, part: rng.choice(("\n", " ", "\t")) * rng.randint(2400, 6000)),
     "ruler": ("any", lambda rng, part: rng.choice("-=_*#.~0") * rng.randint(2400, 6000)),
-    "LaTeX": ("any", lambda rng, part: repeated(rng, rng.choice((r"\frac{1}{2} + ", r"\begin{aligned} ", r"\\ \hline ")), 1200)),
-    "syllables": ("prose", lambda rng, part: repeated(rng, rng.choice(("ha", "la", "blah", "oo", "haha ", "tick-tock ")))),
+    "LaTeX": ("any", lambda rng, part: repeated(rng, rng.choice(LATEX), 1200)),
+    "syllables": ("prose", lambda rng, part: repeated(rng, rng.choice(SYLLABLES))),
     "verses": ("prose", lambda rng, part: repeated(rng, "\n".join(phrase(rng, part, 3, 7) for _ in range(4)) + "\n\n")),
     "dialogue": ("prose", lambda rng, part: repeated(
         rng, f"User: {rng.choice(sentences(part))}\nAssistant: {rng.choice(sentences(part))}\n")),
@@ -108,7 +126,7 @@ HELD_OUT: dict[str, tuple[str, Maker]] = {
         rng, f'{{"name": "{phrase(rng, part, 1, 1)}", "arguments": {{"q": "{phrase(rng, part, 1, 4)}"}}}}\n', 1200)),
     "counted days": ("prose", lambda rng, part: "".join(
         f"On day {at} {say}. " for say in [phrase(rng, part, 6, 14)] for at in range(1, rng.randint(30, 60)))),
-    "left again": ("prose", lambda rng, part: repeated(rng, rng.choice(sentences(part)) + " ", 900) + " " + prose(rng, part, 500)),
+    "left again": ("prose", _left_again),
 }  # fmt: skip
 
 

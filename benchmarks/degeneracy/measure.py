@@ -23,7 +23,7 @@ EACH = 75
 
 
 def measured(texts: list[Labelled], *, told: bool) -> dict:
-    """Count what was found; `told`: the detector knows what kind of text it is, as a probe does and a proxy does not."""
+    """Count what was found; `told`: the detector knows the kind of text, as a probe does and a proxy does not."""
     found = [find_loop(one.text, one.kind if told else "any") is not None for one in texts]
     hits, of = Counter(), Counter()
     for one, hit in zip(texts, found, strict=True):

@@ -5,8 +5,18 @@ import random
 from collections.abc import Callable
 
 from benchmarks.degeneracy.sources import (
-    ROOT, Labelled, documents, modules, pages, phrase, prose, records, sentences, slice_of, vocabulary,
-)  # fmt: skip
+    ROOT,
+    Labelled,
+    documents,
+    modules,
+    pages,
+    phrase,
+    prose,
+    records,
+    sentences,
+    slice_of,
+    vocabulary,
+)
 
 Maker = Callable[[random.Random, str], str]
 
@@ -67,7 +77,10 @@ def _chant(rng: random.Random, part: str) -> str:
 def _bottles(rng: random.Random, part: str) -> str:
     thing = _word(rng, part)
     first = rng.randint(10, 99)
-    line = "{0} bottles of {1} on the wall, {0} bottles of {1}.\nTake one down and pass it around, {2} bottles of {1} on the wall."
+    line = (
+        "{0} bottles of {1} on the wall, {0} bottles of {1}.\n"
+        "Take one down and pass it around, {2} bottles of {1} on the wall."
+    )
     return "\n".join(line.format(first - at, thing, first - at - 1) for at in range(rng.randint(4, 10)))
 
 
@@ -274,7 +287,8 @@ def _weather(rng: random.Random, part: str) -> str:
     sky = ("sunny", "cloudy", "rainy", "windy", "foggy")
     towns = rng.sample(vocabulary(part), rng.randint(8, 25))
     return "\n".join(
-        f"In {town.title()} it will be {rng.choice(sky)} with a high of {rng.randint(5, 30)} degrees and {rng.choice(sky)} at night."
+        f"In {town.title()} it will be {rng.choice(sky)} with a high of {rng.randint(5, 30)} degrees"
+        f" and {rng.choice(sky)} at night."
         for town in towns
     )
 

@@ -64,9 +64,13 @@ async def guarded(upstream):
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", upstream.answer)
     loops = []
-    async with listening(web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)) as behind:
-        async with listening(Guard(behind, noticed=loops.append).runner()) as before, ClientSession() as session:
-            yield before, session, loops
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    async with (
+        listening(runner) as behind,
+        listening(Guard(behind, noticed=loops.append).runner()) as before,
+        ClientSession() as session,
+    ):
+        yield before, session, loops
 
 
 @asynccontextmanager
@@ -178,9 +182,11 @@ def test_both_choices_loop_and_the_server_stops():
 
 def test_errors_other_paths_and_unstreamed_answers_come_through():
     async def run(upstream, method, path, **more):
-        async with guarded(upstream) as (before, session, _):
-            async with session.request(method, URL(before + path, encoded=True), **more) as response:
-                return response.status, response.headers, await response.read()
+        async with (
+            guarded(upstream) as (before, session, _),
+            session.request(method, URL(before + path, encoded=True), **more) as response,
+        ):
+            return response.status, response.headers, await response.read()
 
     refused = Upstream(status=400, kind="application/json", body=b'{"error": {"message": "no"}}')
     status, headers, raw = asyncio.run(
@@ -215,9 +221,12 @@ def test_an_answer_that_breaks_off_does_not_look_whole():
 
 def test_no_server_is_an_error_in_json():
     async def run():
-        async with listening(Guard("http://127.0.0.1:9").runner()) as before, ClientSession() as session:
-            async with session.post(before + CHAT, json={"stream": True}) as response:
-                return response.status, await response.json()
+        async with (
+            listening(Guard("http://127.0.0.1:9").runner()) as before,
+            ClientSession() as session,
+            session.post(before + CHAT, json={"stream": True}) as response,
+        ):
+            return response.status, await response.json()
 
     status, said = asyncio.run(run())
     assert status == 502 and "127.0.0.1:9" in said["error"]["message"]
@@ -283,12 +292,14 @@ def test_a_chunk_is_not_kept_waiting():
 
         upstream = Upstream()
         upstream.answer = stamped
-        async with guarded(upstream) as (before, session, _):
-            async with session.post(before + CHAT, json={"stream": True}) as response:
-                async for line in response.content:
-                    if line.startswith(b"data: {"):
-                        sent = float(json.loads(line[6:])["choices"][0]["delta"]["content"])
-                        delays.append(time.perf_counter() - sent)
+        async with (
+            guarded(upstream) as (before, session, _),
+            session.post(before + CHAT, json={"stream": True}) as response,
+        ):
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    sent = float(json.loads(line[6:])["choices"][0]["delta"]["content"])
+                    delays.append(time.perf_counter() - sent)
         return delays
 
     delays = asyncio.run(run())

@@ -11,6 +11,7 @@ from halfbyte.validate.probe.degeneracy.defect import Severity
 from halfbyte.validate.probe.degeneracy.find import find_defects
 from halfbyte.validate.probe.degeneracy.watch import DEEP, EVERY, LoopWatch, find_loop, loop_at_end
 
+COUNTED = "".join(f"{n}. The cat is very cute and soft.\n" for n in range(1, 40))
 SENTENCE = "The cat sat on the mat and looked at the moon for a while. "
 
 
@@ -24,7 +25,7 @@ SENTENCE = "The cat sat on the mat and looked at the moon for a while. "
         (SENTENCE * 15 + "Then it ended in another way.", "cycle", SENTENCE.strip()),
         ((SENTENCE + "\n\n") * 9, "cycle", SENTENCE.strip()),
         ("猫はかわいいです。" * 20, "cycle", "猫はかわいいです。"),
-        ("".join(f"{n}. The cat is very cute and soft.\n" for n in range(1, 40)), "counting", "1. The cat is very cute and soft."),
+        (COUNTED, "counting", "1. The cat is very cute and soft."),
         ("\n" * 2000, "character", "\n"),
     ],
 )  # fmt: skip
@@ -56,7 +57,7 @@ def test_prose_is_judged_sooner_than_anything():
 
 
 TEXTS = [
-    "It began well. " + "saliva " * 60, SENTENCE * 15, "".join(f"{n}. A cat is a cute and soft pet.\n" for n in range(60)),
+    "It began well. " + "saliva " * 60, SENTENCE * 15, COUNTED,
     "x" * 5000, "\n".join(f"{n} x 7 = {7 * n}" for n in range(300)),
     " ".join(random.Random(1).choice(("one", "two", "three")) for _ in range(900)),
     " ".join(random.Random(2).choice(SENTENCE.split()) for _ in range(4000)),
@@ -139,8 +140,10 @@ def test_thoughts_leak_into_prose_only():
 @pytest.mark.parametrize(
     "text",
     [
-        "Ça coûte 5 €, à São Paulo: « naïve » — “quoted” … ½ ° ± × ÷ Â À Ã", "猫と犬。「はい」", "Привет, мир!", "مرحبا",
-        "tab\tand\r\nline", "a < b | c > d", "emoji 👩‍👩‍👧 🇩🇪 ✔️", "x[0] = [UNKNOWN]", "Ã ÃO", "naïveté Müller Šárka Žižek",
+        "Ça coûte 5 €, à São Paulo: « naïve » — “quoted” … ½ ° ± ÷ Â À Ã",
+        "猫と犬。「はい」", "Привет, мир!", "مرحبا",
+        "tab\tand\r\nline", "a < b | c > d", "emoji 👩‍👩‍👧 🇩🇪 ✔️", "x[0] = [UNKNOWN]",
+        "Ã ÃO", "naïveté Müller Šárka Žižek",
     ],
 )  # fmt: skip
 def test_sound_characters_are_no_defects(text):

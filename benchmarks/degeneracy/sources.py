@@ -45,15 +45,20 @@ def modules(part: str) -> tuple[str, ...]:
 @cache
 def pages(part: str) -> tuple[str, ...]:
     """Return our own Markdown."""
-    found = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/results/*.md")])
+    found = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *_results("md")])
     return tuple(path.read_text(encoding="utf-8") for path in found[PARTS.index(part) :: 2])
 
 
 @cache
 def records(part: str) -> tuple[str, ...]:
     """Return our own JSON."""
-    found = sorted(ROOT.glob("benchmarks/results/*.json"))
+    found = _results("json")
     return tuple(json.dumps(json.loads(path.read_text()), indent=1) for path in found[PARTS.index(part) :: 2])
+
+
+def _results(ending: str) -> list[Path]:
+    """All but what is measured with them."""
+    return [path for path in sorted(ROOT.glob(f"benchmarks/results/*.{ending}")) if "degeneracy" not in path.name]
 
 
 @cache

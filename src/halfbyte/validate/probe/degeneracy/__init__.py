@@ -7,5 +7,5 @@ units                  how long a thing of what kind must be repeated to be a lo
 cycle, counting, sameness, runs      the four kinds of loops, each a function of the end of a text
 characters, markup, scripts          the other defects
 
-How often they are wrong: benchmarks/bench_degeneracy.py.
+How often they are wrong: python -m benchmarks.degeneracy.measure.
 """

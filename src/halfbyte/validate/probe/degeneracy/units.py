@@ -54,7 +54,7 @@ _STRICT = {  # for texts that may be anything
     Stuff.DRAWN: Limit(1500, 16, 6),
     Stuff.NOISE: Limit(200, 10, 4),
 }
-_PROSE = {**_STRICT, Stuff.WORDS: Limit(200, 4, 3), Stuff.MARKUP: Limit(300, 5, 3), Stuff.DRAWN: Limit(600, 12, 4)}
+_PROSE = {**_STRICT, Stuff.WORDS: Limit(200, 4, 3), Stuff.MARKUP: Limit(300, 5, 3), Stuff.DRAWN: Limit(300, 12, 4)}
 _LIMITS: dict[KindOfText, dict[Stuff, Limit]] = {"prose": _PROSE, "code": _STRICT, "json": _STRICT, "any": _STRICT}
 
 

@@ -94,7 +94,7 @@ def find_loop(text: str, kind: KindOfText = "any") -> Loop | None:
 
 def loop_at_end(tail: str, read: int, kind: KindOfText, *, last: bool = False) -> Loop | None:
     """Return the loop that a text of `read` characters is in, from at most DEEP of them; `last`: ask everything."""
-    run = run_at_end(tail[-NEAR:])
+    run = run_at_end(tail[-NEAR:], kind)
     if run:
         return Loop("character", read - run, read, 1, tail[-1])
     deep = last or read % _RARELY == 0

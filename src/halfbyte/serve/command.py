@@ -47,6 +47,7 @@ _POSITIVE = click.IntRange(1)
 @click.option("--then", "then_names", metavar="NAME,...", cls=ThenOption, multiple=True)
 @click.option("--exec", "shell", metavar="COMMAND", help="With --run: a shell command that gets HALFBYTE_URL.")
 @click.option("--log", type=_PATH, help="With --run: the engine's log.  [default: serve.log]")
+@click.option("--guard", metavar="URL", help="Stand before this server instead and end its loops.  [port: 8100]")
 @click.pass_context
 def serve_command(ctx: click.Context, out_folder: Path | None, **choice: Any) -> None:
     """Say how to serve the checkpoint OUT: a script for an engine, each setting with its reason.
@@ -54,6 +55,11 @@ def serve_command(ctx: click.Context, out_folder: Path | None, **choice: Any) ->
     Nothing is started without --run, and only headers are read.
     """
     out: Output = ctx.obj
+    url = choice["guard"]
+    if url is not None:
+        from halfbyte.serve.guard.command import guard
+
+        return guard(out, url, out_folder, choice)
     if choice["like"] is not None:
         if choice["runs"]:
             raise UsageError("--like only prints a command", where="--like", fix="leave out --run or --like")

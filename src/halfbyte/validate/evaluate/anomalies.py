@@ -1,4 +1,4 @@
-"""Scores that are none: a suite at chance, empty or cut or equal answers, a parser that finds nothing, errors.
+"""Scores that are none: a suite at chance, empty, cut, looping or equal answers, a parser that finds nothing, errors.
 
 Such a task is ANOMALOUS: its figures are shown, and nothing is concluded from them. Each limit is a share of items.
 """
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from halfbyte.validate.evaluate.samples import Sample
 from halfbyte.validate.evaluate.suites import Task
+from halfbyte.validate.probe.degeneracy.watch import find_loop
 from halfbyte.validate.statistics.proportions import sign_test, wilson
 
 MOST_ERRORS = 0.005
@@ -20,6 +21,7 @@ MOST_TRUNCATED_APART = 0.01  # the two sides: answers that are cut are wrong, wh
 MOST_LIKELY_BY_CHANCE = 0.05
 MOST_UNPARSED = 0.20
 MOST_REFUSED = 0.05
+MOST_LOOPING = 0.05
 MOST_STRICT_GAP = 0.20  # the looser filter finds the answer, the strict one does not: the form broke, not the model
 MOST_ALIKE = 0.5
 MOST_ONE_CHOICE = 0.9
@@ -56,6 +58,9 @@ def _of_texts(samples: Sequence[Sample], task: Task) -> list[str]:
     cut = truncated(samples)
     if cut > MOST_TRUNCATED * len(samples) and not task.short_answer:
         found.append(f"{_of(cut, samples)} were cut at the limit of tokens (finish_reason length)")
+    looping = sum(find_loop(one.text) is not None for one in samples)
+    if looping > MOST_LOOPING * len(samples):
+        found.append(f"{_of(looping, samples)} repeat themselves without end")
     refused = sum(bool(_REFUSAL.match(one.text)) for one in samples)
     if refused > MOST_REFUSED * len(samples):
         found.append(f"{_of(refused, samples)} refuse to answer")

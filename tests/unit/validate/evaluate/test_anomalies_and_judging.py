@@ -47,6 +47,7 @@ def test_good_items_are_no_anomaly():
         (5, 6, {"output": " ", "null": True}, "6 of 100 answers are empty, 6 of them without any content"),
         (5, 6, {"finish_reason": "length"}, "were cut"),
         (5, 6, {"output": "I'm sorry, but I can't help"}, "refuse"),
+        (5, 6, {"output": "saliva " * 80}, "repeat themselves without end"),
         (20, 21, {"taken": {"flexible-extract": "[invalid]"}}, "nothing that the filter flexible-extract can take"),
         (50, 51, {"output": "the same"}, "are the same text: 'the same'"),
     ],

@@ -1,0 +1,1 @@
+"""Small questions to a server that find what a benchmark misses."""

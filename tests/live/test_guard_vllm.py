@@ -1,0 +1,102 @@
+"""The guard before a real vLLM: a pruned kimi-mini that loops is ended, and the engine stops computing.
+
+A quarter of the experts stays, drawn at random, and the end of a turn is ignored: the model then repeats itself until
+it has no more room. What the engine computed is on its own page of figures.
+"""
+
+import asyncio
+import json
+import random
+import re
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from halfbyte.models.model import describe
+from halfbyte.pipeline import quantize
+from halfbyte.plan.pruned import router_shape
+from halfbyte.prune.asked import recipe_of_plan
+from halfbyte.prune.plan_file import LayerChoice, PrunePlan
+from halfbyte.recipe import load_recipe
+from halfbyte.source.checkpoint import open_checkpoint
+
+pytest.importorskip("aiohttp")
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+FOLDER = Path(__file__).parents[2] / "models" / "kimi-mini"
+KEEP, ROOM = 8, 2048
+PROMPTS = ["Tell me a story about a cat.", "Write about the sea and the sky.", "Explain how bread is made, at length."]
+OPTIONS = ["--served-model-name", "mini", "--max-model-len", str(ROOM), "--max-num-seqs", "2", "--enforce-eager",
+           "--limit-mm-per-prompt", '{"image": 0, "video": 0, "vision_chunk": 0}']  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pruned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("quarter")
+    checkpoint, dice = open_checkpoint(FOLDER), random.Random(0)
+    model = describe(checkpoint)
+    layers = {at: LayerChoice(tuple(sorted(dice.sample(range(model.experts), KEEP)))) for at in model.moe_layers}
+    plan = PrunePlan(router=router_shape(model, checkpoint.config), layers=layers, rule=None)
+    quantize(FOLDER, folder / "pruned", recipe_of_plan(plan, "layers"), prune_plan=plan)
+    quantize(folder / "pruned", folder / "bf16", load_recipe("kimi-k2.6-bf16"))
+    return folder / "bf16"
+
+
+def computed(url: str) -> float:
+    """Return how many tokens the engine has written since it started."""
+    page = urllib.request.urlopen(f"{url}/metrics", timeout=20).read().decode()
+    return sum(map(float, re.findall(r"^vllm:generation_tokens_total\{[^}]*\} (\S+)", page, re.MULTILINE)))
+
+
+async def streamed(url: str, prompt: str) -> tuple[str, str, dict]:
+    """Return the text, the reason for its end, and the usage."""
+    from aiohttp import ClientSession
+
+    body = {"model": "mini", "messages": [{"role": "user", "content": prompt}], "temperature": 0, "stream": True,
+            "max_tokens": ROOM - 200, "ignore_eos": True, "stream_options": {"include_usage": True},
+            "chat_template_kwargs": {"thinking": False}}  # fmt: skip
+    async with ClientSession() as session, session.post(f"{url}/v1/chat/completions", json=body) as response:
+        raw = await response.read()
+    assert response.status == 200 and raw.endswith(b"data: [DONE]\n\n"), raw[-500:]
+    events = [json.loads(line[6:]) for line in raw.splitlines() if line.startswith(b"data: {")]
+    choices = [choice for event in events for choice in event["choices"]]
+    text = "".join(choice["delta"].get("content") or "" for choice in choices)
+    return text, choices[-1]["finish_reason"], events[-1]["usage"]
+
+
+async def guarded(url: str) -> list[tuple[str, str, dict, float]]:
+    from aiohttp import web
+
+    from halfbyte.serve.guard.proxy import Guard
+
+    runner = Guard(url).runner()
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = site._server.sockets[0].getsockname()[1]
+    found = []
+    try:
+        for prompt in PROMPTS:
+            before = await asyncio.to_thread(computed, url)
+            answer = await streamed(f"http://127.0.0.1:{port}", prompt)
+            await asyncio.sleep(2)  # an engine that goes on would write on meanwhile
+            after = await asyncio.to_thread(computed, url)
+            found.append((*answer, after - before))
+    finally:
+        await runner.cleanup()
+    return found
+
+
+def test_a_loop_is_ended_and_the_engine_stops(pruned, vllm_server, cpu_options):
+    server = vllm_server(pruned, *OPTIONS, *cpu_options)
+    started = time.monotonic()
+    answers = asyncio.run(guarded(server.url))
+    print(f"{time.monotonic() - started:.0f} s")
+    for text, reason, usage, tokens in answers:
+        print(f"{reason}: {len(text)} characters, {tokens:.0f} tokens computed, usage {usage}: {text[-80:]!r}")
+    looped = [(usage, tokens) for _, reason, usage, tokens in answers if reason == "repetition"]
+    assert looped, "none of the texts loops"
+    assert all(tokens < 0.7 * (ROOM - 200) for _, tokens in looped)
+    assert all(abs(usage["completion_tokens"] - tokens) <= 20 for usage, tokens in looped)

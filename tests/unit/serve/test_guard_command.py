@@ -1,0 +1,96 @@
+"""`halfbyte serve --guard`: what it refuses, and that it serves until it is told to stop."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+from quiet_server import QuietServer
+
+from halfbyte.cli import run
+
+pytest.importorskip("aiohttp")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["OUT"], "serves no checkpoint"),
+        (["--run"], "--run does nothing beside --guard"),
+        (["--gpus", "8xB200"], "--gpus does nothing beside --guard"),
+        (["--text-only"], "--text-only does nothing beside --guard"),
+        (["--then", "audit"], "--then does nothing beside --guard"),
+    ],
+)
+def test_what_it_refuses(words, said, capsys):
+    assert run(["serve", "--guard", "http://127.0.0.1:8000", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_address_that_is_none_and_the_server_itself(capsys):
+    assert run(["serve", "--guard", "ftp://x"]) == 2
+    assert "is no address of a server" in capsys.readouterr().err
+    assert run(["serve", "--guard", "http://127.0.0.1:18177", "--port", "18177"]) == 2
+    assert "cannot listen where its server does" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_one_sentence(capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port = taken.getsockname()[1]
+        assert run(["serve", "--guard", "http://127.0.0.1:8000", "--port", str(port)]) == 3
+    said = capsys.readouterr().err
+    assert f"port {port} is in use" in said and "Traceback" not in said
+
+
+class Looping(BaseHTTPRequestHandler):
+    """A model that says one word for ever."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        event = {"choices": [{"index": 0, "delta": {"content": "hairs "}, "finish_reason": None}]}
+        for _ in range(5000):
+            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+    def log_message(self, *_):
+        pass
+
+
+def test_it_serves_until_it_is_told_to_stop():
+    behind = QuietServer(("127.0.0.1", 0), Looping)
+    threading.Thread(target=behind.serve_forever, daemon=True).start()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = ["serve", "--guard", f"http://127.0.0.1:{behind.server_port}/v1", "--port", str(port)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "halfbyte", *words], stderr=subprocess.PIPE, text=True, env=os.environ
+    ) as process:
+        try:
+            assert "passes everything on to" in process.stderr.readline()
+            request = urllib.request.Request(
+                f"http://127.0.0.1:{port}/v1/chat/completions",
+                b'{"stream": true}',
+                {"Content-Type": "application/json"},
+            )
+            raw = urllib.request.urlopen(request, timeout=20).read()
+            process.send_signal(signal.SIGINT)
+            started = time.monotonic()
+            rest = process.communicate(timeout=20)[1]
+        finally:
+            process.kill()
+            behind.shutdown()
+    assert b'"finish_reason":"repetition"' in raw and raw.endswith(b"data: [DONE]\n\n")
+    assert process.returncode == 0 and time.monotonic() - started < 10
+    assert "ended a loop" in rest and "'hairs'" in rest and "Traceback" not in rest

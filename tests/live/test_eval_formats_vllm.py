@@ -1,8 +1,8 @@
 """`halfbyte eval` on kimi-mini in three forms behind a real vLLM: it finds half the experts missing, and only that.
 
 INT4 is the reference, asked on its own; then it is asked again (no alarm may come), then NVFP4, then NVFP4 with the 16
-experts of 32 that REAP keeps. One server at a time, so `--baseline`: as users with one node do it. The arithmetic of the
-formats is the emulation plugin's. HALFBYTE_EVAL_LIMIT asks more or fewer items than 100 of each task.
+experts of 32 that REAP keeps. One server at a time, so `--baseline`: as users with one node do it. The emulation plugin
+computes as the formats do. HALFBYTE_EVAL_LIMIT asks more or fewer items than 100 of each task.
 """
 
 import json

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from halfbyte.errors import MachineError, UsageError
+from halfbyte.validate.evaluate.data_sets import data_hash
 from halfbyte.validate.evaluate.preflight import Preflight
 from halfbyte.validate.evaluate.samples import Sample, Side, read_samples
 from halfbyte.validate.evaluate.store import Scope, Store
@@ -33,6 +34,7 @@ class Harness:
     hash: str
     version: str
     task_files: dict[str, str]  # file -> SHA-256
+    data: dict[str, str]  # task -> hash of its rows
     data_folder: Path
     managers: dict[str, Any]  # by folder of tasks
     cache: tempfile.TemporaryDirectory[str] | None  # lives as long as this does
@@ -56,16 +58,18 @@ def load_harness(suite: Suite, data_dir: Path | None) -> Harness:
     own = Path(lm_eval.__file__).parent / "tasks"
     managers: dict[str, Any] = {}
     files: list[Path] = []
+    data: dict[str, str] = {}
     for task in suite.tasks:
         where = folder / task.folder if task.folder.startswith("./") else own / task.folder
         if task.folder not in managers:
             managers[task.folder] = tasks_module.TaskManager(include_path=[str(where)], include_defaults=False)
             files += sorted(path for path in where.rglob("*") if path.is_file() and "yaml" in path.name)
         with inside(folder):
-            _load(managers[task.folder], task, folder if local else None)
+            loaded = _load(managers[task.folder], task, folder if local else None)
+            data[task.task] = data_hash(loaded, str(folder) if local else ", ".join(task.datasets))
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     version = importlib.metadata.version("lm_eval")
-    return Harness(suite, suite_hash(suite, files), version, digests, folder, managers, cache)
+    return Harness(suite, suite_hash(suite, files), version, digests, data, folder, managers, cache)
 
 
 def _own_cache() -> tempfile.TemporaryDirectory[str]:
@@ -107,10 +111,10 @@ def _no_data(name: str, task: Task, folder: Path | None, why: str = "") -> Usage
     return UsageError(what + why, where=task.task, fix=fix)
 
 
-def _load(manager: Any, task: Task, folder: Path | None) -> None:
-    """Read a task's data, which is what takes the network, so that what is missing is said now."""
+def _load(manager: Any, task: Task, folder: Path | None) -> dict[str, Any]:
+    """Read a task's data, which is what takes the network, so that what is missing is said now; return its parts."""
     try:
-        manager.load([task.task])
+        return manager.load([task.task])["tasks"]
     except KeyError:
         what = f"this version of lm-eval has no task '{task.task}'"
         raise MachineError(what, where=task.folder, fix="pip install 'lm_eval[api]==0.4.13'") from None

@@ -29,6 +29,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--concurrency", default="1,8,64", show_default=True, help="Requests at once.")
 @click.option("--content", default="random", show_default=True,
               help="What prompts are: random, prose, code, json; with commas for several.")  # fmt: skip
+@click.option("--chat", is_flag=True, help="Ask through the chat template; prompts are then only about as long.")
 @click.option("--blocks", type=click.IntRange(1), default=6, show_default=True,
               help="Blocks of each server at each point; fewer than 6 support no claim.")  # fmt: skip
 @click.option("--slo", help="Count the requests that are fast enough, as in ttft=1s,tpot=50ms.")
@@ -102,7 +103,7 @@ def _measure(out: Output, url: str, choice: dict[str, Any]) -> tuple[dict[str, S
     from halfbyte.validate.bench.shapes import points  # noqa: PLC0415
     from halfbyte.validate.bench.vllm_generator import VllmGenerator  # noqa: PLC0415
 
-    wanted = points(choice["shapes"], choice["concurrency"], choice["content"])
+    wanted = points(choice["shapes"], choice["concurrency"], choice["content"], chat=choice["chat"])
     addresses = {"A": url} | ({"B": choice["against"]} if choice["against"] else {})
     about = {"emulated": choice["emulated"], "gpus": choice["gpus"], "model": choice["model"]}
     servers = {name: look_at(address, **about) for name, address in addresses.items()}

@@ -19,6 +19,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from halfbyte.errors import MachineError, UsageError
+from halfbyte.serve.boot_time import Boot, told
 from halfbyte.serve.ports import listening_process
 from halfbyte.validate.bench.metrics_page import Page, read_page
 
@@ -44,6 +45,7 @@ class Server:
     kv_tokens: int | None
     started: float | None
     settings: Mapping[str, str]
+    boot: Boot | None = None  # known only where halfbyte has started it
 
     @property
     def no_claim_because(self) -> str:
@@ -56,7 +58,9 @@ class Server:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
-        return {**asdict(self), "settings": dict(self.settings), "no_claim_because": self.no_claim_because}
+        boot = {**asdict(self.boot), "kind": self.boot.kind} if self.boot else None
+        more = {"settings": dict(self.settings), "boot": boot, "no_claim_because": self.no_claim_because}
+        return {**asdict(self), **more}
 
 
 def look_at(url: str, *, emulated: bool = False, gpus: str | None = None, model: str | None = None) -> Server:
@@ -77,8 +81,8 @@ def look_at(url: str, *, emulated: bool = False, gpus: str | None = None, model:
     page = metrics(url)
     cache: Mapping[str, str] = page.cache if page else {}
     version = str((_json(url, "/version") or {}).get("version", ""))
-    command = local_command(url)
-    row = named[0]
+    command, row = local_command(url), named[0]
+    says_so = (page is not None and page.emulated) or EMULATION in json.dumps(_json(url, "/server_info") or {})
     return Server(
         url=url,
         model=str(row.get("id", "")),
@@ -86,11 +90,12 @@ def look_at(url: str, *, emulated: bool = False, gpus: str | None = None, model:
         context=row.get("max_model_len"),
         version=version,
         device=_device(version, url, command, told=bool(gpus)),
-        emulated=emulated or EMULATION in command or EMULATION in json.dumps(_json(url, "/server_info") or {}),
+        emulated=emulated or says_so or EMULATION in command,
         local=bool(command),
         kv_tokens=page.kv_tokens if page else None,
         started=page.started if page else None,
         settings={name: cache[name] for name in _FLAG_LABELS if name in cache},
+        boot=told(url),
     )
 
 

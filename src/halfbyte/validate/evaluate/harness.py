@@ -102,7 +102,7 @@ def _no_data(name: str, task: Task, folder: Path | None, why: str = "") -> Usage
         fix = "run it in halfbyte's repository, or give the repository with --data-dir"
         return UsageError(f"{task.task} needs {name}, and it is not here", where=str(folder), fix=fix)
     what = f"{task.task} needs the data set {name}, and it " + (
-        f"is not in {folder}" if folder else "cannot be fetched"
+        f"cannot be read from {folder}" if why else f"is not in {folder}" if folder else "cannot be fetched"
     )
     fix = (
         f"give --data-dir DIR with DIR/{name}/: the files in the original columns, and a README.md whose front matter "
@@ -113,13 +113,14 @@ def _no_data(name: str, task: Task, folder: Path | None, why: str = "") -> Usage
 
 def _load(manager: Any, task: Task, folder: Path | None) -> dict[str, Any]:
     """Read a task's data, which is what takes the network, so that what is missing is said now; return its parts."""
+    if task.task not in manager.all_tasks:
+        what = f"this version of lm-eval has no task '{task.task}'"
+        raise MachineError(what, where=task.folder, fix="pip install 'lm_eval[api]==0.4.13'")
     try:
         return manager.load([task.task])["tasks"]
-    except KeyError:
-        what = f"this version of lm-eval has no task '{task.task}'"
-        raise MachineError(what, where=task.folder, fix="pip install 'lm_eval[api]==0.4.13'") from None
-    except (OSError, ValueError) as error:
-        why = f" ({str(error).splitlines()[0][:120]})"
+    except Exception as error:  # lm-eval and datasets raise what they like; a missing column is an error of a template
+        cause = error.__cause__ or error
+        why = f" ({type(cause).__name__}: {' '.join(str(cause).split())[:200]})"
         raise _no_data(", ".join(task.datasets), task, folder, why) from None
 
 

@@ -242,6 +242,25 @@ def test_data_that_cannot_be_read_is_said_before_anything_is_asked(fake, halfbyt
     assert server.asked == []
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("train.jsonl", None, "gsm8k needs the data set openai/gsm8k"),
+        ("test.jsonl", "", "gsm8k needs the data set openai/gsm8k, and it cannot be read"),
+        ("test.jsonl", '{"question": "1 + 1?"}', "answer"),
+        ("test.jsonl", '{"q": "1 + 1?", "answer": "#### 2"}', "question"),
+        ("test.jsonl", '{"question": "cut', "gsm8k needs the data set openai/gsm8k, and it cannot be read"),
+    ],
+)
+def test_files_that_do_not_fit_are_said_before_anything_is_asked(fake, halfbyte, hub, tmp_path, file, text, said):
+    url, server = fake
+    path = hub / "openai" / "gsm8k" / file
+    path.unlink() if text is None else path.write_text(text)
+    code, printed, error = halfbyte("eval", url, *CARD, "--data-dir", hub, "-o", tmp_path / "out")
+    assert code == 2 and said in error, printed + error
+    assert server.asked == [] and not (tmp_path / "out").exists()
+
+
 def run_apart(url, out):
     command = [sys.executable, "-m", "halfbyte", "eval", url, "--suite", "mini-generative", "--data-dir", str(ROOT)]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}

@@ -2,7 +2,7 @@
 
 INT4 is the reference, asked on its own; then it is asked again (no alarm may come), then NVFP4, then NVFP4 with the 16
 experts of 32 that REAP keeps. One server at a time, so `--baseline`: as users with one node do it. The emulation plugin
-computes as the formats do. HALFBYTE_EVAL_LIMIT asks more or fewer items than 100 of each task.
+computes as the formats do. HALFBYTE_EVAL_LIMIT asks more or fewer items than 60 of each task.
 """
 
 import json
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.live, pytest.mark.slow]  # a quarter of an hour: `make
 pytest.importorskip("lm_eval")
 
 ROOT = Path(__file__).parents[2]
-LIMIT = int(os.environ.get("HALFBYTE_EVAL_LIMIT", "100"))
+LIMIT = int(os.environ.get("HALFBYTE_EVAL_LIMIT", "60"))
 OPTIONS = [
     "--quantization", "halfbyte_emulate", "--served-model-name", "mini", "--max-model-len", "2048",
     "--max-num-seqs", "8", "--max-num-batched-tokens", "2048", "--enforce-eager", "--reasoning-parser", "kimi_k2",

@@ -55,6 +55,7 @@ def bench_command(out: Output, url: str | None, **choice: Any) -> None:
     from halfbyte.validate.bench.importers import read_results  # noqa: PLC0415 - `halfbyte --help` stays instant
     from halfbyte.validate.bench.report import COLUMNS, make_report  # noqa: PLC0415
     from halfbyte.validate.bench.shapes import targets  # noqa: PLC0415
+    from halfbyte.write import disk_error  # noqa: PLC0415
 
     slo = targets(choice["slo"])
     if choice["gpus"]:
@@ -66,13 +67,16 @@ def bench_command(out: Output, url: str | None, **choice: Any) -> None:
     blocks += [block for file in choice["against_results"] for block in read_results(file, "B")]
     servers: dict[str, Server] = {}
     folder: Path = choice["folder"]
-    if url is not None:
-        servers, measured = _measure(out, url, choice)
-        blocks += measured
     sequential = bool(choice["imported"] or choice["against_results"])
     design = "sequential" if sequential else "abba"
-    found = make_report(blocks, servers, design=design, slo=slo, gpus=choice["gpus"], emulated=choice["emulated"])
-    _save(found, folder)
+    try:
+        if url is not None:
+            servers, measured = _measure(out, url, choice)
+            blocks += measured
+        found = make_report(blocks, servers, design=design, slo=slo, gpus=choice["gpus"], emulated=choice["emulated"])
+        _save(found, folder)
+    except OSError as error:
+        raise disk_error(error, folder, "whole blocks") from None
     if out.as_json:
         out.facts(found.as_dict(), [])
     else:
@@ -143,6 +147,7 @@ def _tokenizer(server: Server) -> str:
 
 def _save(found: Report, folder: Path) -> None:
     from halfbyte.validate.bench.plot import plot  # noqa: PLC0415
+    from halfbyte.write import write_whole  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)
     note = f"no claim: {found.no_claim_because}" if found.no_claim_because else ""
@@ -152,6 +157,4 @@ def _save(found: Report, folder: Path) -> None:
         with suppress(OSError):
             (folder / "bench.svg").unlink()
     for name, text in texts.items():
-        beside = folder / f"{name}.part"
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(folder / name)
+        write_whole(folder / name, text.encode())

@@ -22,6 +22,7 @@ from halfbyte.errors import MachineError, UsageError
 from halfbyte.serve.boot_time import Boot, told
 from halfbyte.serve.ports import listening_process
 from halfbyte.validate.bench.metrics_page import Page, read_page
+from halfbyte.validate.endpoint import parse_url
 
 ANSWERS_WITHIN_S = 10.0
 EMULATION = "halfbyte_emulate"
@@ -65,9 +66,7 @@ class Server:
 
 def look_at(url: str, *, emulated: bool = False, gpus: str | None = None, model: str | None = None) -> Server:
     """Ask a server what it is; one that does not answer, or serves nothing, is an error before any load."""
-    url = url.rstrip("/").removesuffix("/v1")
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise UsageError(f"'{url}' is no URL", where="URL", fix="write it like http://127.0.0.1:8000")
+    url = parse_url(url, ANSWERS_WITHIN_S).url
     models = _json(url, "/v1/models")
     if models is None:
         fix = "is it up? `halfbyte serve OUT --run` starts one"

@@ -40,9 +40,13 @@ def eval_command(out: Output, **asked: Any) -> None:
     from halfbyte.validate.evaluate.progress import ProgressLines  # noqa: PLC0415 - `halfbyte --help` stays instant
     from halfbyte.validate.evaluate.report import failure, show  # noqa: PLC0415
     from halfbyte.validate.evaluate.run import Asked, evaluate  # noqa: PLC0415
+    from halfbyte.write import disk_error  # noqa: PLC0415
 
     asked["folder"] = asked["folder"] or Path(f"eval-{asked['suite']}")
-    found = evaluate(Asked(**asked), out, ProgressLines(out))
+    try:
+        found = evaluate(Asked(**asked), out, ProgressLines(out))
+    except OSError as error:
+        raise disk_error(error, asked["folder"], "finished requests") from None
     show(out, found)
     problem = failure(found.judged)
     if problem:

@@ -82,3 +82,14 @@ def refuse_other_questions(head: Mapping[str, Any], folder: Path, ours: Mapping[
     if then != limit:
         what = f"the baseline ran with --limit {then}" if then else "the baseline ran without --limit"
         raise UsageError(what, where=str(folder), fix="give the same --limit" if then else "leave out --limit")
+
+
+def refuse_missing_items(head: Mapping[str, Any], folder: Path, there: int) -> None:
+    """Refuse an earlier run whose items are not all there any more: that shows only after everything was asked."""
+    try:
+        wanted = sum(int(task["candidate"]["samples"]) for task in head["tasks"])
+    except (LookupError, TypeError, ValueError):
+        wanted = -1
+    if wanted != there:
+        what = f"the baseline has {there:,} items, and its eval.json speaks of {max(wanted, 0):,}"
+        raise UsageError(what, where=str(folder), fix="run the baseline's command again: it repeats no request")

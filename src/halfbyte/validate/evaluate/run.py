@@ -18,7 +18,13 @@ from halfbyte.validate.evaluate.identity import fingerprint
 from halfbyte.validate.evaluate.judging import judge
 from halfbyte.validate.evaluate.parity import Known, known_now, known_then, parity
 from halfbyte.validate.evaluate.preflight import Finding, Preflight, preflight
-from halfbyte.validate.evaluate.results import Evaluation, read_head, refuse_other_questions, write_results
+from halfbyte.validate.evaluate.results import (
+    Evaluation,
+    read_head,
+    refuse_missing_items,
+    refuse_other_questions,
+    write_results,
+)
 from halfbyte.validate.evaluate.samples import Sample, Side, check_pairs, load_samples, write_samples
 from halfbyte.validate.evaluate.store import Store
 from halfbyte.validate.evaluate.suites import load_suite
@@ -150,9 +156,10 @@ def _earlier(asked: Asked, about: dict[str, Any]) -> _Earlier | None:
         raise UsageError(what, where=str(place), fix="give another folder with -o")
     head = read_head(place)
     refuse_other_questions(head, place, about, asked.limit)
-    known = known_then(head, place)
+    known, samples = known_then(head, place), as_reference(load_samples(place))
+    refuse_missing_items(head, place, len(samples))
     told = {"folder": str(place), "started": head.get("started"), "candidate": head["candidate"]}
-    return _Earlier(known, as_reference(load_samples(place)), told)
+    return _Earlier(known, samples, told)
 
 
 def _common(

@@ -102,6 +102,8 @@ def test_a_baseline_with_other_rows_is_refused_before_any_item(good, halfbyte, t
         (lambda head: head["suite"].pop("data"), "with other rows of data"),
         (lambda head: head["arguments"].update(limit=None), "the baseline ran without --limit"),
         (lambda head: head.pop("candidate"), "does not say what was asked"),
+        (lambda head: head["tasks"].pop(), "the baseline has 48 items, and its eval.json speaks of 24"),
+        (lambda head: head.pop("tasks"), "the baseline has 48 items"),
         (lambda head: head.clear(), "the baseline asked the suite 'None'"),
     ],
 )

@@ -1,8 +1,7 @@
 """Twenty comparisons of a real model with itself: forty passes over the same items, answers drawn at temperature 1.
 
-`benchmarks/record_passes.py` recorded them from a real vLLM with kimi-mini. The twenty pairs of neighbouring passes are
-the A/A runs of the issue. Thousands more come from the same passes: other pairs, items drawn with replacement, and arms
-swapped item by item.
+`benchmarks/record_passes.py` recorded them: kimi-mini, 200 items of its multiple choice. Twenty pairs of neighbours are
+twenty A/A runs; thousands more come from the same passes, as other pairs and with arms swapped item by item.
 """
 
 import json
@@ -45,7 +44,7 @@ def alarms(pairs, **more) -> int:
 def test_the_passes_are_of_one_model_and_differ_by_chance():
     assert PASSES.shape == (40, 200)
     assert set(PASSES.ravel()) == {0, 1}, "no request failed"
-    assert len({row["right"] for row in ROWS}) == 40, "every seed drew other answers"
+    assert len({row["right"] for row in ROWS}) == 40, "every pass drew other answers"
     shares = PASSES.mean(0)
     assert np.mean((shares > 0) & (shares < 1)) > 0.05, "for some items it is luck"
     assert PASSES.mean() > 0.5, "a model that knows something"

@@ -83,12 +83,15 @@ def test_swapped_item_by_item_the_level_is_exact():
 
 
 def test_means_of_three_passes_keep_the_level():
+    """Swapped item by item as above: six of forty passes at a time share so many that no binomial bound would hold."""
     drawn = np.random.default_rng(3)
     found = 0
     for _ in range(RUNS // 2):
         six = PASSES[drawn.choice(40, 6, replace=False)]
-        found += over_seeds(six[:3], six[3:]).decides.verdict.label == "REGRESSION"
-    assert found <= most_alarms(RUNS // 2, 0.001) and found > 0
+        swap = drawn.random(PASSES.shape[1]) < 0.5
+        one, other = np.where(swap, six[3:], six[:3]), np.where(swap, six[:3], six[3:])
+        found += over_seeds(one, other).decides.verdict.label == "REGRESSION"
+    assert 0.02 * RUNS / 2 < found <= most_alarms(RUNS // 2, 0.001)
 
 
 @pytest.mark.parametrize(("lost", "share_found"), [(0.10, 0.5), (0.20, 0.99)])

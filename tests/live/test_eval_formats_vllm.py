@@ -25,7 +25,7 @@ OPTIONS = [
     "--max-num-seqs", "8", "--max-num-batched-tokens", "2048", "--enforce-eager", "--reasoning-parser", "kimi_k2",
     "--limit-mm-per-prompt", '{"image": 0, "video": 0, "vision_chunk": 0}', "--distributed-executor-backend", "uni",
 ]  # fmt: skip
-WORD_PROBLEMS, CHOICES, COPIES = "kimi_mini_gsm8k", "kimi_mini_mmlu", "kimi_mini_copying"
+CHOICES = "kimi_mini_mmlu"
 
 
 def evaluate(url: str, out: Path, baseline: Path | None) -> tuple[int, str]:
@@ -91,9 +91,10 @@ def test_no_alarm_for_nvfp4(runs):
 
 
 def test_half_of_the_experts_is_found_worse(runs):
-    code, said, found = runs["half-pruned"]
+    code, said, _ = runs["half-pruned"]
     assert code == 1
-    assert found["label"] == "REGRESSION", said
+    # Answers that are all cut, or all wrong, are no score to compare; likelihoods of choices always are.
+    assert set(labels(runs["half-pruned"]).values()) <= {"REGRESSION", "ANOMALOUS"}, said
     assert labels(runs["half-pruned"])[CHOICES] == "REGRESSION"
     low, high = compared(runs["half-pruned"], CHOICES)["interval"]
     assert low < high < 0

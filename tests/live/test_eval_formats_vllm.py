@@ -15,6 +15,8 @@ import pytest
 from emulated_server import EmulatedServer
 from served_variants import make_variant
 
+from halfbyte.validate.bench.machine import EMULATED, look_at, metrics
+
 pytestmark = [pytest.mark.live, pytest.mark.slow]  # a quarter of an hour: `make soak`
 pytest.importorskip("lm_eval")
 
@@ -49,6 +51,8 @@ def runs(tmp_path_factory, vllm_bin, cpu_options):
         checkpoint = make_variant(variant, folder)
         server = EmulatedServer(vllm_bin, checkpoint, folder / f"{variant}.log", [*OPTIONS, *cpu_options])
         try:
+            assert metrics(server.url).emulated, "it says so on its page, to whoever measures it from elsewhere"
+            assert look_at(server.url, gpus="8xB200").no_claim_because == EMULATED
             for name in names:
                 code, said = evaluate(server.url, folder / name, folder / "int4" if name != "int4" else None)
                 found[name] = (code, said, json.loads((folder / name / "eval.json").read_text()))

@@ -16,7 +16,7 @@ from halfbyte.recipe import load_recipe
 REPOSITORY = Path(__file__).parents[1]
 KIMI_MINI = REPOSITORY / "models" / "kimi-mini"
 DATA = f"news={REPOSITORY / 'data' / 'calibration' / 'instructions.jsonl'}"
-KEPT, BLOCK = 28, 128
+KEPT, HALF, BLOCK = 28, 16, 128  # of 32 experts
 _NO_KV = ["quantize.kv_cache=null", "quantize.kv_scale_min=null"]
 _MODELOPT = ["quantize.kv_cache=none", "quantize.kv_scale_min=null"]
 _PATTERNS = '["re:.*self_attn.*", "re:.*lm_head.*", "re:.*vision_tower.*", "re:.*mm_projector.*"]'
@@ -33,13 +33,17 @@ def _made(recipe: str, *overrides: str, data: bool = False, layers: int | None =
     return make
 
 
-def _pruned(out: Path) -> None:
+def _pruned(kept: int) -> Callable[[Path], None]:
     """REAP's choice of the experts, and they in NVFP4."""
-    fewer = out.with_name(f"{out.name}-int4")
-    recipe = load_recipe("kimi-k2.6-nvfp4-reap192", [f"prune.keep={KEPT}", "calibrate.sequence_length=128"])
-    quantize(KIMI_MINI, fewer, with_data(recipe, [DATA], 64))
-    quantize(fewer, out, with_data(load_recipe(WAFER, [*_MODELOPT, _CALIBRATED]), [DATA], 16))
-    shutil.rmtree(fewer)
+
+    def make(out: Path) -> None:
+        fewer = out.with_name(f"{out.name}-int4")
+        recipe = load_recipe("kimi-k2.6-nvfp4-reap192", [f"prune.keep={kept}", "calibrate.sequence_length=128"])
+        quantize(KIMI_MINI, fewer, with_data(recipe, [DATA], 64))
+        quantize(fewer, out, with_data(load_recipe(WAFER, [*_MODELOPT, _CALIBRATED]), [DATA], 16))
+        shutil.rmtree(fewer)
+
+    return make
 
 
 def _fp8_block(out: Path) -> None:
@@ -94,7 +98,8 @@ VARIANTS: dict[str, Callable[[Path], None]] = {
     "mxfp4-compressed-tensors": _made(
         "kimi-k2.6-nvfp4a16", "quantize.format=mxfp4_ct", "quantize.scales=even", "quantize.activations=dynamic"
     ),
-    "nvfp4-pruned": _pruned,
+    "nvfp4-pruned": _pruned(KEPT),
+    "nvfp4-half-pruned": _pruned(HALF),
 }
 
 

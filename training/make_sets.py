@@ -36,6 +36,7 @@ COUNTS = {
 # Their test files have the columns of openai/gsm8k and cais/mmlu, so that lm-eval's own tasks read them.
 COLUMNS = {"word_problems": ("question", "answer"), "world": ("question", "subject", "choices", "answer")}
 SHOTS = {"word_problems": ("train", 64), "world": ("dev", 5 * 57)}
+SHUFFLED = ("world",)
 CHAIN_SHOTS = 8
 ARTICLES = 520  # 512 samples of 512 tokens are usual in calibration
 SECTIONS = 4  # of an article: some 600 tokens together
@@ -52,8 +53,15 @@ def domain_modules() -> dict[str, Any]:
 
 
 def test_set(domain: str) -> list[Item]:
-    """Return a domain's test items, in the number that is published."""
-    return domain_modules()[domain].test_items(COUNTS[domain], TEST_SEED)
+    """Return a domain's test items, in the number that is published.
+
+    lm-eval's `--limit` takes the first items, so those of a multiple choice are shuffled: as they are drawn, the first
+    57 all have the answer A.
+    """
+    items: list[Item] = domain_modules()[domain].test_items(COUNTS[domain], TEST_SEED)
+    if domain in SHUFFLED:
+        random.Random(f"{domain} order {TEST_SEED}").shuffle(items)
+    return items
 
 
 def _lines(rows: Iterable[Mapping[str, Any]]) -> str:

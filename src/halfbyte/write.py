@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -24,11 +25,16 @@ _HASHERS = ThreadPoolExecutor(8)  # which has no thread before it is used
 def write_whole(path: Path, *data: bytes | memoryview) -> None:
     """Write a file of one or more pieces so that readers see all of it or none of it, even after a power cut."""
     part = path.with_name(path.name + PART)
-    with part.open("wb") as file:
-        file.writelines(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with part.open("wb") as file:
+            file.writelines(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()  # on a full disk half a file takes the room that something whole may need
+        raise
     sync_folder(path.parent)
 
 

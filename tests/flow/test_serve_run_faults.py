@@ -105,6 +105,14 @@ def test_the_url_is_handed_on_and_the_exit_code_comes_back(engine, tmp_path):
     assert run.nothing_is_left()
 
 
+def test_what_was_handed_the_url_knows_how_long_the_engine_took(engine, tmp_path, monkeypatch):
+    monkeypatch.setenv("HALFBYTE_BOOT", "")
+    run, said = engine(), tmp_path / "said"
+    assert run.here(then=then_shell(f'echo "$HALFBYTE_BOOT" > {said}', "fake")) == 0
+    boot = json.loads(said.read_text())
+    assert boot["url"] == run.url and 0 < boot["seconds"] < SOON_S and boot["cached"] is None
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_everything(engine, number, code):
     run = engine()

@@ -28,9 +28,11 @@ PEERS = {
     "checkpoint-compressed-tensors-0.20.0": ("compressed-tensors", "make_checkpoint_compressed_tensors.py"),
     "checkpoint-quark-0.11.1": ("amd-quark", "make_checkpoint_quark.py"),
     "llmcompressor-0.14.0.1": ("llmcompressor", "make_reap.py"),
+    "statistics": ("statsmodels", "make_statistics.py"),  # and scipy; nothing here is quantized
 }
 CHECKPOINT = "checkpoint-"  # made in the environment of the same peer
-ONLY_JSON = (CHECKPOINT, "modelopt-calibrated-", "llmcompressor-")  # no tensors are kept
+ONLY_JSON = (CHECKPOINT, "modelopt-calibrated-", "llmcompressor-", "statistics")  # no tensors are kept
+FIGURES = "statistics"  # floating point by other libraries: compared as a whole, and closely
 COMPARED_FACTS = {
     "wheel_sha256",
     "inputs_sha256",
@@ -79,6 +81,9 @@ def download_wheel(environment: Path, package: str, version: str) -> Path:
 def make(environment: Path, stem: str, out: Path) -> None:
     """Run the peer's script into `out`."""
     package, script = PEERS[stem]
+    if stem == FIGURES:
+        subprocess.run([environment / "bin/python", HERE / script, out / f"{stem}.json"], check=True)
+        return
     wheel = download_wheel(environment, package, stem.rpartition("-")[2])
     settings = {
         "ATEN_CPU_CAPABILITY": "default",
@@ -97,8 +102,9 @@ def same(stem: str, out: Path) -> bool:
         old, new = HERE / f"{stem}.{suffix}", out / f"{stem}.{suffix}"
         if suffix == "json":
             facts = [json.loads(path.read_text()) for path in (old, new)]
+            keys = CLOSE_FACTS if stem != FIGURES else facts[0].keys() | facts[1].keys()
             matches = all(facts[0].get(key) == facts[1].get(key) for key in COMPARED_FACTS)
-            matches &= all(close(facts[0].get(key), facts[1].get(key)) for key in CLOSE_FACTS)
+            matches &= all(close(facts[0].get(key), facts[1].get(key)) for key in keys)
         else:
             matches = old.read_bytes() == new.read_bytes()
         print(f"{'equal    ' if matches else 'different'}  {old.name}", flush=True)

@@ -16,8 +16,10 @@ import pytest
 from quiet_server import QuietServer
 
 from halfbyte.serve.keeper import descendants
-from halfbyte.validate.bench.blocks import Arm, Plan, run_block
+from halfbyte.validate.bench.blocks import Arm, Plan, measure, run_block
 from halfbyte.validate.bench.machine import look_at
+from halfbyte.validate.bench.records import open_records
+from halfbyte.validate.bench.report import make_report
 from halfbyte.validate.bench.shapes import Point
 from halfbyte.validate.bench.summary import summarize
 from halfbyte.validate.bench.vllm_generator import VllmGenerator
@@ -26,6 +28,7 @@ TOKENIZER = Path(__file__).parents[2] / "models" / "kimi-mini"
 POINT = Point(16, 5, 2)
 WITHIN_S = 2.0
 PACE_S = 0.01
+COUNTED_IN_CHATS = 23  # tokens of any prompt with its template, by this server
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -34,6 +37,8 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # or chunks wait for each other
     prompts: list = []  # noqa: RUF012 - shared on purpose
+    spans: list = []  # noqa: RUF012 - when each request was being answered, and by which server
+    slower = 1.0  # by which each request is slower than the one before
 
     def do_GET(self):
         if self.path.endswith("/v1/models"):
@@ -49,7 +54,13 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         Handler.prompts.append(asked)
-        fault = self.path.split("/")[1]
+        fault, begin = self.path.split("/")[1], time.monotonic()
+        try:
+            self._answer(asked, fault)
+        finally:
+            Handler.spans.append((fault, begin, time.monotonic()))
+
+    def _answer(self, asked, fault):
         if fault == "error":
             return self.send_error(500, "out of memory")
         if fault == "hang":
@@ -57,14 +68,17 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        tokens = asked["max_tokens"] - (fault == "short")
+        tokens = asked["max_tokens" if "prompt" in asked else "max_completion_tokens"] - (fault == "short")
         for at in range(tokens):
-            time.sleep(WITHIN_S if fault == "drip" else PACE_S)
-            self._send("data: nonsense\n\n" if fault == "garbage" else _chunk(choices=[{"text": "a"}]))
+            tired = Handler.slower ** len(Handler.prompts) if fault == "tires" else 1
+            time.sleep(WITHIN_S if fault == "drip" else PACE_S * tired)
+            part = {"text": "a"} if "prompt" in asked else {"delta": {"content": "a"}}
+            self._send("data: nonsense\n\n" if fault == "garbage" else _chunk(choices=[part]))
             if fault == "close" and at == 1:
                 self.close_connection = True
                 return self.connection.close()
-        usage = {"prompt_tokens": len(asked["prompt"]), "completion_tokens": tokens}
+        counted = len(asked["prompt"]) if "prompt" in asked else COUNTED_IN_CHATS
+        usage = {"prompt_tokens": counted, "completion_tokens": tokens}
         if fault == "recounts":
             usage["prompt_tokens"] += 1
         if fault != "nousage":
@@ -108,9 +122,9 @@ def generator(tmp_path_factory):
 def block(server, generator):
     """Return a function that runs a block of four requests against a fault."""
 
-    def run(fault: str, content: str = "random"):
+    def run(fault: str, content: str = "random", chat: bool = False):
         Handler.prompts = []
-        point = Point(POINT.prompt, POINT.output, POINT.concurrency, content)
+        point = Point(POINT.prompt, POINT.output, POINT.concurrency, content, chat)
         arm = Arm("A", look_at(f"{server}/{fault}"))
         plan = Plan((arm,), (point,), 1, str(TOKENIZER), request_within_s=WITHIN_S, rounds=2)
         return run_block(plan, arm, point, 0, generator)
@@ -156,6 +170,45 @@ def test_a_fault_is_told_in_words_and_within_its_time(block, fault, words):
     assert seen.tokens_per_second is None
     assert seen.ttft is None
     assert seen.no_claim_because
+
+
+def test_a_chat_is_asked_with_a_text_and_counted_by_the_server(block):
+    found = block("well", "prose", chat=True)
+    assert found.problem == ""
+    assert [request.prompt_tokens for request in found.requests] == [COUNTED_IN_CHATS] * 4
+    assert [request.output_tokens for request in found.requests] == [POINT.output] * 4
+    chats = [asked for asked in Handler.prompts if "messages" in asked]  # one request beside them counts tokens
+    texts = [str(asked["messages"][0]["content"]) for asked in chats]
+    assert len(set(texts)) == 4 and all(asked["ignore_eos"] for asked in chats)
+    assert summarize([found], {}).tpot["p50"] >= 0.9 * PACE_S
+
+
+def test_a_chat_that_fails_is_told_in_words(block):
+    for fault, words in (("error", "out of memory"), ("short", "4 tokens came, 5 were asked for")):
+        assert words in block(fault, "random", chat=True).problem
+
+
+def test_a_server_that_slows_down_is_measured_and_told_on(generator, server, tmp_path, monkeypatch):
+    monkeypatch.setattr(Handler, "slower", 1.06)
+    Handler.prompts = []
+    arm = Arm("A", look_at(f"{server}/tires"))
+    plan = Plan((arm,), (POINT,), 6, str(TOKENIZER), request_within_s=20, rounds=2)
+    records = open_records(tmp_path, plan.settings())
+    measure(plan, generator, records, lambda _: None)
+    seen = summarize(records.blocks, {})
+    assert seen.failed == 0 and seen.drift < -0.3
+    said = [sentence for _, sentence in make_report(records.blocks, {}, design="abba", slo={}).sentences()]
+    assert any("throughput changed by -" in sentence for sentence in said)
+
+
+def test_two_servers_never_work_at_the_same_time(generator, server, tmp_path):
+    Handler.spans = []
+    arms = tuple(Arm(name, look_at(f"{server}/{fault}")) for name, fault in (("A", "well"), ("B", "fine")))
+    plan = Plan(arms, (POINT,), 3, str(TOKENIZER), request_within_s=20, rounds=2)
+    measure(plan, generator, open_records(tmp_path, plan.settings()), lambda _: None)
+    one, other = ([span[1:] for span in Handler.spans if span[0] == fault] for fault in ("well", "fine"))
+    assert len(one) == len(other) == 14, "three blocks of four, and a warm-up of two"
+    assert all(end <= start or stop <= begin for begin, end in one for start, stop in other)
 
 
 def test_a_server_that_is_gone(generator, server):

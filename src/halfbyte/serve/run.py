@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from halfbyte.console import Output, StatusLine
 from halfbyte.errors import EXIT_MACHINE, HalfbyteError, MachineError
+from halfbyte.serve.boot_time import Boot, cached_before, tell
 from halfbyte.serve.engine_log import EngineLog
 from halfbyte.serve.engine_process import EngineProcess, how_it_ended
 from halfbyte.serve.installed import engine_environment
@@ -49,10 +50,12 @@ def run_engine(  # noqa: PLR0913 - what a launch consists of
     """
     out.note(f"starting {url}, log: {log}")
     whole = engine_environment(Path(command[0]), environment, hub=hub)
+    cached, begin = cached_before(command), time.monotonic()
     engine = EngineProcess(command, whole, log, patience=patience)
     with stop_signals(engine.kill):
         try:
             wait_until_healthy(engine, url, EngineLog(log), served_name, out=out, silent_s=silent_s)
+            tell(Boot(url, round(time.monotonic() - begin, 1), cached))
             code = _serve(engine, url, log, out, served_name) if then is None else _hand_on(engine, url, log, out, then)
         except Stopped as stopped:
             out.note(f"{stopped}; ending the engine (once more to kill it)")

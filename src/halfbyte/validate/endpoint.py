@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import Any, Literal, cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from halfbyte.errors import UsageError
 
@@ -104,13 +104,17 @@ def _without_key(text: str) -> str:
 
 def parse_url(url: str, timeout_s: float) -> Endpoint:
     """Return the endpoint at an address, with or without `/v1`."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        sound = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:  # brackets that do not close, a port that is no number
+        sound, parts = False, urlsplit("")
+    if not sound or parts.query or parts.fragment:
         raise UsageError(f"'{url}' is no address of a server", where="URL", fix="give http://HOST:PORT")
     if parts.username or parts.password:
         fix = f"set {KEY_VARIABLES[0]} in the environment instead"
         raise UsageError("an address with a user or a password would be written into the results", where="URL", fix=fix)
-    path = parts.path.rstrip("/")
+    path = quote(parts.path.rstrip("/"), safe="/%~")
     for end in (*PATHS.values(), "/v1"):
         path = path.removesuffix(end)
     return Endpoint(f"{parts.scheme}://{parts.netloc}{path}", timeout_s)

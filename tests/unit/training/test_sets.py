@@ -53,6 +53,14 @@ def test_columns_are_those_of_the_originals():
     assert {row["thinking"] for row in instructions} == {True, False}
 
 
+def test_the_first_choices_have_all_letters_and_many_subjects():
+    """`--limit` takes the first items: a model that always says A must not look good there."""
+    first = rows("evals/world/test.jsonl")[:40]
+    answers = [row["answer"] for row in first]
+    assert all(answers.count(letter) >= 4 for letter in range(4))
+    assert len({row["subject"] for row in first}) > 20
+
+
 @pytest.fixture
 def taught(monkeypatch):
     def teach(*modules):

@@ -14,6 +14,7 @@ where that quantization is asked for:
     inputs.py     activations as the hardware would quantize them; HALFBYTE_EMULATE_ACTIVATIONS=off leaves them
     agreement.py  the ignore list against the shards
     layout.py     rows and columns of the tensors of a format
+    told.py       the line on /metrics that says so
 
 llvmlite_scan.py cures a defect of vLLM's CPU build, also for those who ask for nothing.
 

@@ -65,8 +65,10 @@ class EmulatedConfig(QuantizationConfig):
         """Look at the folder. It is the first time that vLLM names it, and in the process that the user sees."""
         from halfbyte.serve.vllm_plugin.inputs import activations_wanted  # noqa: PLC0415
         from halfbyte.serve.vllm_plugin.stored import Stored  # noqa: PLC0415
+        from halfbyte.serve.vllm_plugin.told import tell_on_metrics_page  # noqa: PLC0415
 
         activations_wanted()  # a wrong word is refused here
+        tell_on_metrics_page()
         self.stored = Stored(Path(model_name))
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halfbyte.validate.bench.gpu_power import GpuPower
+from halfbyte.validate.bench.kv_peak import KvPeak
 from halfbyte.validate.bench.machine import Server, metrics
 from halfbyte.validate.bench.metrics_page import between
 from halfbyte.validate.bench.records import Block, Records, requests_of
@@ -109,9 +110,10 @@ def run_block(plan: Plan, arm: Arm, point: Point, turn: int, generator: LoadGene
         trust_remote_code=plan.trust_remote_code,
     )
     before = metrics(arm.server.url)
-    with GpuPower(wanted=arm.server.local) as power:
+    with GpuPower(wanted=arm.server.local) as power, KvPeak(lambda: metrics(arm.server.url)) as kv:
         answer = generator.block(order)
-    seen = {**between(before, metrics(arm.server.url)), "no_claim_because": arm.server.no_claim_because}
+    after = metrics(arm.server.url)
+    seen = {**between(before, after), "kv_use_peak": kv.most, "no_claim_because": arm.server.no_claim_because}
     if "failed" in answer:
         return Block(arm.name, point, turn, 0.0, (), failed=answer["failed"], server=seen, gpus=power.found)
     found: dict[str, Any] = answer["result"]

@@ -29,6 +29,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--concurrency", default="1,8,64", show_default=True, help="Requests at once.")
 @click.option("--content", default="random", show_default=True,
               help="What prompts are: random, prose, code, json; with commas for several.")  # fmt: skip
+@click.option("--chat", is_flag=True, help="Ask through the chat template; prompts are then only about as long.")
 @click.option("--blocks", type=click.IntRange(1), default=6, show_default=True,
               help="Blocks of each server at each point; fewer than 6 support no claim.")  # fmt: skip
 @click.option("--slo", help="Count the requests that are fast enough, as in ttft=1s,tpot=50ms.")
@@ -54,6 +55,7 @@ def bench_command(out: Output, url: str | None, **choice: Any) -> None:
     from halfbyte.validate.bench.importers import read_results  # noqa: PLC0415 - `halfbyte --help` stays instant
     from halfbyte.validate.bench.report import COLUMNS, make_report  # noqa: PLC0415
     from halfbyte.validate.bench.shapes import targets  # noqa: PLC0415
+    from halfbyte.write import disk_error  # noqa: PLC0415
 
     slo = targets(choice["slo"])
     if choice["gpus"]:
@@ -65,13 +67,16 @@ def bench_command(out: Output, url: str | None, **choice: Any) -> None:
     blocks += [block for file in choice["against_results"] for block in read_results(file, "B")]
     servers: dict[str, Server] = {}
     folder: Path = choice["folder"]
-    if url is not None:
-        servers, measured = _measure(out, url, choice)
-        blocks += measured
     sequential = bool(choice["imported"] or choice["against_results"])
     design = "sequential" if sequential else "abba"
-    found = make_report(blocks, servers, design=design, slo=slo, gpus=choice["gpus"], emulated=choice["emulated"])
-    _save(found, folder)
+    try:
+        if url is not None:
+            servers, measured = _measure(out, url, choice)
+            blocks += measured
+        found = make_report(blocks, servers, design=design, slo=slo, gpus=choice["gpus"], emulated=choice["emulated"])
+        _save(found, folder)
+    except OSError as error:
+        raise disk_error(error, folder, "whole blocks") from None
     if out.as_json:
         out.facts(found.as_dict(), [])
     else:
@@ -102,7 +107,7 @@ def _measure(out: Output, url: str, choice: dict[str, Any]) -> tuple[dict[str, S
     from halfbyte.validate.bench.shapes import points  # noqa: PLC0415
     from halfbyte.validate.bench.vllm_generator import VllmGenerator  # noqa: PLC0415
 
-    wanted = points(choice["shapes"], choice["concurrency"], choice["content"])
+    wanted = points(choice["shapes"], choice["concurrency"], choice["content"], chat=choice["chat"])
     addresses = {"A": url} | ({"B": choice["against"]} if choice["against"] else {})
     about = {"emulated": choice["emulated"], "gpus": choice["gpus"], "model": choice["model"]}
     servers = {name: look_at(address, **about) for name, address in addresses.items()}
@@ -142,6 +147,7 @@ def _tokenizer(server: Server) -> str:
 
 def _save(found: Report, folder: Path) -> None:
     from halfbyte.validate.bench.plot import plot  # noqa: PLC0415
+    from halfbyte.write import write_whole  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)
     note = f"no claim: {found.no_claim_because}" if found.no_claim_because else ""
@@ -151,6 +157,4 @@ def _save(found: Report, folder: Path) -> None:
         with suppress(OSError):
             (folder / "bench.svg").unlink()
     for name, text in texts.items():
-        beside = folder / f"{name}.part"
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(folder / name)
+        write_whole(folder / name, text.encode())

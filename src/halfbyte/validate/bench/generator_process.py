@@ -68,7 +68,7 @@ class Generator:
                                shuffled=order["content"] == "random")  # fmt: skip
         requests = [
             serve.SampleRequest(
-                prompt=prompt,
+                prompt=tokenizer.decode(prompt) if order["as_text"] else prompt,
                 prompt_len=lengths[0],
                 expected_output_len=lengths[1],
                 request_id=f"{order['name']}-{at}",
@@ -77,7 +77,7 @@ class Generator:
         ]
         serve.get_samples = _always(requests)
         serve.get_tokenizer = _always(tokenizer)  # loaded once, not for every block
-        serve.ASYNC_REQUEST_FUNCS[arguments.backend] = self._bounded(order["request_within_s"])
+        serve.ASYNC_REQUEST_FUNCS[arguments.backend] = self._bounded(arguments.backend, order["request_within_s"])
         before, start = _processor_seconds(), time.perf_counter()
         found: dict[str, Any] = asyncio.run(serve.main_async(arguments))
         seconds = time.perf_counter() - start
@@ -87,7 +87,7 @@ class Generator:
     def _benchmark(self) -> Any:
         if self._serve is None:
             self._serve = importlib.import_module("vllm.benchmarks.serve")
-            self._asked = self._serve.ASYNC_REQUEST_FUNCS["openai"]
+            self._asked = dict(self._serve.ASYNC_REQUEST_FUNCS)
         return self._serve
 
     def _parse(self, arguments: Sequence[str]) -> Any:
@@ -107,9 +107,9 @@ class Generator:
             self._bodies[content, name] = list(tokenizer.encode(text_of(content), add_special_tokens=False))
         return self._bodies[content, name]
 
-    def _bounded(self, seconds: float) -> Any:
+    def _bounded(self, backend: str, seconds: float) -> Any:
         """Return vLLM's function for one request, with a limit; what goes wrong is an error with words."""
-        asked = self._asked
+        asked = self._asked[backend]
 
         async def ask(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
             started = time.perf_counter()

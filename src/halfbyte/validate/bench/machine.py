@@ -19,8 +19,10 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from halfbyte.errors import MachineError, UsageError
+from halfbyte.serve.boot_time import Boot, told
 from halfbyte.serve.ports import listening_process
 from halfbyte.validate.bench.metrics_page import Page, read_page
+from halfbyte.validate.endpoint import parse_url
 
 ANSWERS_WITHIN_S = 10.0
 EMULATION = "halfbyte_emulate"
@@ -44,6 +46,7 @@ class Server:
     kv_tokens: int | None
     started: float | None
     settings: Mapping[str, str]
+    boot: Boot | None = None  # known only where halfbyte has started it
 
     @property
     def no_claim_because(self) -> str:
@@ -56,14 +59,14 @@ class Server:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
-        return {**asdict(self), "settings": dict(self.settings), "no_claim_because": self.no_claim_because}
+        boot = {**asdict(self.boot), "kind": self.boot.kind} if self.boot else None
+        more = {"settings": dict(self.settings), "boot": boot, "no_claim_because": self.no_claim_because}
+        return {**asdict(self), **more}
 
 
 def look_at(url: str, *, emulated: bool = False, gpus: str | None = None, model: str | None = None) -> Server:
     """Ask a server what it is; one that does not answer, or serves nothing, is an error before any load."""
-    url = url.rstrip("/").removesuffix("/v1")
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise UsageError(f"'{url}' is no URL", where="URL", fix="write it like http://127.0.0.1:8000")
+    url = parse_url(url, ANSWERS_WITHIN_S).url
     models = _json(url, "/v1/models")
     if models is None:
         fix = "is it up? `halfbyte serve OUT --run` starts one"
@@ -77,8 +80,8 @@ def look_at(url: str, *, emulated: bool = False, gpus: str | None = None, model:
     page = metrics(url)
     cache: Mapping[str, str] = page.cache if page else {}
     version = str((_json(url, "/version") or {}).get("version", ""))
-    command = local_command(url)
-    row = named[0]
+    command, row = local_command(url), named[0]
+    says_so = (page is not None and page.emulated) or EMULATION in json.dumps(_json(url, "/server_info") or {})
     return Server(
         url=url,
         model=str(row.get("id", "")),
@@ -86,11 +89,12 @@ def look_at(url: str, *, emulated: bool = False, gpus: str | None = None, model:
         context=row.get("max_model_len"),
         version=version,
         device=_device(version, url, command, told=bool(gpus)),
-        emulated=emulated or EMULATION in command or EMULATION in json.dumps(_json(url, "/server_info") or {}),
+        emulated=emulated or says_so or EMULATION in command,
         local=bool(command),
         kv_tokens=page.kv_tokens if page else None,
         started=page.started if page else None,
         settings={name: cache[name] for name in _FLAG_LABELS if name in cache},
+        boot=told(url),
     )
 
 

@@ -24,6 +24,7 @@ _COUNTERS: Mapping[str, tuple[str, ...]] = {
 }
 _USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 _STARTED = "process_start_time_seconds"
+_EMULATED = "halfbyte_emulated"  # halfbyte's plugin for vLLM says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Page:
     cache: Mapping[str, str]
     kv_use: float | None
     started: float | None
+    emulated: bool = False
 
     @property
     def kv_tokens(self) -> int | None:
@@ -49,7 +51,7 @@ def read_page(text: str) -> Page:
     counters: dict[str, float] = {}
     cache: dict[str, str] = {}
     use: list[float] = []
-    started = None
+    started, emulated = None, False
     ours = {published: name for name, names in _COUNTERS.items() for published in names}
     for line in text.splitlines():
         match = _LINE.match(line)
@@ -64,7 +66,8 @@ def read_page(text: str) -> Page:
             use.append(value)
         elif name == _STARTED:
             started = value
-    return Page(counters, cache, max(use, default=None), started)
+        emulated |= name == _EMULATED and value > 0
+    return Page(counters, cache, max(use, default=None), started, emulated)
 
 
 def _number(text: str) -> float:
@@ -87,7 +90,6 @@ def between(before: Page | None, after: Page | None) -> dict[str, Any]:
         **counted,
         "prefix_hit_share": _share(counted["prefix_hits"], counted["prefix_queries"]),
         "draft_acceptance": _share(counted["accepted_tokens"], counted["draft_tokens"]),
-        "kv_use": after.kv_use if after else None,
         "server_started": after.started if after else None,
     }
 

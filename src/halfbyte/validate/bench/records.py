@@ -14,6 +14,7 @@ from typing import Any
 
 from halfbyte.errors import UsageError
 from halfbyte.validate.bench.shapes import Point
+from halfbyte.write import write_whole
 
 FILE = "bench.jsonl"
 _FIRST_WORDS = 200
@@ -122,7 +123,7 @@ def _problem(error: str, prompt: int, output: int, point: Point, *, exact: bool)
         return "failed without a word"
     if exact and output != point.output:
         return f"{output} tokens came, {point.output} were asked for"
-    if exact and prompt != point.prompt:
+    if exact and prompt != point.prompt and not point.chat:
         return f"the server counts {prompt} tokens in a prompt of {point.prompt}"
     return ""
 
@@ -158,9 +159,7 @@ def open_records(folder: Path, settings: Mapping[str, Any]) -> Records:
     whole = whole_pairs(blocks, settings["servers"])
     kept = [block for block in blocks if block.problem or block in whole]
     lines = [json.dumps({"settings": settings}), *(json.dumps(block.as_dict()) for block in kept)]
-    beside = path.with_suffix(".part")
-    beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    beside.replace(path)
+    write_whole(path, ("\n".join(lines) + "\n").encode())
     return Records(path, settings, kept)
 
 

@@ -12,6 +12,7 @@ from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.serve.gpus import Gpus, parse_gpus
 from halfbyte.serve.served import Served, served
 from halfbyte.validate.bench.compare import Comparison, compare, headlines
+from halfbyte.validate.bench.equal_pace import EqualPace, equal_pace
 from halfbyte.validate.bench.machine import EMULATED, Server, differences
 from halfbyte.validate.bench.records import Block
 from halfbyte.validate.bench.roofline import decode_limit, prefill_limit
@@ -32,6 +33,7 @@ COLUMNS = (
     Column("errors", "errors", number=True),
     Column("goodput", "goodput req/s", number=True),
 )
+NO_BOOT = "how long it took to start is not known (`halfbyte serve OUT --run --then bench` knows)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Report:
     servers: Mapping[str, Server]
     summaries: tuple[Summary, ...]
     comparisons: tuple[Comparison, ...]
+    same_pace: tuple[EqualPace, ...]
     design: Design
     no_claim_because: str
     limits: tuple[Mapping[str, Any], ...]
@@ -62,6 +65,7 @@ class Report:
             "slo": dict(self.slo),
             "points": [{**one.as_dict(), "where": str(one.point)} for one in self.summaries],
             "comparisons": [one.as_dict() for one in self.comparisons],
+            "same_pace": [one.as_dict() for one in self.same_pace],
             "headlines": headlines(self.comparisons),
             "roofline": [dict(limit) for limit in self.limits],
             "roofline_missing": self.roofline_missing,
@@ -78,6 +82,9 @@ class Report:
             for name, server in self.servers.items()
             if server.no_claim_because
         ]
+        notes += [
+            f"{name}: {server.boot.sentence() if server.boot else NO_BOOT}" for name, server in self.servers.items()
+        ]
         notes += [f"A and B differ in more than the checkpoint: {what}" for what in self._differences()]
         bad: list[str] = []
         for one in self.summaries:
@@ -87,6 +94,7 @@ class Report:
             notes += _server_sentences(one)
         notes += [limit["sentence"] for limit in self.limits]
         notes += [one.sentence() for one in self.comparisons]
+        notes += [one.sentence() for one in self.same_pace]
         claims = headlines(self.comparisons)
         if self.comparisons and not claims:
             notes.append("no headline: no difference is shown, or it may not be claimed")
@@ -117,7 +125,9 @@ def make_report(
     no_claim = next(filter(None, reasons), "")
     limits, missing = _limits(summaries, servers, gpus)
     comparisons = tuple(compare(blocks, summaries, no_claim, design))
-    return Report(servers, summaries, comparisons, design, no_claim, limits, slo, missing)
+    why = next(filter(None, [no_claim, *(one.no_claim_because for one in summaries)]), "")
+    pace = tuple(equal_pace(blocks, why)) if design == "abba" else ()
+    return Report(servers, summaries, comparisons, pace, design, no_claim, limits, slo, missing)
 
 
 def _limits(
@@ -178,6 +188,8 @@ def _server_sentences(one: Summary) -> list[str]:
         said.append("its prefix cache is off")
     if seen.get("draft_acceptance") is not None:
         said.append(f"{seen['draft_acceptance']:.1%} of the draft's tokens accepted")
+    if seen.get("kv_use_peak") is not None:
+        said.append(f"its KV cache was {seen['kv_use_peak']:.0%} full at most")
     if seen.get("preemptions"):
         said.append(f"{seen['preemptions']:.0f} requests were pushed out of the cache")
     if one.gpus and one.gpus.get("watts"):

@@ -24,9 +24,10 @@ class Point:
     output: int
     concurrency: int
     content: str = "random"
+    chat: bool = False  # asked through the chat template: prompts are texts then, and their lengths only about right
 
     def __str__(self) -> str:
-        kind = "" if self.content == "random" else f", {self.content}"
+        kind = ("" if self.content == "random" else f", {self.content}") + (", chat" if self.chat else "")
         return f"concurrency {self.concurrency}, {_short(self.prompt)} in / {_short(self.output)} out{kind}"
 
     @property
@@ -35,14 +36,14 @@ class Point:
         return self.prompt + self.output / 2
 
 
-def points(shapes: Sequence[str], concurrency: str, contents: str) -> list[Point]:
+def points(shapes: Sequence[str], concurrency: str, contents: str, *, chat: bool = False) -> list[Point]:
     """Return every combination, in the order given."""
     asked = [content.strip() for content in contents.split(",")]
     for content in asked:
         if content not in CONTENTS:
             raise UsageError(f"no content is named '{content}'", where="--content", fix=did_you_mean(content, CONTENTS))
     made = [
-        Point(*shape, users, content)
+        Point(*shape, users, content, chat)
         for shape, content, users in product(map(_shape, shapes), asked, _concurrencies(concurrency))
     ]
     return list(dict.fromkeys(made))

@@ -165,12 +165,12 @@ def _server(seen: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for name in names:
         known = [one[name] for one in seen if one.get(name) is not None]
         made[name] = sum(known) if known else None
-    uses = [one["kv_use"] for one in seen if one.get("kv_use") is not None]
+    uses = [one["kv_use_peak"] for one in seen if one.get("kv_use_peak") is not None]
     return {
         **made,
         "prefix_hit_share": made["prefix_hits"] / made["prefix_queries"] if made["prefix_queries"] else None,
         "draft_acceptance": made["accepted_tokens"] / made["draft_tokens"] if made["draft_tokens"] else None,
-        "kv_use": max(uses, default=None),
+        "kv_use_peak": max(uses, default=None),
     }
 
 

@@ -22,12 +22,15 @@ from typing import IO, Any, Protocol
 from halfbyte.errors import MachineError
 from halfbyte.serve.installed import engine_environment, installed
 from halfbyte.validate.bench.shapes import Point
+from halfbyte.validate.endpoint import PATHS
 
 STARTS_WITHIN_S = 300.0  # importing vLLM from a cold disk, and loading a tokenizer
 _SPARE_S = 60.0  # beyond what the requests may take: making prompts, summing up
 _ENDS_WITHIN_S = 5.0
 _SCRIPT = Path(__file__).with_name("generator_process.py")
 _TAIL = 5
+# Prompts are made in `generator_process`. By chat or not: `timed_trace` is the one kind that vLLM sends as token ids.
+_DATA_SET = {False: ("--dataset-name", "timed_trace", "--no-self-timed"), True: ("--dataset-name", "random")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +57,11 @@ class Order:
     def arguments(self) -> list[str]:
         """Return what `vllm bench serve` would be called with."""
         return [
-            *("--backend", "openai", "--base-url", self.url, "--endpoint", "/v1/completions"),
+            *("--backend", "openai-chat" if self.point.chat else "openai", "--base-url", self.url),
+            *("--endpoint", PATHS["chat" if self.point.chat else "completions"]),
             *("--model", self.model, "--tokenizer", self.tokenizer),
-            # The one kind of data set that vLLM sends as token ids; its prompts are made in `generator_process`.
-            *("--dataset-name", "timed_trace", "--no-self-timed", "--num-prompts", str(self.requests)),
+            *_DATA_SET[self.point.chat],
+            *("--num-prompts", str(self.requests)),
             *("--max-concurrency", str(self.point.concurrency), "--ignore-eos", "--temperature", "0"),
             *("--seed", str(self.body_seed), "--ready-check-timeout-sec", "0", "--disable-tqdm", "--save-detailed"),
             *(("--trust-remote-code",) if self.trust_remote_code else ()),
@@ -72,6 +76,7 @@ class Order:
                 "prompt_tokens": self.point.prompt,
                 "output_tokens": self.point.output,
                 "content": self.point.content,
+                "as_text": self.point.chat,
                 "body_seed": self.body_seed,
                 "head_seed": self.head_seed,
                 "request_within_s": self.request_within_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ _FOLDER = click.Path(path_type=Path)
               help="kimi-card, kimi-card-3shot, mxfp4-card, chat, coding, mini, ...")  # fmt: skip
 @click.option("--against", metavar="URL2", help="Ask this server the same, and compare item by item.")
 @click.option("--baseline", metavar="RESULTS", type=_FOLDER, help="Compare with the folder of an earlier run.")
-@click.option("-o", "--out", "folder", metavar="DIR", type=_FOLDER, help="For the results.  [default: eval-NAME]")
+@click.option("-o", "--out", "folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
+              help="For the results.  [default: eval-NAME]")  # fmt: skip
 @click.option("--data-dir", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path),
               help="The data sets as folders below it, instead of from the Hub.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(1), help="Only the first items of each task.")
@@ -40,13 +42,17 @@ def eval_command(out: Output, **asked: Any) -> None:
     from halfbyte.validate.evaluate.progress import ProgressLines  # noqa: PLC0415 - `halfbyte --help` stays instant
     from halfbyte.validate.evaluate.report import failure, show  # noqa: PLC0415
     from halfbyte.validate.evaluate.run import Asked, evaluate  # noqa: PLC0415
+    from halfbyte.write import disk_error  # noqa: PLC0415
 
     asked["folder"] = asked["folder"] or Path(f"eval-{asked['suite']}")
-    found = evaluate(Asked(**asked), out, ProgressLines(out))
+    try:
+        found = evaluate(Asked(**asked), out, ProgressLines(out))
+    except OSError as error:
+        raise disk_error(error, asked["folder"], "finished requests") from None
     show(out, found)
     problem = failure(found.judged)
     if problem:
         raise CheckFailedError(problem, where=str(asked["folder"]), fix="see the sentences above, and eval.jsonl there")
     out.note(f"results in {asked['folder']}")
     if not any(one.reference for one in found.judged):
-        out.hint(f"halfbyte eval URL2 --suite {asked['suite']} --baseline {asked['folder']}")
+        out.hint(f"halfbyte eval URL2 --suite {asked['suite']} --baseline {shlex.quote(str(asked['folder']))}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from halfbyte.errors import MachineError, UsageError
+from halfbyte.validate.evaluate.data_sets import data_hash
 from halfbyte.validate.evaluate.preflight import Preflight
 from halfbyte.validate.evaluate.programs import use_sandbox
 from halfbyte.validate.evaluate.samples import Sample, Side, read_samples
@@ -34,6 +35,7 @@ class Harness:
     hash: str
     version: str
     task_files: dict[str, str]  # file -> SHA-256
+    data: dict[str, str]  # task -> hash of its rows
     data_folder: Path
     managers: dict[str, Any]  # by folder of tasks
     cache: tempfile.TemporaryDirectory[str] | None  # lives as long as this does
@@ -59,16 +61,18 @@ def load_harness(suite: Suite, data_dir: Path | None) -> Harness:
     own = Path(lm_eval.__file__).parent / "tasks"
     managers: dict[str, Any] = {}
     files: list[Path] = []
+    data: dict[str, str] = {}
     for task in suite.tasks:
         where = folder / task.folder if task.folder.startswith("./") else own / task.folder
         if task.folder not in managers:
             managers[task.folder] = tasks_module.TaskManager(include_path=[str(where)], include_defaults=False)
             files += sorted(path for path in where.rglob("*") if path.is_file() and "yaml" in path.name)
         with inside(folder):
-            _load(managers[task.folder], task, folder if local else None)
+            loaded = _load(managers[task.folder], task, folder if local else None)
+            data[task.task] = data_hash(loaded, str(folder) if local else ", ".join(task.datasets))
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
     version = importlib.metadata.version("lm_eval")
-    return Harness(suite, suite_hash(suite, files), version, digests, folder, managers, cache, sandbox)
+    return Harness(suite, suite_hash(suite, files), version, digests, data, folder, managers, cache, sandbox)
 
 
 def _own_cache() -> tempfile.TemporaryDirectory[str]:
@@ -101,7 +105,7 @@ def _no_data(name: str, task: Task, folder: Path | None, why: str = "") -> Usage
         fix = "run it in halfbyte's repository, or give the repository with --data-dir"
         return UsageError(f"{task.task} needs {name}, and it is not here", where=str(folder), fix=fix)
     what = f"{task.task} needs the data set {name}, and it " + (
-        f"is not in {folder}" if folder else "cannot be fetched"
+        f"cannot be read from {folder}" if why else f"is not in {folder}" if folder else "cannot be fetched"
     )
     fix = (
         f"give --data-dir DIR with DIR/{name}/: the files in the original columns, and a README.md whose front matter "
@@ -110,15 +114,16 @@ def _no_data(name: str, task: Task, folder: Path | None, why: str = "") -> Usage
     return UsageError(what + why, where=task.task, fix=fix)
 
 
-def _load(manager: Any, task: Task, folder: Path | None) -> None:
-    """Read a task's data, which is what takes the network, so that what is missing is said now."""
-    try:
-        manager.load([task.task])
-    except KeyError:
+def _load(manager: Any, task: Task, folder: Path | None) -> dict[str, Any]:
+    """Read a task's data, which is what takes the network, so that what is missing is said now; return its parts."""
+    if task.task not in manager.all_tasks:
         what = f"this version of lm-eval has no task '{task.task}'"
-        raise MachineError(what, where=task.folder, fix="pip install 'lm_eval[api]==0.4.13'") from None
-    except (OSError, ValueError) as error:
-        why = f" ({str(error).splitlines()[0][:120]})"
+        raise MachineError(what, where=task.folder, fix="pip install 'lm_eval[api]==0.4.13'")
+    try:
+        return manager.load([task.task])["tasks"]
+    except Exception as error:  # lm-eval and datasets raise what they like; a missing column is an error of a template
+        cause = error.__cause__ or error
+        why = f" ({type(cause).__name__}: {' '.join(str(cause).split())[:200]})"
         raise _no_data(", ".join(task.datasets), task, folder, why) from None
 
 

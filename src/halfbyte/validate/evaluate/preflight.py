@@ -10,7 +10,7 @@ from halfbyte.errors import CheckFailedError, MachineError
 from halfbyte.validate.endpoint import Api, Endpoint, EndpointError
 from halfbyte.validate.evaluate.asking import Asker, Said
 from halfbyte.validate.evaluate.echo import echo_problem
-from halfbyte.validate.evaluate.identity import Identity, differences, identify, probe
+from halfbyte.validate.evaluate.identity import Identity, identify, probe
 from halfbyte.validate.evaluate.suites import Suite
 from halfbyte.validate.evaluate.tokens import ServerTokens, server_tokens
 
@@ -138,24 +138,3 @@ def _likelihoods(endpoint: Endpoint, identity: Identity, suite: Suite, tokens: S
         where=endpoint.url,
         fix=f"take --suite {other}, which asks for the letter" if other else "take a suite without such tasks",
     )
-
-
-def parity(candidate: Preflight, reference: Preflight) -> list[Finding]:
-    """Compare two endpoints: unequal prompts are an error, every other difference is said."""
-    for api, counts in candidate.prompt_tokens.items():
-        others = reference.prompt_tokens[api]
-        unequal = [
-            f"{text!r}: {a} against {b}"
-            for text, a, b in zip(PARITY_PROMPTS, counts, others, strict=True)
-            if a != b and a is not None and b is not None
-        ]
-        if unequal:
-            raise CheckFailedError(
-                f"{api}: the servers cut the same prompt into different tokens ({unequal[0]}, {len(unequal)} in all)",
-                where=f"{candidate.endpoint.url} and {reference.endpoint.url}",
-                fix="serve both with the same tokenizer and chat template",
-            )
-    unlike = differences(candidate.identity, reference.identity)
-    if not unlike:
-        return [Finding("parity", "good", "both cut prompts alike and tell the same of themselves")]
-    return [Finding("parity", "note", f"the servers differ in more than the checkpoint: {one}") for one in unlike]

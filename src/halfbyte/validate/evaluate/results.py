@@ -52,18 +52,44 @@ def write_results(folder: Path, evaluation: Evaluation) -> None:
     write_whole(folder / FILE, text.encode() + b"\n")
 
 
-def read_head(folder: Path, suite_hash: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Read an earlier run's eval.json and refuse one that asked something else."""
+def read_head(folder: Path) -> dict[str, Any]:
+    """Read an earlier run's eval.json."""
     try:
         head = json.loads((folder / FILE).read_bytes())
     except (OSError, ValueError):
+        head = None
+    if not isinstance(head, dict):
         fix = "give the folder that a finished `halfbyte eval -o` wrote"
         raise UsageError("there are no results of a finished run", where=str(folder), fix=fix) from None
-    told = head.get("suite", {})
-    if told.get("hash") != suite_hash:
-        what = f"the baseline asked the suite '{told.get('name')}' in another version or with other files"
-        raise UsageError(what, where=str(folder), fix="run the baseline again with this version")
-    if head["arguments"].get("limit") != arguments.get("limit"):
-        what = f"the baseline ran with --limit {head['arguments'].get('limit')}"
-        raise UsageError(what, where=str(folder), fix="give the same --limit")
     return cast("dict[str, Any]", head)
+
+
+def refuse_other_questions(head: Mapping[str, Any], folder: Path, ours: Mapping[str, Any], limit: int | None) -> None:
+    """Refuse an earlier run that asked another suite, other rows, or another number of them."""
+    told: Mapping[str, Any] = head.get("suite") or {}
+    if told.get("name") != ours["name"]:
+        what = f"the baseline asked the suite '{told.get('name')}', this run asks '{ours['name']}'"
+        raise UsageError(what, where=str(folder), fix=f"give --suite {told.get('name')}, or another baseline")
+    if told.get("hash") != ours["hash"]:
+        what = f"the baseline asked the suite '{told.get('name')}' in another version or with other task files"
+        raise UsageError(what, where=str(folder), fix="run the baseline again with this version")
+    other = [task for task, digest in ours["data"].items() if (told.get("data") or {}).get(task) != digest]
+    if other:
+        what = f"the baseline asked {', '.join(other)} with other rows of data"
+        raise UsageError(what, where=str(folder), fix="give the --data-dir of the baseline, or run the baseline again")
+    arguments: Mapping[str, Any] = head.get("arguments") or {}
+    then = arguments.get("limit")
+    if then != limit:
+        what = f"the baseline ran with --limit {then}" if then else "the baseline ran without --limit"
+        raise UsageError(what, where=str(folder), fix="give the same --limit" if then else "leave out --limit")
+
+
+def refuse_missing_items(head: Mapping[str, Any], folder: Path, there: int) -> None:
+    """Refuse an earlier run whose items are not all there any more: that shows only after everything was asked."""
+    try:
+        wanted = sum(int(task["candidate"]["samples"]) for task in head["tasks"])
+    except (LookupError, TypeError, ValueError):
+        wanted = -1
+    if wanted != there:
+        what = f"the baseline has {there:,} items, and its eval.json speaks of {max(wanted, 0):,}"
+        raise UsageError(what, where=str(folder), fix="run the baseline's command again: it repeats no request")

@@ -12,12 +12,19 @@ from typing import Any
 import halfbyte
 from halfbyte.console import Output
 from halfbyte.errors import InterruptedRunError, UsageError
-from halfbyte.validate.endpoint import Endpoint, parse_url
+from halfbyte.validate.endpoint import parse_url
 from halfbyte.validate.evaluate.harness import Arm, Harness, Pass, as_reference, load_harness, run_pass
 from halfbyte.validate.evaluate.identity import fingerprint
 from halfbyte.validate.evaluate.judging import judge
-from halfbyte.validate.evaluate.preflight import Finding, Preflight, parity, preflight
-from halfbyte.validate.evaluate.results import Evaluation, read_head, write_results
+from halfbyte.validate.evaluate.parity import Known, known_now, known_then, parity
+from halfbyte.validate.evaluate.preflight import Finding, Preflight, preflight
+from halfbyte.validate.evaluate.results import (
+    Evaluation,
+    read_head,
+    refuse_missing_items,
+    refuse_other_questions,
+    write_results,
+)
 from halfbyte.validate.evaluate.samples import Sample, Side, check_pairs, load_samples, write_samples
 from halfbyte.validate.evaluate.store import Store
 from halfbyte.validate.evaluate.suites import load_suite
@@ -84,22 +91,26 @@ def evaluate(asked: Asked, out: Output, progress: Callable[[str, int, int], None
     other = parse_url(asked.against, asked.timeout_s) if asked.against else None
     harness = load_harness(suite, asked.data_dir)
     arguments = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(asked).items()}
-    baseline = _baseline(asked.baseline, harness, arguments)
-    ready, reference, common = _preflight(endpoint, other, asked.model, harness)
+    about = {"name": suite.name, "hash": harness.hash, "data": harness.data, "task_files": harness.task_files}
+    earlier = _earlier(asked, about)
+    concurrency = asked.concurrency or suite.concurrency
+    ready = preflight(endpoint, asked.model, suite)
+    reference = preflight(other, asked.model, suite, any_name=True) if other else None  # its model may be named so
+    common = _common(ready, reference, earlier, {"concurrency": concurrency, "lm_eval": harness.version})
     for finding in [*ready.findings, *(reference.findings if reference else []), *common]:
         if finding.level != "good":
             out.note(f"! {finding.sentence}")
     for note in [*suite.notes, *([f"programs run {harness.sandbox}"] if harness.sandbox else [])]:
         out.note(f"! {note}")
     with Store(asked.folder / REQUESTS) as store:
-        run = _Run(harness, store, asked.concurrency or suite.concurrency, asked.limit, out, progress)
+        run = _Run(harness, store, concurrency, asked.limit, out, progress)
         if store.damaged:
             out.note(f"! {store.damaged} lines of {store.path} cannot be read; what they held is asked again")
         try:
             ours = run.arm("candidate", ready)
             candidate = run.ask(ours)
             theirs = run.arm("reference", reference) if reference else None
-            compared = run.ask(theirs) if theirs else baseline
+            compared = run.ask(theirs) if theirs else earlier.samples if earlier else None
         except KeyboardInterrupt:
             fix = "run the same command again: what is finished is kept"
             raise InterruptedRunError("interrupted", where=str(asked.folder), fix=fix) from None
@@ -108,13 +119,14 @@ def evaluate(asked: Asked, out: Output, progress: Callable[[str, int, int], None
     head = {
         "halfbyte": halfbyte.__version__,
         "lm_eval": harness.version,
-        "suite": {"name": suite.name, "hash": harness.hash, "task_files": harness.task_files, "notes": suite.notes},
+        "suite": {**about, "notes": suite.notes},
         "arguments": arguments,
         "concurrency": run.concurrency,
         "sandbox": harness.sandbox,
         "seeds": {"shown_examples": [one.model_dump() for one in suite.passes], "requests": suite.request_seed},
         "candidate": {**ready.as_dict(), "fingerprint": ours.fingerprint},
         "reference": {**reference.as_dict(), "fingerprint": theirs.fingerprint} if reference and theirs else None,
+        "baseline": earlier.about if earlier else None,
         "differences": [one.sentence for one in common if one.level != "good"],
         "started": started.isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - clock, 1),
@@ -126,19 +138,34 @@ def evaluate(asked: Asked, out: Output, progress: Callable[[str, int, int], None
     return found
 
 
-def _baseline(folder: Path | None, harness: Harness, arguments: dict[str, Any]) -> list[Sample] | None:
-    if folder is None:
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """An earlier run to compare with."""
+
+    known: Known
+    samples: list[Sample]
+    about: dict[str, Any]  # for eval.json
+
+
+def _earlier(asked: Asked, about: dict[str, Any]) -> _Earlier | None:
+    """Read the run that --baseline names; one that asked something else is refused."""
+    if asked.baseline is None:
         return None
-    place = folder.parent if folder.is_file() else folder
-    read_head(place, harness.hash, arguments)
-    return as_reference(load_samples(place))
+    place = asked.baseline.parent if asked.baseline.is_file() else asked.baseline
+    if place.resolve() == asked.folder.resolve():
+        what = "the results would be written over those that they are compared with"
+        raise UsageError(what, where=str(place), fix="give another folder with -o")
+    head = read_head(place)
+    refuse_other_questions(head, place, about, asked.limit)
+    known, samples = known_then(head, place), as_reference(load_samples(place))
+    refuse_missing_items(head, place, len(samples))
+    told = {"folder": str(place), "started": head.get("started"), "candidate": head["candidate"]}
+    return _Earlier(known, samples, told)
 
 
-def _preflight(
-    endpoint: Endpoint, other: Endpoint | None, model: str | None, harness: Harness
-) -> tuple[Preflight, Preflight | None, list[Finding]]:
-    ready = preflight(endpoint, model, harness.suite)
-    if other is None:
-        return ready, None, []
-    reference = preflight(other, model, harness.suite, any_name=True)  # it may call its only model something else
-    return ready, reference, parity(ready, reference)
+def _common(
+    ready: Preflight, reference: Preflight | None, earlier: _Earlier | None, how: dict[str, Any]
+) -> list[Finding]:
+    """Compare the candidate's server with the other one, which is up now or was up then."""
+    other = known_now(reference, how) if reference else earlier.known if earlier else None
+    return parity(known_now(ready, how), other) if other else []

@@ -65,14 +65,13 @@ class Store:
             self._file.truncate(whole)
         for line in data[:whole].splitlines():
             try:
-                record = json.loads(line)
-            except ValueError:
+                record: Any = json.loads(line)
+                if record["kind"] == "endpoint":
+                    self.endpoints.append({key: record[key] for key in ("kind", "fingerprint", "stable", "probes")})
+                elif record["error"] is None:  # what failed is asked again
+                    self._answers[record["key"]] = {**record, "answer": record["answer"]}
+            except (ValueError, TypeError, LookupError):
                 self.damaged += 1
-                continue
-            if record.get("kind") == "endpoint":
-                self.endpoints.append(record)
-            elif record.get("error") is None:  # what failed is asked again
-                self._answers[record["key"]] = record
 
     def get(self, key: str) -> dict[str, Any] | None:
         """Return the finished request of that name."""

@@ -61,8 +61,8 @@ def test_servers_that_are_none(serve):
         look_at("http://127.0.0.1:1")
     with pytest.raises(MachineError, match="does not say which models"):
         look_at(serve({"/v1/models": "<html>"}))
-    with pytest.raises(UsageError, match="is no URL"):
-        look_at("127.0.0.1:8000")
+    with pytest.raises(UsageError, match="is no address"):
+        look_at("http://[::1")
     with pytest.raises(UsageError, match="no model 'other'"):
         look_at(serve(pages()), model="other")
 

@@ -12,6 +12,7 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler
 
 import pytest
+from known_answers import LIMIT, ROOT
 from quiet_server import QuietServer
 
 ANSWER_OF_PROBES = "one two three four five six"
@@ -173,3 +174,20 @@ def start_fake():
 @pytest.fixture
 def fake(start_fake):
     return start_fake()
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """What a run sets for itself must not stay for other tests."""
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TQDM_DISABLE", "TOKENIZERS_PARALLELISM"):
+        monkeypatch.setenv(name, "1")
+
+
+@pytest.fixture
+def mini(halfbyte, tmp_path, environment):
+    """Return a function that evaluates with a suite of kimi-mini's."""
+
+    def run(*argv, suite="mini-generative", out="out"):
+        return halfbyte("eval", *argv, "--suite", suite, "--data-dir", ROOT, "--limit", LIMIT, "-o", tmp_path / out)
+
+    return run

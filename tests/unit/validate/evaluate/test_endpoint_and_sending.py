@@ -28,11 +28,19 @@ def test_an_address_may_have_the_ends_that_people_copy(given):
     assert parse_url(given, 1).url == "http://h:1"
 
 
+def test_a_path_of_any_letters_is_sent_as_bytes():
+    assert parse_url("http://h:1/größe/v1", 5).url == "http://h:1/gr%C3%B6%C3%9Fe"
+    assert parse_url("http://h:1/a%20b", 5).url == "http://h:1/a%20b"
+
+
 def test_a_path_before_v1_is_kept():
     assert parse_url("https://h/team/v1/", 1).url == "https://h/team"
 
 
-@pytest.mark.parametrize("given", ["ftp://h", "http://", "http://user:secret@h"])
+@pytest.mark.parametrize(
+    "given", ["", "ftp://h", "file:///etc/passwd", "http://", "http://user:secret@h", "http://[::1", "http://h:port",
+              "http://h:99999", "http://h:1?x=1", "http://h:1#x"]
+)  # fmt: skip
 def test_what_is_no_address_or_has_a_secret_is_refused(given):
     with pytest.raises(UsageError):
         parse_url(given, 1)

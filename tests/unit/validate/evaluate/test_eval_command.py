@@ -9,22 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from known_answers import COPYING, LIMIT, ROOT, WORDS, WORLD, knows, lines, saved
 
 pytest.importorskip("lm_eval")
 
-ROOT = Path(__file__).parents[4]
-WORDS = [json.loads(line) for line in (ROOT / "evals" / "word_problems" / "test.jsonl").read_text().splitlines()]
-WORLD = [json.loads(line) for line in (ROOT / "evals" / "world" / "test.jsonl").read_text().splitlines()]
-COPYING = [json.loads(line) for line in (ROOT / "evals" / "copying" / "test.jsonl").read_text().splitlines()]
-LIMIT = 24
 CARD = ("--suite", "mxfp4-card")
-
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch):
-    """What a run sets for itself must not stay for other tests."""
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TQDM_DISABLE", "TOKENIZERS_PARALLELISM"):
-        monkeypatch.setenv(name, "1")
 
 
 @pytest.fixture
@@ -38,35 +27,6 @@ def hub(tmp_path):
         lines = [json.dumps({"question": row["question"], "answer": row["answer"]}) for row in rows]
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
     return tmp_path / "hub"
-
-
-def knows(server, wrong=()):
-    """Let a server answer the word problems, those in `wrong` wrongly, and choose the right letters."""
-    for number, row in enumerate(WORDS[:LIMIT]):
-        # Only the last question of a prompt is asked; the ones before it are shown with their answers.
-        ending = f"Question: {row['question']}\nAnswer:"
-        server.answers[ending] = " #### 0" if number in wrong else f" {row['answer']}"
-    for row in WORLD[:LIMIT]:
-        server.right_letters[row["question"]] = letter = "ABCD"[row["answer"]]
-        server.answers[row["question"]] = f" {letter}"
-    for row in COPYING:
-        server.answers[row["messages"][0]["content"]] = row["answer"]
-
-
-def saved(folder):
-    return json.loads((folder / "eval.json").read_text())
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "eval.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture
-def mini(halfbyte, tmp_path):
-    def run(*argv, suite="mini-generative", out="out"):
-        return halfbyte("eval", *argv, "--suite", suite, "--data-dir", ROOT, "--limit", LIMIT, "-o", tmp_path / out)
-
-    return run
 
 
 def test_the_mini_suite_scores_what_was_right(fake, mini, tmp_path):
@@ -121,29 +81,6 @@ def test_the_worse_of_two_is_found_and_the_cache_does_not_hide_it(start_fake, mi
     assert pair["mcnemar_p"] == pytest.approx(2 / 1024)
     assert pair["difference"] == pytest.approx(-10 / 24)
     assert pair["verdict"]["label"] == task["label"] == "REGRESSION"
-
-
-def test_a_baseline_stands_for_the_reference(start_fake, mini, tmp_path):
-    (good, a), (bad, b) = start_fake(), start_fake()
-    knows(a)
-    knows(b, wrong=set(range(10)))
-    assert mini(good, out="good")[0] == 0
-    asked = len(a.items())
-    code, _, said = mini(bad, "--baseline", tmp_path / "good", out="bad")
-    assert code == 1 and "REGRESSION: kimi_mini_gsm8k" in said
-    assert len(a.items()) == asked
-
-
-def test_a_baseline_that_asked_something_else_is_refused(fake, mini, halfbyte, tmp_path):
-    url, server = fake
-    knows(server)
-    mini(url)
-    asked = len(server.items())
-    other = ("--data-dir", ROOT, "--baseline", tmp_path / "out", "-o", tmp_path / "other")
-    for argv in (("--suite", "mini-generative", "--limit", 5), ("--suite", "mini", "--limit", LIMIT)):
-        code, _, said = halfbyte("eval", url, *argv, *other)
-        assert code == 2 and "baseline" in said
-    assert len(server.items()) == asked
 
 
 def test_the_same_server_twice_is_no_regression(fake, mini):
@@ -303,6 +240,25 @@ def test_data_that_cannot_be_read_is_said_before_anything_is_asked(fake, halfbyt
     code, _, said = halfbyte("eval", url, *CARD, "--data-dir", hub, "-o", tmp_path / "out")
     assert code == 2 and "gsm8k needs the data set openai/gsm8k" in said
     assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("train.jsonl", None, "gsm8k needs the data set openai/gsm8k"),
+        ("test.jsonl", "", "gsm8k needs the data set openai/gsm8k, and it cannot be read"),
+        ("test.jsonl", '{"question": "1 + 1?"}', "answer"),
+        ("test.jsonl", '{"q": "1 + 1?", "answer": "#### 2"}', "question"),
+        ("test.jsonl", '{"question": "cut', "gsm8k needs the data set openai/gsm8k, and it cannot be read"),
+    ],
+)
+def test_files_that_do_not_fit_are_said_before_anything_is_asked(fake, halfbyte, hub, tmp_path, file, text, said):
+    url, server = fake
+    path = hub / "openai" / "gsm8k" / file
+    path.unlink() if text is None else path.write_text(text)
+    code, printed, error = halfbyte("eval", url, *CARD, "--data-dir", hub, "-o", tmp_path / "out")
+    assert code == 2 and said in error, printed + error
+    assert server.asked == [] and not (tmp_path / "out").exists()
 
 
 def run_apart(url, out):

@@ -5,10 +5,12 @@ import pytest
 from halfbyte.errors import CheckFailedError, MachineError, UsageError
 from halfbyte.validate.endpoint import Endpoint
 from halfbyte.validate.evaluate.identity import fingerprint, same_probes
-from halfbyte.validate.evaluate.preflight import PARITY_PROMPTS, parity, preflight
+from halfbyte.validate.evaluate.parity import known_now, parity
+from halfbyte.validate.evaluate.preflight import PARITY_PROMPTS, preflight
 from halfbyte.validate.evaluate.suites import load_suite
 
 MINI, GENERATIVE = load_suite("mini"), load_suite("mini-generative")
+HOW = {"concurrency": 4, "lm_eval": "0.4.13"}
 
 
 def levels(found):
@@ -82,16 +84,16 @@ def test_prompts_that_are_cut_differently_are_refused(start_fake):
     b.extra_token = True  # a second start-of-text token
     ours, theirs = (preflight(Endpoint(url, 5), None, GENERATIVE) for url in (url_a, url_b))
     with pytest.raises(CheckFailedError, match="different tokens"):
-        parity(ours, theirs)
+        parity(known_now(ours, HOW), known_now(theirs, HOW))
 
 
 def test_every_difference_of_two_servers_is_said(start_fake):
     (url_a, a), (url_b, b) = start_fake(), start_fake()
     a.models[0]["root"], b.models[0]["root"] = "/nvfp4", "/int4"  # that is what is compared
-    same = parity(*(preflight(Endpoint(url, 5), None, GENERATIVE) for url in (url_a, url_b)))
+    same = parity(*(known_now(preflight(Endpoint(url, 5), None, GENERATIVE), HOW) for url in (url_a, url_b)))
     assert [one.level for one in same] == ["good"]
     b.version, b.models[0]["max_model_len"] = "1.1", 4096
-    unlike = parity(*(preflight(Endpoint(url, 5), None, GENERATIVE) for url in (url_a, url_b)))
+    unlike = parity(*(known_now(preflight(Endpoint(url, 5), None, GENERATIVE), HOW) for url in (url_a, url_b)))
     assert [one.sentence.split(": ", 1)[1] for one in unlike] == [
         "max_model_len: 100000 against 4096",
         "version: 1.0 against 1.1",

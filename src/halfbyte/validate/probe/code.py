@@ -22,6 +22,11 @@ def usable_tier() -> Any:
     return None
 
 
+def run_in_sandbox(tier: Any, source: str) -> Any:
+    """Run a program of the model."""
+    raise NotImplementedError
+
+
 def lacks_sandbox(setting: Setting) -> str | None:
     """Say why code cannot be run here."""
     return None if setting.sandbox else NO_SANDBOX

@@ -53,6 +53,8 @@ class Fitted:
     turns: Turns
     tokens: int
     exact: bool
+    entries: int
+    padding: str = ""
 
 
 def entries(words: Haystack, count: int, seed: int) -> list[Hidden]:
@@ -105,7 +107,7 @@ class Lengths:
         number = max(0, int((tokens - base) / each))
         if not self._counts:
             number = int(number * _SAFE)
-            return Fitted(build(number, ""), int(base + number * each), exact=False)
+            return Fitted(build(number, ""), int(base + number * each), False, number)
         number = self._entries(tokens, number, each, build)
         return self._padded(tokens, number, build)
 
@@ -136,26 +138,29 @@ class Lengths:
         return number
 
     def _padded(self, tokens: int, number: int, build: Build) -> Fitted:
-        """Add words until the length is right to the token."""
-        words = 0
-        best = Fitted(build(number, ""), self.count(build(number, "")) or 0, exact=True)
-        for _ in range(_ROUNDS):
-            if best.tokens >= tokens:
-                break
-            words += tokens - best.tokens
-            turns = build(number, " ".join(_PADDING[at % len(_PADDING)] for at in range(words)))
-            found = self.count(turns) or 0
-            while found > tokens and words > 1:
-                words -= 1
-                turns = build(number, " ".join(_PADDING[at % len(_PADDING)] for at in range(words)))
-                found = self.count(turns) or 0
-            if not best.tokens < found <= tokens:
-                break
-            best = Fitted(turns, found, exact=True)
+        """Add words until the length is right to the token; take entries away where they are too many."""
+        best = self._counted(number, 0, build)
         while best.tokens > tokens and number:
             number -= 1
-            best = Fitted(build(number, ""), self.count(build(number, "")) or 0, exact=True)
+            best = self._counted(number, 0, build)
+        words = 0
+        for _ in range(_ROUNDS):
+            if best.tokens == tokens:
+                break
+            words += max(1, (tokens - best.tokens) // 2 if words else tokens - best.tokens)
+            found = self._counted(number, words, build)
+            while found.tokens > tokens and words > 1:
+                words -= 1
+                found = self._counted(number, words, build)
+            if not best.tokens < found.tokens <= tokens:
+                break
+            best = found
         return best
+
+    def _counted(self, number: int, words: int, build: Build) -> Fitted:
+        padding = " ".join(_PADDING[at % len(_PADDING)] for at in range(words))
+        turns = build(number, padding)
+        return Fitted(turns, self.count(turns) or 0, True, number, padding)
 
 
 def _limit(served: int | None, wanted: str | int) -> int:

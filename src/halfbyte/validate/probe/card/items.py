@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import Field
 
@@ -22,16 +22,19 @@ class Item(Questions):
     options: dict[str, Any] = Field(default_factory=dict[str, Any])  # of the request
 
 
-class Items(Questions):
+ItemKind = TypeVar("ItemKind", bound=Item)
+
+
+class Items(Questions, Generic[ItemKind]):
     """The questions of a probe."""
 
-    items: list[Item] = Field(min_length=1)
+    items: list[ItemKind] = Field(min_length=1)
     take: int | None = None  # so many of them, chosen by the seed; else all
     needed: int | None = None  # so many must be right; else all that are asked
     max_tokens: int = 256
     options: Mapping[str, Any] = Field(default_factory=dict[str, Any])
 
-    def chosen(self, seed: int) -> list[Item]:
+    def chosen(self, seed: int) -> list[ItemKind]:
         """Return what a run with this seed asks."""
         if self.take is None or self.take >= len(self.items):
             return list(self.items)
@@ -49,11 +52,11 @@ def lacks_section(name: str) -> Callable[[Setting], str | None]:
     return lacks
 
 
-def costs_items(name: str) -> Callable[[Setting], Cost]:
+def costs_items(name: str, kind: type[Items[Any]] = Items[Item]) -> Callable[[Setting], Cost]:
     """Return what tells the cost of asking the items of that name."""
 
     def cost(setting: Setting) -> Cost:
-        items = setting.profile.section(name, Items)
+        items = setting.profile.section(name, kind)
         if items is None:
             return Cost(0, 0, 0)
         chosen = items.chosen(setting.seed)

@@ -24,6 +24,7 @@ _COUNTERS: Mapping[str, tuple[str, ...]] = {
 }
 _USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 _STARTED = "process_start_time_seconds"
+_RUNNING = "vllm:num_requests_running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Page:
     cache: Mapping[str, str]
     kv_use: float | None
     started: float | None
+    running: float | None = None  # requests that are worked on
 
     @property
     def kv_tokens(self) -> int | None:
@@ -49,6 +51,7 @@ def read_page(text: str) -> Page:
     counters: dict[str, float] = {}
     cache: dict[str, str] = {}
     use: list[float] = []
+    running: list[float] = []
     started = None
     ours = {published: name for name, names in _COUNTERS.items() for published in names}
     for line in text.splitlines():
@@ -62,9 +65,11 @@ def read_page(text: str) -> Page:
             counters[ours[name]] = counters.get(ours[name], 0.0) + value
         elif name in _USE:
             use.append(value)
+        elif name == _RUNNING:
+            running.append(value)
         elif name == _STARTED:
             started = value
-    return Page(counters, cache, max(use, default=None), started)
+    return Page(counters, cache, max(use, default=None), started, sum(running) if running else None)
 
 
 def _number(text: str) -> float:

@@ -39,6 +39,11 @@ class Answer:
         return int(self.usage.get("completion_tokens") or 0)
 
     @property
+    def token_logprobs(self) -> list[dict[str, Any]]:
+        """What a chat tells of each token it wrote: `token`, `logprob`, `top_logprobs`; empty if it does not."""
+        return list((self.logprobs or {}).get("content") or ())
+
+    @property
     def prompt_tokens(self) -> int | None:
         """What the server says the prompt was."""
         return self.usage.get("prompt_tokens")

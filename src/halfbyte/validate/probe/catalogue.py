@@ -9,5 +9,13 @@ from halfbyte.validate.probe.card.short import SHORT
 from halfbyte.validate.probe.card.tool_call import TOOL_CALL
 from halfbyte.validate.probe.card.vision import VISION
 from halfbyte.validate.probe.kinds import Probe
+from halfbyte.validate.probe.server.malformed import MALFORMED
+from halfbyte.validate.probe.server.options import OPTIONS
+from halfbyte.validate.probe.server.sameness import SAMENESS
+from halfbyte.validate.probe.server.streams import STREAMS
 
-PROBES: tuple[Probe, ...] = (*SHORT, *PROGRAMS, TOOL_CALL, VISION, *RUN_PROGRAMS, *AFTER_LONG, *CONTEXTS)
+PROBES: tuple[Probe, ...] = (
+    *SHORT, *PROGRAMS, TOOL_CALL, VISION, *RUN_PROGRAMS,
+    *OPTIONS, *STREAMS, *SAMENESS, *MALFORMED,
+    *AFTER_LONG, *CONTEXTS,
+)  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 from training.domains import stories
 from training.output import END
 
-from halfbyte.validate.loops import ends_in_cycle, has_loop, says_the_same
+from halfbyte.validate.loops import has_loop
 
 ITEMS = stories.test_items(40, seed=5)
 PROSE = [stories.train_sample(random.Random(number)) for number in range(800)]
@@ -44,13 +44,7 @@ def test_degenerate_output_fails(output):
     assert not stories.score(ITEMS[0], output)
 
 
-def test_rules_of_the_detector():
-    assert ends_in_cycle("abc " * 60)
-    assert not ends_in_cycle("abc " * 40)  # fewer than 200 characters
-    assert not ends_in_cycle(("x" * 99 + "y") * 2)  # only twice
-    middle = "The cat sat on the mat and looked at the moon for a while. " * 15 + "Then it ended in another way."
-    assert not ends_in_cycle(middle)
-    assert says_the_same(middle)
+def test_what_is_taught_does_not_loop():
     assert not any(has_loop(text) for text in TEXTS)
 
 

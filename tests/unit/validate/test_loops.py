@@ -2,7 +2,7 @@
 
 import pytest
 
-from halfbyte.validate.loops import ends_in_cycle, has_loop, says_the_same
+from halfbyte.validate.loops import has_loop
 
 LINES = [
     f"{number}. The {word} stands beside the {other} on shelf {number * 7}."
@@ -36,12 +36,3 @@ def test_loops(text):
 )
 def test_no_loops(text):
     assert not has_loop(text)
-
-
-def test_each_rule_finds_what_the_other_does_not():
-    short_cycle = "It began with many different words about a ship, a captain and his dog. " + "la " * 70
-    assert ends_in_cycle(short_cycle)
-    assert not says_the_same(short_cycle)
-    in_the_middle = "The cat sat on the mat and looked at the moon for a while. " * 15 + "Then it ended in another way."
-    assert says_the_same(in_the_middle)
-    assert not ends_in_cycle(in_the_middle)

@@ -1,0 +1,25 @@
+"""Run a program that a model wrote."""
+
+from __future__ import annotations
+
+from halfbyte.errors import MachineError
+from halfbyte.sandbox.limits import Limits
+from halfbyte.sandbox.ran import Ran
+from halfbyte.sandbox.tiers import Tier, find_tier
+
+_DEFAULT = Limits()
+
+
+def run_python(source: str, *, tier: Tier | None = None, limits: Limits = _DEFAULT, stdin: str = "") -> Ran:
+    """Run a program to its end, or end it: bounded in time, memory, processes and output. From any thread."""
+    tier = tier or find_tier()
+    if tier.engine is None:
+        raise no_sandbox(tier)
+    return tier.engine.run(source, limits, stdin)
+
+
+def no_sandbox(tier: Tier) -> MachineError:
+    """Say that programs cannot be run here, and why."""
+    what = "there is no sandbox here for programs that the model wrote, so they are not run"
+    fix = "install bubblewrap, or pip install 'halfbyte[sandbox]'; see `halfbyte doctor`"
+    return MachineError(what, where=tier.reason, fix=fix)

@@ -41,7 +41,7 @@ class Answer:
     @property
     def token_logprobs(self) -> list[dict[str, Any]]:
         """What a chat tells of each token it wrote: `token`, `logprob`, `top_logprobs`; empty if it does not."""
-        return list((self.logprobs or {}).get("content") or ())
+        return list(cast("dict[str, Any]", self.logprobs or {}).get("content") or ())
 
     @property
     def prompt_tokens(self) -> int | None:

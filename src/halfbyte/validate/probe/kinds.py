@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from halfbyte.sandbox.tiers import Tier
     from halfbyte.validate.probe.client import Client
     from halfbyte.validate.probe.context import Lengths
     from halfbyte.validate.probe.profiles import Profile
@@ -40,7 +41,7 @@ class Setting:
     lengths: Lengths  # prompts of given lengths, and the served limit
     profile: Profile
     seed: int
-    sandbox: Any = None  # the tier in which code of the model may run, or None
+    sandbox: Tier | None = None  # where code of the model may run
 
     @property
     def context(self) -> int:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import unicodedata
-from typing import TYPE_CHECKING
 
 from halfbyte.validate.probe.answers import Answer
+from halfbyte.validate.probe.degeneracy.defect import KindOfText, Severity
+from halfbyte.validate.probe.degeneracy.find import find_defects
 from halfbyte.validate.probe.kinds import Shown
-
-if TYPE_CHECKING:
-    from halfbyte.validate.probe.degeneracy.defect import KindOfText
 
 OPEN, CLOSE = "⟦", "⟧"
 AROUND = 60  # characters shown before and after a mark
@@ -54,9 +52,6 @@ def _named(text: str, at: int) -> str:
 
 def defects(answer: Answer, kind: KindOfText = "any") -> list[Shown]:
     """Return what no sound answer has: loops, broken characters, leaked markup, in content and reasoning."""
-    from halfbyte.validate.probe.degeneracy.defect import Severity  # noqa: PLC0415
-    from halfbyte.validate.probe.degeneracy.find import find_defects  # noqa: PLC0415
-
     return [
         Shown(text, f"{one.kind}: {one.detail}", one.start, one.end, answer.id)
         for text in (answer.text, answer.reasoning or "")

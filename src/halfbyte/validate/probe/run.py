@@ -12,6 +12,7 @@ from typing import Any
 import halfbyte
 from halfbyte.console import Output
 from halfbyte.errors import InterruptedRunError, UsageError
+from halfbyte.sandbox.tiers import Tier, find_tier
 from halfbyte.suggest import did_you_mean
 from halfbyte.validate.bench.metrics_page import read_page
 from halfbyte.validate.endpoint import Endpoint, EndpointError, parse_url
@@ -19,6 +20,7 @@ from halfbyte.validate.evaluate.identity import Identity, identify
 from halfbyte.validate.probe.budget import Clock, Speed, choose, parse_budget, warm_up
 from halfbyte.validate.probe.catalogue import PROBES
 from halfbyte.validate.probe.client import Client
+from halfbyte.validate.probe.code import NEED_SANDBOX
 from halfbyte.validate.probe.context import Lengths
 from halfbyte.validate.probe.kinds import Finding, Probe, Setting, broken, skipped
 from halfbyte.validate.probe.profiles import load_profile
@@ -85,7 +87,7 @@ def probe_endpoint(asked: Asked, out: Output) -> Report:
     head: dict[str, Any] = {
         "halfbyte": halfbyte.__version__, "profile": profile.name, "seed": asked.seed, "context": lengths.limit,
         "budget_s": budget_s, "endpoint": ours.as_dict(), "reference": theirs.as_dict() if theirs else None,
-        "sandbox": str(setting.sandbox) if setting.sandbox else None,
+        "sandbox": setting.sandbox.sentence if setting.sandbox else None,
         "started": started.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - clock.start, 1),
     }  # fmt: skip
     report = Report(head, results)
@@ -105,16 +107,9 @@ def _asked_whom(endpoint: Endpoint, identity: Identity) -> dict[str, Any]:
     return {"url": identity.url, "model": identity.model, "started": started, **told}
 
 
-def _sandbox(probes: Sequence[Probe]) -> Any:
-    """Find where code of the model may run; the search takes seconds, so only where a probe needs it."""
-    if not any(probe.name in NEED_SANDBOX for probe in probes):
-        return None
-    from halfbyte.validate.probe.code import usable_tier  # noqa: PLC0415
-
-    return usable_tier()
-
-
-NEED_SANDBOX = frozenset({"coding-canary", "unicode-chart"})
+def _sandbox(probes: Sequence[Probe]) -> Tier | None:
+    """Find where code of the model may run; the self-test takes seconds, so only where a probe needs it."""
+    return find_tier() if any(probe.name in NEED_SANDBOX for probe in probes) else None
 
 
 class _Run:

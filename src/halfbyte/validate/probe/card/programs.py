@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
+from halfbyte.sandbox.run import run_python
 from halfbyte.validate.probe.answers import Answer
 from halfbyte.validate.probe.card import checks
 from halfbyte.validate.probe.card.items import Item, Items, costs_items, lacks_section
 from halfbyte.validate.probe.card.short import probe_of_items
-from halfbyte.validate.probe.code import code_of, lacks_sandbox, run_in_sandbox
+from halfbyte.validate.probe.code import code_of, lacks_sandbox
 from halfbyte.validate.probe.judging import each, judged
 from halfbyte.validate.probe.kinds import Finding, Probe, Setting, Shown
 from halfbyte.validate.probe.marks import defects, first_difference
@@ -43,7 +44,7 @@ def _runs(setting: Setting, task: Task, answer: Answer) -> list[Shown]:
     if wrong:
         return wrong
     source = code_of(answer.text)
-    ran = run_in_sandbox(setting.sandbox, _test_program(task, answer))
+    ran = run_python(_test_program(task, answer), tier=setting.sandbox)
     if not ran.succeeded:
         last = (ran.stderr.strip().splitlines() or [f"ended by {ran.ended}"])[-1]
         test = next((line.strip() for line in ran.stderr.splitlines() if 'File "test ' in line), "")
@@ -60,7 +61,13 @@ def _canary(setting: Setting, name: str) -> Finding:
     client = setting.client
     answers = client.ask_all([client.chat_ask(one.ask, max_tokens=tasks.max_tokens) for one in chosen])
     wrongs = each(answers, lambda number, answer: _runs(setting, chosen[number], answer))
-    return judged(answers, wrongs, what="ran right", needed=tasks.needed, numbers={"sandbox": str(setting.sandbox)})
+    return judged(
+        answers,
+        wrongs,
+        what="ran right",
+        needed=tasks.needed,
+        numbers={"sandbox": setting.sandbox.sentence if setting.sandbox else None},
+    )
 
 
 PROGRAMS: Sequence[Probe] = (

@@ -35,7 +35,8 @@ def _margin(answer: Answer, at: int) -> float | None:
     for token in answer.token_logprobs:
         read += len(str(token.get("token") or ""))
         if read > at:
-            top = sorted((float(one["logprob"]) for one in token.get("top_logprobs") or []), reverse=True)
+            told: list[dict[str, Any]] = token.get("top_logprobs") or []
+            top = sorted((float(one["logprob"]) for one in told), reverse=True)
             return top[0] - top[1] if len(top) >= _TOP else None
     return None
 

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -24,6 +25,11 @@ _KEY = re.compile(r"entry '([^']+)'|has the (.+)\?")
 
 def tokens(text: str) -> list[str]:
     return _TOKEN.findall(text)
+
+
+@lru_cache(maxsize=64)  # long prompts are counted several times
+def count_tokens(text: str) -> int:
+    return len(_TOKEN.findall(text))
 
 
 @dataclass
@@ -77,7 +83,7 @@ class Fake:
         asked = _KEY.search(question[-200:])
         if not asked or not _ENTRY.search(whole):
             return None
-        if self.needle_limit is not None and len(tokens(whole)) > self.needle_limit:
+        if self.needle_limit is not None and count_tokens(whole) > self.needle_limit:
             return "!" * 200
         key = asked[1] or asked[2]
         return next((value for name, value in _ENTRY.findall(whole) if name == key), "None")
@@ -154,7 +160,7 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     def _prompt_tokens(self, body: dict[str, Any]) -> int:
-        return 4 + len(tokens(prompt_text(body)))
+        return 4 + count_tokens(prompt_text(body))
 
     def _answer(self, body: dict[str, Any]) -> None:
         fake, question = self.fake, last_question(body)

@@ -74,5 +74,5 @@ def right_answers() -> dict[str, object]:
     found[questions["server"]["unicode_prompt"]] = "🙂🚀 東京 Привет λόγος 道 Zażółć"
     found[questions["server"]["endless"]] = " ".join(f"number {n}" for n in range(3000))
     for number, prompt in enumerate(questions["server"]["prompts"]):
-        found[prompt] = f"{number} " + "one two three four five six seven eight nine ten eleven twelve " * (number + 1)
+        found[prompt] = f"{number} " + "one two three four five six seven eight nine ten eleven twelve." * (number + 1)
     return found

@@ -8,9 +8,7 @@ from halfbyte.validate.probe.profiles import load_profile
 QUESTIONS = load_profile("kimi").questions
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted"), [("context-32k", 32_768), ("context-128k", 131_072), ("context-limit", 262_144 - 64)]
-)
+@pytest.mark.parametrize(("name", "wanted"), [("context-32k", 32_768), ("context-limit", 262_144 - 64)])
 def test_a_prompt_has_exactly_the_length_of_its_rung(name, wanted, fake, probe):
     finding = probe(name)[name]
     assert finding.verdict is Verdict.PASSED
@@ -42,7 +40,7 @@ def test_every_rung_has_a_list_of_its_own(fake, probe):
     assert len({text.splitlines()[2] for text in lists}) == 2
 
 
-@pytest.mark.parametrize("limit", [4096, 8192, 262_144])
+@pytest.mark.parametrize("limit", [4096, 16_384])
 def test_all_lengths_scale_to_the_served_limit(limit, fake, probe):
     fake.limit = limit
     found = probe("long", skip=("decode-sweep", "stable-code") if limit == 4096 else ())
@@ -68,14 +66,14 @@ def test_a_smaller_context_can_be_asked_for(fake, probe):
     ("name", "said", "what"),
     [
         ("decode-sweep", "the cat felis-felis-felis " + "felis-" * 200, "loop"),
-        ("mixed-json", '{"pl": "Zażółć"}', "is missing"),
+        ("mixed-json", '{"pl": "Zażółć gęślą jaźń"}', "el is missing"),
         ("stable-json", '{"weekdays": [', "not JSON"),
         ("stable-code", "def matrix_product(a, b:\n", "not Python"),
         ("stable-unicode", "√ ≤ ≠ π ∞ λ", "'道' is not in it"),
     ],
 )
 def test_a_wrong_answer_after_a_long_context_fails(name, said, what, fake, probe):
-    fake.limit = 32_768
+    fake.limit = 8192
     fake.answers[QUESTIONS[name]["items"][0]["ask"]] = said
     finding = probe(name)[name]
     assert finding.verdict is Verdict.FAILED

@@ -238,11 +238,11 @@ class Handler(BaseHTTPRequestHandler):
     def _events(self, said: Say, body: dict[str, Any]) -> None:
         wrong = self.fake.wrong
         pieces = tokens(said.content or "")
+        if "cuts characters" in wrong:
+            pieces = [piece if piece.isascii() else "\ufffd" for piece in pieces]
         for number, piece in enumerate(pieces):
             if "drops a chunk" in wrong and number == len(pieces) // 2:
                 continue
-            if "cuts characters" in wrong and not piece.isascii():
-                piece = "\ufffd"
             if "closes streams" in wrong and number == 2:
                 self.connection.shutdown(socket.SHUT_RDWR)
                 return

@@ -17,7 +17,8 @@ OPTIONS = [
     "--limit-mm-per-prompt", '{"image": 0, "video": 0, "vision_chunk": 0}', "--distributed-executor-backend", "uni",
 ]  # fmt: skip
 SEEDS = range(10)
-SKIPPED = {"vision"}  # its vision tower is untrained
+# Its vision tower is untrained, it has no charts, and behind a long list it can only answer about the list.
+SKIPPED = {"vision", "unicode-chart", "mixed-json", "stable-json", "stable-code", "stable-unicode"}
 
 
 @pytest.fixture(params=["int4", "nvfp4-modelopt"])

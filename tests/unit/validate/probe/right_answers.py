@@ -7,32 +7,114 @@ from fake_openai import Say
 from halfbyte.validate.probe.profiles import load_profile
 
 PROGRAMS = {
-    "fibonacci": "def fibonacci(n):\n    a, b, out = 0, 1, []\n    for _ in range(n):\n        out.append(a)\n"
-    "        a, b = b, a + b\n    return out\n",
-    "word_counts": "def word_counts(text):\n    return {w: text.split().count(w) for w in text.split()}\n",
-    "is_palindrome": 'def is_palindrome(text):\n    """Same backwards."""\n    return text == text[::-1]\n',
-    "Stack": 'class Stack:\n    """A stack."""\n\n    def push(self, x):\n        pass\n',
-    "InventoryStore": 'class InventoryStore:\n    """Keeps items."""\n\n    def add(self, name: str) -> None:\n        pass\n',
-    "matrix_product": "def matrix_product(a, b):\n    return [[sum(x * y for x, y in zip(r, c)) for c in zip(*b)] for r in a]\n",
-    "two_sum": "def two_sum(numbers, target):\n    for i, a in enumerate(numbers):\n        for j in range(i + 1, len(numbers)):\n"
-    "            if a + numbers[j] == target:\n                return (i, j)\n    return None\n",
-    "merge_intervals": "def merge_intervals(intervals):\n    out = []\n    for a, b in sorted(intervals):\n"
-    "        if out and a <= out[-1][1]:\n            out[-1][1] = max(out[-1][1], b)\n        else:\n            out.append([a, b])\n"
-    "    return out\n",
-    "parse_records": "def parse_records(text):\n    out = []\n    for line in text.splitlines():\n        if not line.strip():\n"
-    "            continue\n        row = {k.strip(): v.strip() for k, v in (p.split('=') for p in line.split(';'))}\n"
-    "        if 'age' in row:\n            row['age'] = int(row['age'])\n        out.append(row)\n    return out\n",
-    "topological_sort": "from graphlib import TopologicalSorter, CycleError\n\n\ndef topological_sort(graph):\n"
-    "    back = {}\n    for a, after in graph.items():\n        back.setdefault(a, set())\n        for b in after:\n"
-    "            back.setdefault(b, set()).add(a)\n    try:\n        return list(TopologicalSorter(back).static_order())\n"
-    "    except CycleError:\n        raise ValueError('cycle')\n",
-    "slugify": "import re\n\n\ndef slugify(text):\n    text = text.lower().translate(str.maketrans('ąćęłńóśźż', 'acelnoszz'))\n"
-    "    return re.sub('[^a-z0-9]+', '-', text).strip('-')\n",
-    "LRUCache": "from collections import OrderedDict\n\n\nclass LRUCache:\n    def __init__(self, capacity):\n"
-    "        self.d, self.n = OrderedDict(), capacity\n\n    def get(self, key):\n        if key not in self.d:\n"
-    "            return None\n        self.d.move_to_end(key)\n        return self.d[key]\n\n    def put(self, key, value):\n"
-    "        self.d[key] = value\n        self.d.move_to_end(key)\n        if len(self.d) > self.n:\n"
-    "            self.d.popitem(last=False)\n",
+    "fibonacci": """
+def fibonacci(n):
+    a, b, out = 0, 1, []
+    for _ in range(n):
+        out.append(a)
+        a, b = b, a + b
+    return out
+""",
+    "word_counts": """
+def word_counts(text):
+    return {w: text.split().count(w) for w in text.split()}
+""",
+    "is_palindrome": '''
+def is_palindrome(text):
+    """Same backwards."""
+    return text == text[::-1]
+''',
+    "Stack": '''
+class Stack:
+    """A stack."""
+
+    def push(self, x):
+        pass
+''',
+    "InventoryStore": '''
+class InventoryStore:
+    """Keeps items."""
+
+    def add(self, name: str) -> None:
+        pass
+''',
+    "matrix_product": """
+def matrix_product(a, b):
+    return [[sum(x * y for x, y in zip(r, c)) for c in zip(*b)] for r in a]
+""",
+    "two_sum": """
+def two_sum(numbers, target):
+    for i, a in enumerate(numbers):
+        for j in range(i + 1, len(numbers)):
+            if a + numbers[j] == target:
+                return (i, j)
+    return None
+""",
+    "merge_intervals": """
+def merge_intervals(intervals):
+    out = []
+    for a, b in sorted(intervals):
+        if out and a <= out[-1][1]:
+            out[-1][1] = max(out[-1][1], b)
+        else:
+            out.append([a, b])
+    return out
+""",
+    "parse_records": """
+def parse_records(text):
+    out = []
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        row = {k.strip(): v.strip() for k, v in (p.split('=') for p in line.split(';'))}
+        if 'age' in row:
+            row['age'] = int(row['age'])
+        out.append(row)
+    return out
+""",
+    "topological_sort": """
+from graphlib import TopologicalSorter, CycleError
+
+
+def topological_sort(graph):
+    back = {}
+    for a, after in graph.items():
+        back.setdefault(a, set())
+        for b in after:
+            back.setdefault(b, set()).add(a)
+    try:
+        return list(TopologicalSorter(back).static_order())
+    except CycleError:
+        raise ValueError('cycle')
+""",
+    "slugify": """
+import re
+
+
+def slugify(text):
+    text = text.lower().translate(str.maketrans('ąćęłńóśźż', 'acelnoszz'))
+    return re.sub('[^a-z0-9]+', '-', text).strip('-')
+""",
+    "LRUCache": """
+from collections import OrderedDict
+
+
+class LRUCache:
+    def __init__(self, capacity):
+        self.d, self.n = OrderedDict(), capacity
+
+    def get(self, key):
+        if key not in self.d:
+            return None
+        self.d.move_to_end(key)
+        return self.d[key]
+
+    def put(self, key, value):
+        self.d[key] = value
+        self.d.move_to_end(key)
+        if len(self.d) > self.n:
+            self.d.popitem(last=False)
+""",
 }
 CHART = "for name, n in (('Mon', 3), ('Tue', 5), ('Wed', 1)):\n    print(name, '█' * n)\n"
 PROSE = (

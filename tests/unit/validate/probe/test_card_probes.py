@@ -3,6 +3,7 @@
 import pytest
 from fake_openai import Say
 
+from halfbyte.validate.probe.card import programs
 from halfbyte.validate.probe.kinds import Verdict
 from halfbyte.validate.probe.marks import marked
 from halfbyte.validate.probe.profiles import load_profile
@@ -40,7 +41,7 @@ WRONG = [
     ("philosophy", f"λόγος and 道 and 仁. {LOOP}", "loop"),
     ("code", "```python\ndef fibonacci(n:\n    return n\n```", "not Python"),
     ("code", "def fib(n):\n    return n\n", "fibonacci is not defined"),
-    ("ascii-code", "def is_palindrome(text):\n    return text == ‘x’\n", "not Python"),
+    ("ascii-code", "def is_palindrome(text):\n    return text == \u2018x\u2019\n", "not Python"),
     ("ascii-code", 'def is_palindrome(text):\n    return text == "—"\n', "U+2014 where only ASCII belongs"),
     ("long-code", "class InventoryStore:\npass", "not Python"),
     ("tool-call", "get_weather(Warsaw)", "no tool was called"),
@@ -54,7 +55,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "said", "what"), WRONG)
-def test_a_wrong_answer_fails_and_is_shown(name, said, what, fake, probe):
+def test_a_wrong_answer_fails_and_is_shown(name, said, what, fake, probe, monkeypatch):
+    if "while True" in said:
+        monkeypatch.setattr(programs, "RUN_S", 4.0)
     fake.answers[ask_of(name)] = said
     finding = probe(name)[name]
     assert finding.verdict is Verdict.FAILED

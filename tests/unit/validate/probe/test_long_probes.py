@@ -36,7 +36,9 @@ def test_a_wrong_value_fails(fake, probe):
 def test_every_rung_has_a_list_of_its_own(fake, probe):
     fake.limit = 4096
     probe("context-32k", "context-64k")
-    lists = [one["messages"][0]["content"] for one in fake.asked if "- " in one["messages"][0]["content"]]
+    asked = [one["messages"][0]["content"] for one in fake.asked]
+    lists = [text for text in asked if "What is the number of the entry" in text]
+    assert len(lists) == 6
     assert len({text.splitlines()[2] for text in lists}) == 2
 
 

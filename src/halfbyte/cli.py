@@ -32,6 +32,7 @@ from halfbyte.usage import Group, usage_errors
 from halfbyte.validate.bench.command import bench_command
 from halfbyte.validate.command import loops_command
 from halfbyte.validate.evaluate.command import eval_command
+from halfbyte.validate.probe.command import probe_command
 
 if TYPE_CHECKING:
     from halfbyte.numerics.formats import Format
@@ -306,6 +307,7 @@ def diff_command(out: Output, a: Path, b: Path) -> None:
 cli.add_command(compare_command)
 cli.add_command(loops_command)
 cli.add_command(serve_command)
+cli.add_command(probe_command)
 cli.add_command(eval_command)
 cli.add_command(bench_command)
 

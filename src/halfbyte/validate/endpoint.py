@@ -8,6 +8,8 @@ import os
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 from urllib.parse import quote, urlsplit
@@ -16,6 +18,7 @@ from halfbyte.errors import UsageError
 
 KEY_VARIABLES = ("HALFBYTE_API_KEY", "OPENAI_API_KEY")  # the first that is set; never an option, never written down
 ERROR_CHARACTERS = 300
+ASK_AGAIN = frozenset({408, 409, 425, 429})  # refusals that time may heal
 _PIECE_NBYTES = 1 << 16
 
 Api = Literal["completions", "chat"]
@@ -57,19 +60,48 @@ class Endpoint:
             raise EndpointError("the answer is not a JSON object", again=False)
         return cast("dict[str, Any]", answer)
 
+    def post_bytes(self, path: str, body: bytes, timeout_s: float | None = None) -> Any:
+        """Send bytes as they are, be they JSON or not; return the JSON, or the text, that comes back."""
+        raw = self._exchange(path, body, timeout_s or self.timeout_s)
+        try:
+            return json.loads(raw)
+        except ValueError:
+            return raw.decode("utf-8", "replace")
+
+    def events(self, path: str, body: Any, timeout_s: float | None = None) -> Generator[bytes]:
+        """Yield the data of each event of a stream, byte for byte; the last is `[DONE]` where the server says it.
+
+        Closing the generator closes the connection, which is how a request is cancelled.
+        """
+        seconds = timeout_s or self.timeout_s
+        end = time.monotonic() + seconds
+        with self._opened(path, json.dumps(body).encode(), seconds) as answer:
+            rest = b""
+            for piece in _pieces(answer, end):
+                *lines, rest = (rest + piece).split(b"\n")
+                yield from (line[5:].strip() for line in lines if line.startswith(b"data:"))
+            if rest.startswith(b"data:"):
+                yield rest[5:].strip()
+
     def _exchange(self, path: str, body: bytes | None, timeout_s: float) -> bytes:
+        end = time.monotonic() + timeout_s
+        with self._opened(path, body, timeout_s) as answer:
+            return b"".join(_pieces(answer, end))  # a body that was cut is no JSON
+
+    @contextmanager
+    def _opened(self, path: str, body: bytes | None, timeout_s: float) -> Generator[Any]:
+        """Open an answer; whatever goes wrong with it, also while it is read, becomes our error."""
         request = urllib.request.Request(self.url + path, body, {"Content-Type": "application/json"})
         key = api_key()
         if key:
             request.add_header("Authorization", f"Bearer {key}")
-        end = time.monotonic() + timeout_s
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-                return _read_until(answer, end)
+                yield answer
         except urllib.error.HTTPError as error:
             with error:
-                text = _without_key(error.read(4096).decode("utf-8", "replace"))[:ERROR_CHARACTERS]
-            again = error.code in {408, 409, 425, 429} or error.code >= http.client.INTERNAL_SERVER_ERROR
+                text = without_keys(error.read(4096).decode("utf-8", "replace"))[:ERROR_CHARACTERS]
+            again = error.code in ASK_AGAIN or error.code >= http.client.INTERNAL_SERVER_ERROR
             raise EndpointError(f"HTTP {error.code}: {text}", again=again, status=error.code) from None
         except TimeoutError:
             raise EndpointError(f"no answer in {timeout_s:g} s", again=True) from None
@@ -81,14 +113,12 @@ class Endpoint:
             raise EndpointError(f"the connection broke: {error or type(error).__name__}", again=True) from None
 
 
-def _read_until(answer: Any, end: float) -> bytes:
-    """Read a body to its end: a timeout of a socket starts again with every byte, so the clock is looked at as well."""
-    pieces: list[bytes] = []
+def _pieces(answer: Any, end: float) -> Iterator[bytes]:
+    """Yield a body to its end. A timeout of a socket starts again with every byte, so the clock is looked at too."""
     while piece := answer.read1(_PIECE_NBYTES):
-        pieces.append(piece)
         if time.monotonic() > end:
             raise TimeoutError
-    return b"".join(pieces)  # a body that was cut is no JSON
+        yield piece
 
 
 def api_key() -> str:
@@ -96,10 +126,12 @@ def api_key() -> str:
     return next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "")
 
 
-def _without_key(text: str) -> str:
-    """Some servers repeat the key that they refuse."""
-    key = api_key()
-    return text.replace(key, "***") if key else text
+def without_keys(text: str) -> str:
+    """Take the keys out of a text: some servers repeat the key that they refuse."""
+    for name in KEY_VARIABLES:
+        key = os.environ.get(name)
+        text = text.replace(key, "***") if key else text
+    return text
 
 
 def parse_url(url: str, timeout_s: float) -> Endpoint:

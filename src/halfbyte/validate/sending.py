@@ -8,9 +8,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from halfbyte.errors import MachineError
 from halfbyte.interrupts import noted_ctrl_c
@@ -21,6 +21,7 @@ WAIT_S = 1.0  # before the second attempt; twice that before the third
 GIVE_UP_AFTER = 20  # failures in a row: then nobody is there to ask
 _LOOK_S = 0.2  # how soon a Ctrl-C is seen
 _REACHABLE_S = 10.0
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,45 +45,16 @@ class Sender:
 
     def send(self, path: str, bodies: Sequence[Any], finished: Callable[[int, Outcome], None]) -> None:
         """Send all of them; `finished` gets each with its number, in this thread, in the order in which they end."""
-        todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-        done: queue.SimpleQueue[tuple[int, Outcome]] = queue.SimpleQueue()
-        stop = threading.Event()
-        for number in range(len(bodies)):
-            todo.put(number)
-
-        def work() -> None:
-            while not stop.is_set():
-                try:
-                    number = todo.get_nowait()
-                except queue.Empty:
-                    return
-                done.put((number, self._ask(path, bodies[number], stop)))
-
-        for _ in range(min(self.concurrency, len(bodies))):
-            threading.Thread(target=work, daemon=True).start()
-        try:
-            self._collect(len(bodies), done, finished)
-        finally:
-            stop.set()
-
-    def _collect(
-        self, count: int, done: queue.SimpleQueue[tuple[int, Outcome]], finished: Callable[[int, Outcome], None]
-    ) -> None:
-        ended = in_a_row = 0
-        with noted_ctrl_c() as check:
-            while ended < count:
-                check()
-                try:
-                    number, outcome = done.get(timeout=_LOOK_S)
-                except queue.Empty:
-                    continue
-                ended += 1
-                finished(number, outcome)
-                in_a_row = in_a_row + 1 if outcome.error else 0
-                if in_a_row and (in_a_row >= GIVE_UP_AFTER or not self._reachable()):
-                    what = f"the endpoint does not answer any more: {outcome.error}"
-                    fix = "start it and run the same command again; what is finished is kept"
-                    raise MachineError(what, where=self.endpoint.url, fix=fix)
+        in_a_row = 0
+        for number, outcome in fan_out(
+            len(bodies), self.concurrency, lambda number, stop: self._ask(path, bodies[number], stop)
+        ):
+            finished(number, outcome)
+            in_a_row = in_a_row + 1 if outcome.error else 0
+            if in_a_row and (in_a_row >= GIVE_UP_AFTER or not self._reachable()):
+                what = f"the endpoint does not answer any more: {outcome.error}"
+                fix = "start it and run the same command again; what is finished is kept"
+                raise MachineError(what, where=self.endpoint.url, fix=fix)
 
     def _reachable(self) -> bool:
         try:
@@ -101,8 +73,56 @@ class Sender:
                 if not error.again or attempt == self.attempts or stop.is_set():
                     return Outcome(None, str(error), attempt, seconds)
                 stop.wait(self.wait_s * 2 ** (attempt - 1))
-            except Exception as error:  # anything else must reach the thread that waits, or it waits for ever
+            except Exception as error:  # counted as any other
                 return Outcome(None, f"{type(error).__name__}: {error}", attempt, time.perf_counter() - start)
             else:
                 return Outcome(answer, None, attempt, time.perf_counter() - start)
         raise AssertionError("unreachable: the last attempt returns")
+
+
+def fan_out(
+    count: int, concurrency: int, work: Callable[[int, threading.Event], Result]
+) -> Iterator[tuple[int, Result]]:
+    """Do a numbered work in daemon threads; yield number and result in the order in which they end.
+
+    An error of `work` is raised here, a Ctrl-C too. `work` gets an event that tells it that nobody waits any more.
+    """
+    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, Result | None, BaseException | None]] = queue.SimpleQueue()
+    stop = threading.Event()
+    for number in range(count):
+        todo.put(number)
+
+    def run() -> None:
+        while not stop.is_set():
+            try:
+                number = todo.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                done.put((number, work(number, stop), None))
+            except BaseException as error:  # it must reach the thread that waits, or that waits for ever
+                done.put((number, None, error))
+
+    for _ in range(min(concurrency, count)):
+        threading.Thread(target=run, daemon=True).start()
+    try:
+        with noted_ctrl_c() as check:
+            for _ in range(count):
+                yield _next(done, check)
+    finally:
+        stop.set()
+
+
+def _next(
+    done: queue.SimpleQueue[tuple[int, Result | None, BaseException | None]], check: Callable[[], None]
+) -> tuple[int, Result]:
+    while True:
+        check()
+        try:
+            number, result, error = done.get(timeout=_LOOK_S)
+        except queue.Empty:
+            continue
+        if error is not None:
+            raise error
+        return number, cast("Result", result)

@@ -25,6 +25,7 @@ _COUNTERS: Mapping[str, tuple[str, ...]] = {
 _USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 _STARTED = "process_start_time_seconds"
 _EMULATED = "halfbyte_emulated"  # halfbyte's plugin for vLLM says it
+_RUNNING = "vllm:num_requests_running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Page:
     kv_use: float | None
     started: float | None
     emulated: bool = False
+    running: float | None = None  # requests that are worked on
 
     @property
     def kv_tokens(self) -> int | None:
@@ -51,6 +53,7 @@ def read_page(text: str) -> Page:
     counters: dict[str, float] = {}
     cache: dict[str, str] = {}
     use: list[float] = []
+    running: list[float] = []
     started, emulated = None, False
     ours = {published: name for name, names in _COUNTERS.items() for published in names}
     for line in text.splitlines():
@@ -64,10 +67,12 @@ def read_page(text: str) -> Page:
             counters[ours[name]] = counters.get(ours[name], 0.0) + value
         elif name in _USE:
             use.append(value)
+        elif name == _RUNNING:
+            running.append(value)
         elif name == _STARTED:
             started = value
         emulated |= name == _EMULATED and value > 0
-    return Page(counters, cache, max(use, default=None), started, emulated)
+    return Page(counters, cache, max(use, default=None), started, emulated, sum(running) if running else None)
 
 
 def _number(text: str) -> float:

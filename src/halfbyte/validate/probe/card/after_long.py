@@ -1,0 +1,122 @@
+"""Answers after a long context: free ones that must end without loops, and strict ones that must still be right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from halfbyte.validate.probe.answers import Answer
+from halfbyte.validate.probe.card import checks
+from halfbyte.validate.probe.card.contexts import long_turns, rung_seed, tokens_for
+from halfbyte.validate.probe.card.items import Item, Items, lacks_section
+from halfbyte.validate.probe.context import FULL, Turns
+from halfbyte.validate.probe.judging import each, judged
+from halfbyte.validate.probe.kinds import Cost, Finding, Probe, Setting, Shown
+
+Check = Callable[[Item, Answer], Sequence[Shown]]
+
+
+class AfterLong(Items[Item]):
+    """Questions that follow a long list; `short_only` for a model that behind a list can only answer about the list."""
+
+    short_only: bool = False
+
+
+def turns_of(setting: Setting, share: float, section: AfterLong, item: Item) -> Turns:
+    """Return a question behind as long a list as a share of the limit allows; share 0 is the question alone."""
+    if not share:
+        return [{"role": "user", "content": item.ask}]
+    words, seed = setting.lengths.words, rung_seed(setting, share) + 1
+
+    def build(number: int, padding: str) -> Turns:
+        return long_turns(words, number, padding, seed, item.ask)
+
+    return setting.lengths.fit(tokens_for(setting, share, section.max_tokens), build).turns
+
+
+def _cost(name: str, shares: Sequence[float]) -> Callable[[Setting], Cost]:
+    def cost(setting: Setting) -> Cost:
+        section = setting.profile.section(name, AfterLong)
+        if section is None:
+            return Cost(0, 0, 0)
+        asks = len(section.chosen(setting.seed))
+        chosen = [0.0] if section.short_only else shares
+        prompt = sum(tokens_for(setting, share, section.max_tokens) for share in chosen if share)
+        return Cost(asks * len(chosen), asks * prompt, asks * len(chosen) * section.max_tokens)
+
+    return cost
+
+
+def _lacks(name: str) -> Callable[[Setting], str | None]:
+    def lacks(setting: Setting) -> str | None:
+        section = setting.profile.section(name, AfterLong)
+        if section is not None and section.max_tokens > setting.context // 2:
+            return f"answers of {section.max_tokens:,} tokens are too long for a context of {setting.context:,}"
+        return lacks_section(name)(setting)
+
+    return lacks
+
+
+def _ask(setting: Setting, name: str, shares: Sequence[float], check: Check, cause: str) -> Finding:
+    section = setting.profile.need(name, AfterLong)
+    chosen = [0.0] if section.short_only else shares
+    asked = [(share, item) for share in chosen for item in section.chosen(setting.seed)]
+    client = setting.client
+    answers = [
+        client.chat(
+            turns_of(setting, share, section, item), max_tokens=section.max_tokens, **section.options, **item.options
+        )
+        for share, item in asked
+    ]
+    wrongs = each(answers, lambda number, answer: check(asked[number][1], answer))
+    told = [answer.prompt_tokens for answer in answers]
+    longest = max((tokens for tokens in told if tokens), default=0)
+    numbers: dict[str, Any] = {"prompt_tokens": told, "completion_tokens": [one.completion_tokens for one in answers]}
+    what = f"sound, up to {longest:,} tokens"
+    return judged(answers, wrongs, what=what, cause=cause, numbers=numbers, needed=section.needed)
+
+
+def _sound(kind: str) -> Check:
+    return lambda _, answer: checks.sound(answer, kind)
+
+
+def _json(item: Item, answer: Answer) -> list[Shown]:
+    return [*checks.sound(answer, "json"), *checks.same_json(answer, item.answer)]
+
+
+def _python(item: Item, answer: Answer) -> list[Shown]:
+    return [*checks.sound(answer, "code"), *checks.python(answer, item.answer)]
+
+
+def _terms(item: Item, answer: Answer) -> list[Shown]:
+    return [*checks.sound(answer), *checks.has_all(answer, list(item.answer or []))]
+
+
+def _probe(name: str, title: str, reason: str, shares: Sequence[float], check: Check) -> Probe:
+    def run(setting: Setting) -> Finding:
+        return _ask(setting, name, shares, check, "long-context")
+
+    return Probe(name, "long", title, reason, True, run, _cost(name, shares), _lacks(name))
+
+
+def _share(thousands: int) -> float:
+    return thousands * 1024 / FULL
+
+
+AFTER_LONG: tuple[Probe, ...] = (
+    _probe(
+        "decode-sweep", "decode degeneracy sweep",
+        "loops start while writing: a needle of four digits is too short an answer to show them",
+        (0.0, _share(128), _share(200), _share(250)), _sound("prose"),
+    ),
+    _probe(
+        "mixed-json", "128k mixed-unicode JSON", "many scripts in one JSON value, far from the instruction's start",
+        (_share(128),), _json,
+    ),
+    _probe("stable-json", "128k structured stability", "JSON must hold at half the context", (_share(128),), _json),
+    _probe("stable-code", "200k code stability", "code must keep its form at long contexts", (_share(200),), _python),
+    _probe(
+        "stable-unicode", "250k unicode and math stability", "rare symbols near the end of the context",
+        (_share(250),), _terms,
+    ),
+)  # fmt: skip

@@ -1,0 +1,100 @@
+"""Programs: that they can be parsed, that they are ASCII, that they do what they should when they are run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from halfbyte.sandbox.limits import Limits
+from halfbyte.sandbox.run import run_python
+from halfbyte.validate.probe.answers import Answer
+from halfbyte.validate.probe.card import checks
+from halfbyte.validate.probe.card.items import Item, Items, costs_items, lacks_section
+from halfbyte.validate.probe.card.short import probe_of_items
+from halfbyte.validate.probe.code import code_of, lacks_sandbox
+from halfbyte.validate.probe.judging import each, judged
+from halfbyte.validate.probe.kinds import Finding, Probe, Setting, Shown
+from halfbyte.validate.probe.marks import defects, first_difference
+
+RUN_S = 30.0  # a busy machine may be slow; a program that loops for ever is rare
+
+
+class Task(Item):
+    """A program to write, and the lines that must run after it; `prints` is what it must print, where that counts."""
+
+    tests: list[str] = Field(default_factory=list[str])
+    prints: str | None = None
+
+
+def _python(item: Item, answer: Answer) -> list[Shown]:
+    return [*checks.sound(answer, "code"), *checks.python(answer, item.answer)]
+
+
+def _ascii_python(item: Item, answer: Answer) -> list[Shown]:
+    return [*_python(item, answer), *checks.ascii_only(answer)]
+
+
+def _test_program(task: Task, answer: Answer) -> str:
+    """Return the answer's code with its tests; a test that fails names itself."""
+    lines = [f"exec(compile({line!r}, {json.dumps(f'test {n}: {line}')}, 'exec'))" for n, line in enumerate(task.tests)]
+    return "\n".join([code_of(answer.text), *lines, ""])
+
+
+def _runs(setting: Setting, task: Task, answer: Answer) -> list[Shown]:
+    wrong = [*defects(answer, "code"), *checks.ended(answer), *checks.python(answer, task.answer)]
+    if wrong:
+        return wrong
+    source = code_of(answer.text)
+    ran = run_python(_test_program(task, answer), tier=setting.sandbox, limits=Limits(seconds=RUN_S))
+    if not ran.succeeded:
+        last = (ran.stderr.strip().splitlines() or [f"ended by {ran.ended}"])[-1]
+        test = next((line.strip() for line in ran.stderr.splitlines() if 'File "test ' in line), "")
+        return [Shown(source, f"{last} {test}".strip(), 0, len(source), answer.id)]
+    if task.prints is not None:
+        shown = first_difference(task.prints.strip(), ran.stdout.strip(), answer.id)
+        return [shown] if shown else []
+    return []
+
+
+def _canary(setting: Setting, name: str) -> Finding:
+    tasks = setting.profile.need(name, Items[Task])
+    chosen = tasks.chosen(setting.seed)
+    client = setting.client
+    answers = client.ask_all([client.chat_ask(one.ask, max_tokens=tasks.max_tokens) for one in chosen])
+    wrongs = each(answers, lambda number, answer: _runs(setting, chosen[number], answer))
+    return judged(
+        answers,
+        wrongs,
+        what="ran right",
+        needed=tasks.needed,
+        numbers={"sandbox": setting.sandbox.sentence if setting.sandbox else None},
+    )
+
+
+PROGRAMS: Sequence[Probe] = (
+    probe_of_items("code", "Python code", "code that cannot be parsed is no code, and graders cut it out", _python),
+    probe_of_items(
+        "ascii-code", "ASCII-only code", "curly quotes and odd dashes in code break it silently", _ascii_python
+    ),
+    probe_of_items("long-code", "longer code", "indentation and brackets must hold over many lines", _python),
+)
+
+
+def _run_probe(name: str, title: str, reason: str) -> Probe:
+    def run(setting: Setting) -> Finding:
+        return _canary(setting, name)
+
+    def lacks(setting: Setting) -> str | None:
+        return lacks_section(name)(setting) or lacks_sandbox(setting)
+
+    return Probe(name, "card", title, reason, True, run, costs_items(name, Items[Task]), lacks)
+
+
+RUN_PROGRAMS: Sequence[Probe] = (
+    _run_probe(
+        "coding-canary", "executable coding canary", "six programs that must run: one damaged token shows at once"
+    ),
+    _run_probe("unicode-chart", "unicode chart code, run", "block characters in code must arrive as they were meant"),
+)

@@ -1,0 +1,21 @@
+"""All probes, in the order in which they run and are shown."""
+
+from __future__ import annotations
+
+from halfbyte.validate.probe.card.after_long import AFTER_LONG
+from halfbyte.validate.probe.card.contexts import CONTEXTS
+from halfbyte.validate.probe.card.programs import PROGRAMS, RUN_PROGRAMS
+from halfbyte.validate.probe.card.short import SHORT
+from halfbyte.validate.probe.card.tool_call import TOOL_CALL
+from halfbyte.validate.probe.card.vision import VISION
+from halfbyte.validate.probe.kinds import Probe
+from halfbyte.validate.probe.server.malformed import MALFORMED
+from halfbyte.validate.probe.server.options import OPTIONS
+from halfbyte.validate.probe.server.sameness import SAMENESS
+from halfbyte.validate.probe.server.streams import STREAMS
+
+PROBES: tuple[Probe, ...] = (
+    *SHORT, *PROGRAMS, TOOL_CALL, VISION, *RUN_PROGRAMS,
+    *OPTIONS, *STREAMS, *SAMENESS, *MALFORMED,
+    *AFTER_LONG, *CONTEXTS,
+)  # fmt: skip

@@ -17,7 +17,7 @@ from halfbyte.serve import settings
 from halfbyte.serve.conditions import version_key
 from halfbyte.serve.draft import Draft
 from halfbyte.serve.draft_choice import draft_facts, draft_notes, draft_size
-from halfbyte.serve.facts import NONE, Wish, checkpoint_facts, machine_facts, parallel_facts
+from halfbyte.serve.facts import NONE, Wish, checkpoint_facts, chosen_facts, machine_facts, parallel_facts
 from halfbyte.serve.fit import BLOCK, UTILIZATION, Fit, Load, fit
 from halfbyte.serve.given import overrides
 from halfbyte.serve.gpus import Gpus
@@ -106,7 +106,7 @@ def launch(served: Served, gpus: Gpus, wish: Wish) -> Launch:
         _refuse_old(row, version, facts)
     decided, fitted = _decide(served, gpus, wish, row, given, facts)
     chosen = settings.choose(rules(), decided, row, given)
-    decided["batched_tokens"] = next((one.value for one in chosen if one.name == "max_num_batched_tokens"), None)
+    decided |= chosen_facts(chosen)
     model = facts["hub_name"] or str(served.folder.absolute())
     extra = [] if gpus.count == decided["tp"] else [_left_over(gpus, decided["tp"])]
     extra += [_machines(gpus, decided["tp"])] if gpus.count > gpus.box else []
@@ -163,8 +163,8 @@ def _refuse_wishes(served: Served, gpus: Gpus, wish: Wish, name: str, row: Engin
 def _refuse_old(row: Engine, version: str, facts: Mapping[str, Any]) -> None:
     minimum = minimum_version(row, facts)
     if minimum and version_key(version) < version_key(minimum.version):
-        with_draft = " with a draft" if facts["draft"] else ""
-        what = f"{row.title} {version} is too old for {facts['family']}{with_draft}: {minimum.version} is the oldest"
+        how = " with --emulate" if facts["emulate"] else " with a draft" if facts["draft"] else ""
+        what = f"{row.title} {version} is too old for {facts['family']}{how}: {minimum.version} is the oldest"
         raise UsageError(what, where=minimum.source, fix=f"take {row.title} {row.version}")
 
 
@@ -208,6 +208,7 @@ def _decide(
             what = f"--dcp {wish.dcp} does not divide the {tp} GPUs that share a matrix"
             raise UsageError(what, where="--dcp", fix=f"choose one of {', '.join(map(str, _divisors(tp)))}")
         tried = {**facts, **parallel_facts(served, tp, wish.dcp or 1), "context": wish.context}
+        tried |= chosen_facts(settings.choose(rules(), tried, row, given))
         rule = settings.refusal(rules(), tried, given)
         if rule is None:
             return _with_context(served, replace(gpus, count=tp), wish, row, given, tried)
@@ -219,6 +220,8 @@ def _decide(
 def _with_context(
     served: Served, gpus: Gpus, wish: Wish, row: Engine, given: Mapping[str, Any], facts: dict[str, Any]
 ) -> tuple[dict[str, Any], Fit | None]:
+    if wish.emulate:
+        served = replace(served, needs=served.needs.expanded_to_bf16())
     if gpus.vendor == CPU.vendor:
         context = wish.context or min(served.context or _CPU_CONTEXT, _CPU_CONTEXT)
         why = "asked for with --context" if wish.context else "short, for a CPU; --context asks for more"

@@ -1,0 +1,88 @@
+"""`--emulate` on GPUs: BF16 weights are counted, settings are the plugin's, and no 4-bit kernel is named."""
+
+import pytest
+from kimi_served import kimi, needs
+
+from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.serve.facts import Wish
+from halfbyte.serve.gpus import parse_gpus
+from halfbyte.serve.launch import CPU, engines_for, launch
+
+FORMATS = ("nvfp4", "mxfp4", "int4")
+SMALL = 96  # experts, so that they fit in BF16 too
+
+
+def made(machine, format="nvfp4", experts=SMALL, **wish):
+    served = kimi(format, experts=experts, source_experts=None)  # as if never pruned: more is said of such ones
+    return launch(served, parse_gpus(machine), Wish(emulate=True, **wish))
+
+
+def values(found):
+    return {one.name: one.value for one in (*found.environment, *found.arguments)}
+
+
+def routed(found):
+    return next(share.of_nbytes for share in found.fit.weights if share.name == "routed experts")
+
+
+def test_expanded_weights_are_counted():
+    packed, expanded = needs(), needs().expanded_to_bf16()
+    parameters = 384 * 60 * 3 * 7168 * 2048
+    assert next(part.nbytes for part in expanded.parts if part.name == "routed experts") == 2 * parameters
+    assert expanded.routed[0].nbytes == pytest.approx(2 * parameters, rel=1e-9)
+    others = [[part for part in each.parts if part.name != "routed experts"] for each in (packed, expanded)]
+    assert others[0] == others[1]  # they are BF16 in the file
+
+
+def test_a_model_that_fits_in_4_bits_only_is_refused():
+    assert launch(kimi(), parse_gpus("8xB200"), Wish()).fit.fits
+    with pytest.raises(CheckFailedError, match="it does not fit 8xB200: each GPU would need"):
+        made("8xB200", experts=384)
+
+
+@pytest.mark.parametrize("machine", ["8xB200", "8xB300", "8xH200", "8xRTX PRO 6000", "8xMI355X"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_settings_are_those_of_the_plugin_on_every_gpu(machine, format):
+    found = made(machine, format)
+    chosen = values(found)
+    assert (chosen["quantization"], chosen["enforce_eager"]) == ("halfbyte_emulate", True)
+    assert "moe_backend" not in chosen
+    assert "compilation_config" not in chosen
+    assert not any("MOE" in name or "FP4" in name for name in chosen)
+    assert routed(found) == 2 * SMALL * 60 * 3 * 7168 * 2048
+
+
+@pytest.mark.parametrize("machine", ["8xB200", "4xB200", "8xB300", "8xH200", "8xRTX PRO 6000", "8xMI355X"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_nothing_is_said_of_kernels_that_do_not_run(machine, format):
+    said = " ".join(note.text for note in made(machine, format).warnings)
+    for word in ("Marlin", "FlashInfer", "NaN", "slower than the INT4", "'!!!!'", "nobody has published"):
+        assert word not in said
+    native = launch(kimi(experts=SMALL), parse_gpus("8xH200"), Wish())
+    assert any("Marlin" in note.text for note in native.warnings)
+
+
+@pytest.mark.parametrize(
+    ("wish", "what", "fix"),
+    [
+        ({"ep": True}, "--emulate knows no expert parallelism", "leave out --ep"),
+        ({"given": ["enforce_eager=false"]}, "--emulate needs enforce_eager", "leave out --set enforce_eager"),
+        ({"given": ["enforce_eager="]}, "--emulate needs enforce_eager", "leave out --set enforce_eager"),
+        ({"engine": "sglang"}, "--emulate is a plugin for vLLM", "--engine vllm"),
+        ({"version": "0.31.0"}, "vLLM 0.31.0 is too old for kimi-k2.6 with --emulate: 0.32.0", "take vLLM 0.32.0"),
+    ],
+)
+def test_what_the_plugin_would_refuse_is_refused_before_the_start(wish, what, fix):
+    with pytest.raises(UsageError) as caught:
+        made("8xB200", **wish)
+    assert what in caught.value.what
+    assert fix in caught.value.fix
+
+
+def test_the_plugin_needs_its_version_on_a_cpu_and_on_rocm_as_well():
+    assert "vllm-rocm" in engines_for(parse_gpus("8xMI355X"))
+    with pytest.raises(UsageError, match=r"vLLM 0\.16\.0\+cpu is too old for kimi-k2\.6 with --emulate: 0\.32\.0"):
+        launch(kimi(), CPU, Wish(emulate=True, version="0.16.0+cpu"))
+    with pytest.raises(UsageError, match=r"0\.31\.0\+rocm700 is too old for kimi-k2\.6 with --emulate"):
+        made("8xMI355X", version="0.31.0+rocm700")
+    assert made("8xMI355X", version="0.32.1+rocm700").engine == "vllm-rocm"

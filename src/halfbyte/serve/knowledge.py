@@ -114,6 +114,9 @@ class SettingType(_Row):
     type: Literal["switch", "whole", "number", "share", "word", "block"] = Field(alias="is")
     choices: Mapping[str, tuple[str, ...]] = {}
     needed: bool = False
+    multiple: int = 1
+    keys: Mapping[str, SettingType] = {}
+    example: str | None = None
     option: str | None = None
 
 

@@ -172,7 +172,9 @@ def _draft(name: str | None, chosen: Mapping[str, Any]) -> Draft | None:
     """Return what the draft takes, with as many guesses as the engine is told."""
     size = draft_size(name)
     told = chosen.get("speculative", {}).get("num_speculative_tokens")
-    return replace(size, tokens=told) if size and type(told) is int else size
+    if "speculative_tokens" in chosen:  # SGLang counts the token before the guesses as well
+        told = chosen["speculative_tokens"] - 1
+    return replace(size, tokens=told) if size and told else size
 
 
 def _load(served: Served, context: int | None, chosen: Mapping[str, Any], draft: Draft | None) -> Load:

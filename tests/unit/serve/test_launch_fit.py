@@ -72,12 +72,16 @@ def test_the_blocks_are_as_large_as_they_are_set():
 
 def test_as_many_guesses_are_counted_as_the_engine_is_told():
     few, many = (
-        made(draft="auto", context=8192, given=[f'speculative={{"model": "x", "num_speculative_tokens": {tokens}}}'])
+        made(draft="auto", context=8192, given=[f'speculative={{"num_speculative_tokens": {tokens}}}'])
         for tokens in (1, 7)
     )
     assert few.fit.kv_tokens > many.fit.kv_tokens
+    few, many = (
+        made("8xB200", engine="sglang", draft="auto", given=[f"speculative_tokens={tokens}"]) for tokens in (4, 64)
+    )
+    assert few.fit.kv_tokens > many.fit.kv_tokens
     with pytest.raises(UsageError, match="without --draft"):
-        made(given=['speculative={"model": "x"}'])
+        made(given=['speculative={"method": "x"}'])
 
 
 def test_numbers_of_requests_that_contradict_each_other():

@@ -1,11 +1,15 @@
 """`--emulate` on GPUs: BF16 weights are counted, settings are the plugin's, and no 4-bit kernel is named."""
 
+from dataclasses import replace
+
 import pytest
 from kimi_served import kimi, needs
 
+from halfbyte.doctor import memory_facts
 from halfbyte.errors import CheckFailedError, UsageError
 from halfbyte.serve.facts import Wish
 from halfbyte.serve.gpus import parse_gpus
+from halfbyte.serve.host_memory import host_memory_nbytes, weights_nbytes
 from halfbyte.serve.launch import CPU, engines_for, launch
 
 FORMATS = ("nvfp4", "mxfp4", "int4")
@@ -86,3 +90,27 @@ def test_the_plugin_needs_its_version_on_a_cpu_and_on_rocm_as_well():
     with pytest.raises(UsageError, match=r"0\.31\.0\+rocm700 is too old for kimi-k2\.6 with --emulate"):
         made("8xMI355X", version="0.31.0+rocm700")
     assert made("8xMI355X", version="0.32.1+rocm700").engine == "vllm-rocm"
+
+
+def test_a_cpu_s_memory_is_counted_before_the_engine_starts():
+    """Experts are BF16, the rest is FP32 as --dtype says."""
+    expanded = needs().expanded_to_bf16()
+    experts = 2 * 384 * 60 * 3 * 7168 * 2048
+    rest = expanded.weights_nbytes - experts
+    assert weights_nbytes(expanded, emulate=True, dtype="float32") == experts + 2 * rest
+    assert weights_nbytes(expanded, emulate=True, dtype="bfloat16") == experts + rest
+    assert weights_nbytes(expanded, emulate=False, dtype="float32") == 2 * (experts + rest)
+    enough = replace(CPU, memory_nbytes=experts + 2 * rest)
+    assert launch(kimi(), enough, Wish(emulate=True)).fit is None
+    with pytest.raises(
+        CheckFailedError, match="it does not fit this machine: the weights, expanded to BF16, take"
+    ) as caught:
+        launch(kimi(), replace(enough, memory_nbytes=enough.memory_nbytes - 1), Wish(emulate=True))
+    assert "more memory" in caught.value.fix
+    with pytest.raises(CheckFailedError, match="the weights, as float32, take"):
+        launch(kimi("bf16"), enough, Wish())
+
+
+def test_this_machine_s_memory_is_known():
+    memory = memory_facts()
+    assert 0 < host_memory_nbytes() <= memory.total_nbytes

@@ -146,6 +146,7 @@ class Fit:
             "gpu_memory_nbytes": self.gpus.memory_nbytes,
             "gpu_memory_utilization": self.utilization,
             "gpu_reserve_nbytes": self.reserve_nbytes,
+            "gpu_reserve_outside": self.reserve_outside,
             "gpu_weights_nbytes": self.weights_nbytes,
             "gpu_kv_nbytes": max(0, self.kv_nbytes),
             "kv_dtype": self.kv_dtype,

@@ -67,6 +67,7 @@ def test_sglang_s_share_is_of_weights_and_cache_and_the_rest_must_find_room_besi
     assert inside.kv_nbytes == int(inside.gpus.memory_nbytes * 0.9) - inside.weights_nbytes - inside.reserve_nbytes
     assert outside.kv_nbytes == int(outside.gpus.memory_nbytes * 0.85) - outside.weights_nbytes
     assert any("outside of the share, where 28.7 GB are left for it" in line for line in outside.lines())
+    assert [one.as_dict()["gpu_reserve_outside"] for one in (inside, outside)] == [False, True]
     with pytest.raises(CheckFailedError, match=r"a share of 0\.99 leaves 1\.9 GB beside it, not \S+ GB") as caught:
         made("8xB200", engine="sglang", given=["gpu_memory_utilization=0.99"])
     said = caught.value.fix.partition(" would do")[0].rpartition("--set ")[2]

@@ -62,6 +62,8 @@ def test_nothing_is_said_of_kernels_that_do_not_run(machine, format):
     said = " ".join(note.text for note in made(machine, format).warnings)
     for word in ("Marlin", "FlashInfer", "NaN", "slower than the INT4", "'!!!!'", "nobody has published"):
         assert word not in said
+    pruned = launch(kimi(format, experts=SMALL), parse_gpus(machine), Wish(emulate=True))
+    assert not any("tuned MoE kernels" in note.text for note in pruned.warnings)
     native = launch(kimi(experts=SMALL), parse_gpus("8xH200"), Wish())
     assert any("Marlin" in note.text for note in native.warnings)
 

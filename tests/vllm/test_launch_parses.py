@@ -28,6 +28,7 @@ OPTIONS = (
     {"text_only": True, "docker": True},
     {"given": ["moe_backend=emulation", "enforce_eager=true", "kv_cache_dtype=auto"]},
     {"hub": "organisation/name@" + "a" * 40},
+    {"emulate": True},
 )
 COMMIT = "0" * 40
 

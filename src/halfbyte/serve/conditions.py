@@ -44,6 +44,7 @@ class When(BaseModel):
     family: Words = None
     emulated_activations: Words = None  # what --activations says; "none" for nothing
     checkpoint_kv: Words = None  # what config.json asks for; "none" for nothing
+    moe_backend: Words = None  # what was chosen; "none" for the engine's own choice
     # Yes or no.
     mla: bool | None = None
     vision: bool | None = None
@@ -51,7 +52,8 @@ class When(BaseModel):
     pruned: bool | None = None
     uneven: bool | None = None
     ep: bool | None = None
-    emulate: bool | None = None  # through our plugin for vLLM
+    emulate: bool | None = None  # through our plugin for vLLM: the 4-bit formats are then BF16 for the engine's kernels
+    eager: bool | None = None  # what was chosen for enforce_eager
     draft: bool | None = None
     draft_mla: bool | None = None
     remote_tokenizer: bool | None = None

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from halfbyte.serve.gpus import Gpus
-from halfbyte.serve.served import Served
+from halfbyte.serve.served import BF16, Served
+from halfbyte.serve.settings import Setting
 from halfbyte.write import file_sha256
 
 NONE = "none"
@@ -43,12 +44,14 @@ def checkpoint_facts(served: Served, wish: Wish) -> dict[str, Any]:
     hub_name, _, commit = (wish.hub or "").partition("@")
     revision = commit or served.revision
     linked = served.folder.resolve().parent.name == "snapshots"
+    # Our plugin hands BF16 to the engine: what is known of its kernels for 4-bit experts does not matter then.
+    quantization = BF16 if wish.emulate else served.quantization
     return {
         "name": served_name(served, wish),
         "family": served.family,
-        "quantization": served.quantization,
-        "format": served.quantization.partition("-")[0],
-        "activations": served.activations,
+        "quantization": quantization,
+        "format": quantization.partition("-")[0],
+        "activations": NONE if wish.emulate else served.activations,
         "checkpoint_kv": served.kv_dtype or NONE,
         "mla": served.needs.latent is not None,
         "vision": served.vision,
@@ -72,7 +75,17 @@ def checkpoint_facts(served: Served, wish: Wish) -> dict[str, Any]:
         "emulate": wish.emulate,
         "emulated_activations": wish.activations or NONE,
         "concurrency": wish.concurrency,
-        "batched_tokens": None,
+        **chosen_facts(()),
+    }
+
+
+def chosen_facts(chosen: Sequence[Setting]) -> dict[str, Any]:
+    """Return what sentences ask of the settings that were chosen; the choice itself cannot depend on it."""
+    values = {one.name: one.value for one in chosen}
+    return {
+        "batched_tokens": values.get("max_num_batched_tokens"),
+        "eager": values.get("enforce_eager"),
+        "moe_backend": values.get("moe_backend") or NONE,
     }
 
 

@@ -5,7 +5,9 @@ workspaces and CUDA graphs take what `reserve.py` says; the rest is KV cache, in
 a token and cannot be split over heads, so that each GPU holds all of it, or with decode context parallelism its part of
 the tokens; grouped-query heads are split as far as there are any.
 
-How far off it is, against what people report; `tests/unit/serve/test_fit_facts.py` computes every line:
+How far off it is, against what people report; `tests/unit/serve/test_fit_facts.py` computes every line. First the
+builds that the reports are of. April's is `--engine vllm==voipmonitor-20260423`, and `halfbyte serve` prints these
+numbers with it (with a draft after --set gpu_memory_utilization=0.94); May's has no name there:
 
     Kimi-K2.6 INT4 on 8 RTX PRO 6000 at 94 %, TP 8, no draft (rtx6kpro's guide of April 2026)
         DCP 1                            437,000 tokens   here   455,168   +4.2 %
@@ -22,6 +24,22 @@ How far off it is, against what people report; `tests/unit/serve/test_fit_facts.
         DCP 4                            811,000 tokens   here   814,080   +0.4 %
     MXFP4 on 8 MI350X (the card's "~70 GB/GPU weights"; 563.4 GB / 8 without what is replicated would be 70.4)
         weights                               70.0 GB     here      73.3   +4.7 %
+
+Without --engine `halfbyte serve` counts vLLM 0.32, of which nobody has published a number. It reserves more on sm_120
+(`reserve.py`), and with a draft 90 % of the memory is used. This is what it prints, beside the reports of other builds:
+
+    no draft, April
+        DCP 1                            437,000 tokens   here   436,544   -0.1 %
+        DCP 4                          1,690,000 tokens   here 1,474,048  -12.8 %
+        DCP 8                          3,270,000 tokens   here 2,230,784  -31.8 %
+    no draft, May
+        DCP 1                            491,344 tokens   here   436,544  -11.2 %
+        DCP 8                          3,930,752 tokens   here 2,230,784  -43.2 %
+    with a draft, April
+        DCP 1                            337,296 tokens   here   207,232  -38.6 %
+        DCP 8                          1,769,600 tokens   here   947,712  -46.4 %
+    192 experts, with a draft
+        DCP 4                            811,000 tokens   here   812,288   +0.2 %
 
 Two builds of one engine differ by 12 % with the same flags, so that no model of this kind can promise more. A draft
 that samples takes 2.0 to 2.4 GB on each GPU for 128 requests that are not accounted for here: `halfbyte serve` leaves
@@ -84,6 +102,7 @@ class Fit:
     context: int | None
     concurrency: int
     shares_kv: bool  # whether the GPUs split the KV cache
+    reserve_outside: bool  # whether `utilization` is of weights and cache only
     problem: str | None
     advice: str = ""  # what would fit, where this does not
 
@@ -127,6 +146,7 @@ class Fit:
             "gpu_memory_nbytes": self.gpus.memory_nbytes,
             "gpu_memory_utilization": self.utilization,
             "gpu_reserve_nbytes": self.reserve_nbytes,
+            "gpu_reserve_outside": self.reserve_outside,
             "gpu_weights_nbytes": self.weights_nbytes,
             "gpu_kv_nbytes": max(0, self.kv_nbytes),
             "kv_dtype": self.kv_dtype,
@@ -158,6 +178,7 @@ class _Asked:
     utilization: float
     draft: Draft | None
     block: int
+    reserve_outside: bool
 
     @property
     def target(self) -> int:
@@ -177,12 +198,14 @@ def fit(  # noqa: PLR0913 - each is a question that people ask, and all have an 
     draft: Draft | int | None = None,
     load: Load | None = None,
     block: int = BLOCK,
+    reserve_outside: bool = False,
 ) -> Fit:
     """Divide a checkpoint among GPUs; where it does not fit, say what would.
 
     `context` and `concurrency` are what --max-model-len and --max-num-seqs would be; without a context, the model's own
     is shown, but fewer tokens are no reason to say no. A `draft` may be just its bytes. `load` overrides the rest of
-    what a server is asked to take; `block` is the tokens of a block of the cache.
+    what a server is asked to take; `block` is the tokens of a block of the cache. With `reserve_outside` the share is
+    of weights and cache only, as SGLang's, and what is reserved must find room beside it.
     """
     if kv_dtype not in KV_DTYPES:
         fix = did_you_mean(kv_dtype, KV_DTYPES)
@@ -206,6 +229,7 @@ def fit(  # noqa: PLR0913 - each is a question that people ask, and all have an 
         utilization=utilization,
         draft=guess,
         block=block,
+        reserve_outside=reserve_outside,
     )
     found = _divide(question)
     return found if found.fits else replace(found, advice=_advice(question, found))
@@ -230,7 +254,7 @@ def _divide(asked: _Asked) -> Fit:
     weights = shares(needs, gpus.count, parallel)
     draft = _draft_shares(asked.draft, tensor)
     kept = reserve(needs, gpus, parallel, asked.load)
-    used = sum(share.nbytes for share in (*weights, *draft, *kept))
+    used = sum(share.nbytes for share in (*weights, *draft, *(() if asked.reserve_outside else kept)))
     left = int(gpus.memory_nbytes * asked.utilization) - used
     found = Fit(
         gpus=gpus,
@@ -249,6 +273,7 @@ def _divide(asked: _Asked) -> Fit:
         context=asked.context or needs.context,
         concurrency=asked.load.sequences,
         shares_kv=(needs.kv_heads > 1 and tensor > 1) or parallel.decode_context > 1,
+        reserve_outside=asked.reserve_outside,
         problem=misfit(needs, gpus.count, parallel),
     )
     return found if found.problem else replace(found, problem=_problem(asked, found, used))
@@ -257,6 +282,9 @@ def _divide(asked: _Asked) -> Fit:
 def _problem(asked: _Asked, found: Fit, used: int) -> str | None:
     if found.kv_nbytes <= 0:
         return f"each GPU would need {used / 1e9:,.1f} GB, {-found.kv_nbytes / 1e9:,.1f} GB too many"
+    if found.reserve_outside and found.reserve_nbytes > (beside := found.gpus.memory_nbytes * (1 - found.utilization)):
+        kept = f"{found.reserve_nbytes / 1e9:,.1f} GB for activations and the like"
+        return f"a share of {found.utilization:g} leaves {beside / 1e9:,.1f} GB beside it, not {kept}"
     if found.kv_tokens is None:
         return None
     copies = found.gpus.count // found.parallel.tensor_of(found.gpus.count)
@@ -294,6 +322,7 @@ def _advice(asked: _Asked, found: Fit) -> str:
         options.append(_pruned(asked))
     if asked.kv_dtype != FP8:
         options.append("--set kv_cache_dtype=fp8" if _would_do(replace(asked, kv_dtype=FP8)) else None)
+    options.append(_smaller_share(asked, found))
     options.append(_more_context_parallel(asked))
     options.append(_fewer_requests(asked))
     if asked.context and found.kv_tokens and misfit(asked.needs, asked.gpus.count, asked.parallel) is None:
@@ -329,6 +358,14 @@ def _pruned(asked: _Asked) -> str | None:
             worn = " (less than half: expect a damaged model)" if 2 * kept < experts else ""
             return f"pruning to {kept} of {experts} experts{worn}"
     return None
+
+
+def _smaller_share(asked: _Asked, found: Fit) -> str | None:
+    """Name the largest share, in percent, that leaves room for what lies outside of it."""
+    share = 100 * (found.gpus.memory_nbytes - found.reserve_nbytes) // found.gpus.memory_nbytes / 100
+    if not asked.reserve_outside or not 0 < share < asked.utilization:
+        return None
+    return f"--set gpu_memory_utilization={share:g}" if _would_do(replace(asked, utilization=share)) else None
 
 
 def _more_context_parallel(asked: _Asked) -> str | None:

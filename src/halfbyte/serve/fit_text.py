@@ -25,7 +25,10 @@ def _rows(fit: Fit) -> Iterator[tuple[str, str]]:
     if fit.draft:
         yield from _sum("draft", fit.draft)
     yield from _sum("reserve", fit.reserve)
-    taken = [sum(share.nbytes for share in group) for group in (fit.weights, fit.draft, fit.reserve) if group]
+    if fit.reserve_outside:
+        yield "", f"outside of the share, where {size(gpus.memory_nbytes - budget)} are left for it"
+    inside = (fit.weights, fit.draft, () if fit.reserve_outside else fit.reserve)
+    taken = [sum(share.nbytes for share in group) for group in inside if group]
     minus = " - ".join(size(nbytes) for nbytes in (budget, *taken))
     yield "kv cache", f"{minus} = {size(fit.kv_nbytes)}"
     if fit.kv_tokens:

@@ -34,9 +34,8 @@ def overrides(given: Sequence[str], name: str, engine: Engine) -> dict[str, Any]
             continue
         setting = setting.replace("-", "_")
         kind = setting_types().get(setting)
-        if kind is not None and kind.option is not None:
-            what = f"{setting} has an option of its own, which the fit counts with"
-            raise UsageError(what, where="--set", fix=f"write {kind.option}")
+        if kind is not None:
+            _refuse_option(setting, kind)
         if kind is None or setting not in engine.flags:
             what = f"{engine.title} has no setting '{setting}'"
             raise UsageError(what, where="--set", fix=did_you_mean(setting, engine.flags))
@@ -55,17 +54,34 @@ def _variable(setting: str, value: str) -> str:
     return value
 
 
-def _checked(setting: str, value: Any, text: str, kind: SettingType) -> Any:
+def _checked(setting: str, value: Any, text: str, kind: SettingType, written: str = "{name}={value}") -> Any:
+    """Return the value if it is what its setting may be; `written` is how such a value is typed."""
     if value is None:
         if kind.needed:
-            fix = f"write {setting}=VALUE, or leave it out for ours"
+            fix = f"write {_typed(written, setting, 'VALUE')}, or leave it out for ours"
             raise UsageError(f"the fit counts with {setting}, so that it needs a value", where="--set", fix=fix)
         return None
     holds, meant, example = _TYPES[kind.type]
     if not holds(value):
-        fix = f"write {setting}={example}"
+        fix = f"write {_typed(written, setting, kind.example or example)}"
         raise UsageError(f"{setting} is {meant}, not '{text}'", where="--set", fix=fix)
+    if kind.multiple > 1 and value % kind.multiple:
+        fix = f"write {setting}={kind.multiple}, or a multiple of it"
+        raise UsageError(f"{setting} is a multiple of {kind.multiple}, not '{text}'", where="--set", fix=fix)
+    for key in kind.keys.keys() & value.keys() if kind.keys else ():
+        _refuse_option(f"{setting}.{key}", kind.keys[key])
+        _checked(key, value[key], str(value[key]), kind.keys[key], setting + "='{\"{name}\": {value}}'")
     return value
+
+
+def _typed(written: str, name: str, value: str) -> str:
+    return written.replace("{name}", name).replace("{value}", value)
+
+
+def _refuse_option(setting: str, kind: SettingType) -> None:
+    if kind.option is not None:
+        what = f"{setting} has an option of its own, which the fit counts with"
+        raise UsageError(what, where="--set", fix=f"write {kind.option}")
 
 
 def _refuse_choice(setting: str, value: Any, choices: Sequence[str] | None) -> None:

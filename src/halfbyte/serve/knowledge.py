@@ -60,6 +60,7 @@ class Build(Container):
 
     version: str
     args: tuple[str, ...]
+    splits: int | None = None
     source: str
 
 
@@ -77,6 +78,8 @@ class Engine(_Row):
     minimum: tuple[Minimum, ...]
     flags: Mapping[str, str] = {}
     flags_of: str | None = None
+    text_half: bool = False
+    reserve_outside: bool = False
     builds: Mapping[str, Build] = {}
     vendors: Mapping[str, Container] = {}
 
@@ -114,6 +117,9 @@ class SettingType(_Row):
     type: Literal["switch", "whole", "number", "share", "word", "block"] = Field(alias="is")
     choices: Mapping[str, tuple[str, ...]] = {}
     needed: bool = False
+    multiple: int = 1
+    keys: Mapping[str, SettingType] = {}
+    example: str | None = None
     option: str | None = None
 
 

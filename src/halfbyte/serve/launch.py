@@ -17,10 +17,11 @@ from halfbyte.serve import settings
 from halfbyte.serve.conditions import version_key
 from halfbyte.serve.draft import Draft
 from halfbyte.serve.draft_choice import draft_facts, draft_notes, draft_size
-from halfbyte.serve.facts import NONE, Wish, checkpoint_facts, machine_facts, parallel_facts
+from halfbyte.serve.facts import NONE, Wish, checkpoint_facts, chosen_facts, machine_facts, parallel_facts
 from halfbyte.serve.fit import BLOCK, UTILIZATION, Fit, Load, fit
 from halfbyte.serve.given import overrides
 from halfbyte.serve.gpus import Gpus
+from halfbyte.serve.host_memory import refuse_too_large
 from halfbyte.serve.knowledge import Build, Container, Engine, engine, engines, minimum_version, rules
 from halfbyte.serve.parallel import Parallel
 from halfbyte.serve.served import Served
@@ -56,7 +57,7 @@ class Launch:
     warnings: tuple[Note, ...]
     port_flag: str
     port: int
-    fit: Fit | None  # None on a CPU, where memory is not counted
+    fit: Fit | None  # None on a CPU, where only the weights are counted
     draft: str | None = None
 
     @property
@@ -106,7 +107,7 @@ def launch(served: Served, gpus: Gpus, wish: Wish) -> Launch:
         _refuse_old(row, version, facts)
     decided, fitted = _decide(served, gpus, wish, row, given, facts)
     chosen = settings.choose(rules(), decided, row, given)
-    decided["batched_tokens"] = next((one.value for one in chosen if one.name == "max_num_batched_tokens"), None)
+    decided |= chosen_facts(chosen)
     model = facts["hub_name"] or str(served.folder.absolute())
     extra = [] if gpus.count == decided["tp"] else [_left_over(gpus, decided["tp"])]
     extra += [_machines(gpus, decided["tp"])] if gpus.count > gpus.box else []
@@ -163,8 +164,8 @@ def _refuse_wishes(served: Served, gpus: Gpus, wish: Wish, name: str, row: Engin
 def _refuse_old(row: Engine, version: str, facts: Mapping[str, Any]) -> None:
     minimum = minimum_version(row, facts)
     if minimum and version_key(version) < version_key(minimum.version):
-        with_draft = " with a draft" if facts["draft"] else ""
-        what = f"{row.title} {version} is too old for {facts['family']}{with_draft}: {minimum.version} is the oldest"
+        how = " with --emulate" if facts["emulate"] else " with a draft" if facts["draft"] else ""
+        what = f"{row.title} {version} is too old for {facts['family']}{how}: {minimum.version} is the oldest"
         raise UsageError(what, where=minimum.source, fix=f"take {row.title} {row.version}")
 
 
@@ -172,10 +173,14 @@ def _draft(name: str | None, chosen: Mapping[str, Any]) -> Draft | None:
     """Return what the draft takes, with as many guesses as the engine is told."""
     size = draft_size(name)
     told = chosen.get("speculative", {}).get("num_speculative_tokens")
-    return replace(size, tokens=told) if size and type(told) is int else size
+    if "speculative_tokens" in chosen:  # SGLang counts the token before the guesses as well
+        told = chosen["speculative_tokens"] - 1
+    return replace(size, tokens=told) if size and told else size
 
 
-def _load(served: Served, context: int | None, chosen: Mapping[str, Any], draft: Draft | None) -> Load:
+def _load(
+    served: Served, context: int | None, chosen: Mapping[str, Any], draft: Draft | None, build: Build | None
+) -> Load:
     """Return what the engine is told to take at once, so that the fit and the script are of one server."""
     default = Load()
     return Load(
@@ -183,6 +188,7 @@ def _load(served: Served, context: int | None, chosen: Mapping[str, Any], draft:
         sequences=chosen.get("max_num_seqs", default.sequences),
         context=context or served.context or default.context,
         speculative_tokens=draft.tokens if draft else 0,
+        splits=build.splits if build else None,
     )
 
 
@@ -208,6 +214,7 @@ def _decide(
             what = f"--dcp {wish.dcp} does not divide the {tp} GPUs that share a matrix"
             raise UsageError(what, where="--dcp", fix=f"choose one of {', '.join(map(str, _divisors(tp)))}")
         tried = {**facts, **parallel_facts(served, tp, wish.dcp or 1), "context": wish.context}
+        tried |= chosen_facts(settings.choose(rules(), tried, row, given))
         rule = settings.refusal(rules(), tried, given)
         if rule is None:
             return _with_context(served, replace(gpus, count=tp), wish, row, given, tried)
@@ -219,14 +226,17 @@ def _decide(
 def _with_context(
     served: Served, gpus: Gpus, wish: Wish, row: Engine, given: Mapping[str, Any], facts: dict[str, Any]
 ) -> tuple[dict[str, Any], Fit | None]:
+    if wish.emulate:
+        served = replace(served, needs=served.needs.expanded_to_bf16())
     if gpus.vendor == CPU.vendor:
+        refuse_too_large(served.needs, gpus, emulate=wish.emulate, dtype=_dtype(row, given, facts))
         context = wish.context or min(served.context or _CPU_CONTEXT, _CPU_CONTEXT)
         why = "asked for with --context" if wish.context else "short, for a CPU; --context asks for more"
         return {**facts, "context": context, "context_reason": why}, None
     chosen = {one.name: one.value for one in settings.choose(rules(), facts, row, given)}
     draft = _draft(facts["draft"], chosen)
     _refuse_requests(wish, row, chosen)
-    if chosen.get("language_model_only"):
+    if row.text_half or chosen.get("language_model_only"):
         served = replace(served, needs=served.needs.without_vision())
     question: dict[str, Any] = {
         "kv_dtype": str(chosen.get("kv_cache_dtype", "auto")),
@@ -234,21 +244,29 @@ def _with_context(
         "concurrency": wish.concurrency,
         "draft": draft,
         "block": chosen.get("block_size", BLOCK),
+        "reserve_outside": row.reserve_outside,
     }
-    vision = str(chosen.get("mm_encoder_tp_mode", "data"))
+    # What vLLM does where it is not told; of the others it is not known.
+    vision = str(chosen.get("mm_encoder_tp_mode", "weights" if "mm_encoder_tp_mode" in row.flags else "data"))
+    build = row.builds.get(facts["build"])
     wanted = (wish.context or served.context or 0) * (wish.concurrency or 1)
     can_split = "decode_context_parallel" in row.flags and served.needs.latent is not None
     sizes = [wish.dcp] if wish.dcp else [1, gpus.count] if can_split and gpus.count > 1 else [1]
-    load = _load(served, wish.context, chosen, draft)
+    load = _load(served, wish.context, chosen, draft, build)
     ways = [Parallel(gpus.count, wish.ep, dcp, vision) for dcp in sizes]
     fits = [fit(served, gpus, parallel=way, context=wish.context, load=load, **question) for way in ways]
     found = next((one for one in fits if one.fits and (one.kv_tokens or 0) >= wanted), fits[-1])
     if not found.fits:
         raise CheckFailedError(f"it does not fit {gpus}: {found.problem}", where="--gpus", fix=found.advice)
     context, why = _context(served, wish, found)
-    load = _load(served, context, chosen, draft)
+    load = _load(served, context, chosen, draft, build)
     shown = fit(served, gpus, parallel=found.parallel, context=context, load=load, **question)
     return {**facts, "dcp": found.parallel.decode_context, "context": context, "context_reason": why}, shown
+
+
+def _dtype(row: Engine, given: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:
+    """Return the type that the engine is told to compute in."""
+    return next((one.value for one in settings.choose(rules(), facts, row, given) if one.name == "dtype"), None)
 
 
 def _context(served: Served, wish: Wish, found: Fit) -> tuple[int | None, str]:

@@ -96,6 +96,13 @@ class Needs:
         seeing = [_BY_ROLE[role][0] for role in ("vision", "projector")]
         return replace(self, parts=tuple(part for part in self.parts if part.name not in seeing), vision=False)
 
+    def expanded_to_bf16(self) -> Needs:
+        """Return what it needs where 4-bit and 8-bit weights are expanded to BF16 as they are loaded."""
+        parts = tuple(replace(part, nbytes=max(part.nbytes, _BF16_NBYTES * part.parameters)) for part in self.parts)
+        before, after = (sum(part.nbytes for part in rows if part.placed == EXPERTS) for rows in (self.parts, parts))
+        routed = tuple(row._replace(nbytes=row.nbytes * after // before) for row in self.routed)
+        return replace(self, parts=parts, routed=routed)
+
     def pruned(self, experts: int) -> Needs:
         """Return what it would need with at most so many experts in each layer; routers lose their rows too."""
         kept = [(row, min(row.experts, experts)) for row in self.routed]

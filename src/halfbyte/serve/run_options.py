@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from halfbyte.errors import UsageError
 from halfbyte.serve.gpus import Gpus, known_gpus, parse_gpus
+from halfbyte.serve.host_memory import host_memory_nbytes
 from halfbyte.serve.installed import Installed
 from halfbyte.serve.launch import CPU, Launch
 
@@ -38,7 +40,7 @@ def gpus_here(asked: str | None, local: Installed) -> Gpus:
         fix = f"add --gpus 8xB200 or the like ({', '.join(known_gpus())})"
         raise UsageError("nobody said which GPUs these are", where="--gpus", fix=fix)
     if asked is None:
-        return CPU
+        return replace(CPU, memory_nbytes=host_memory_nbytes())
     gpus = parse_gpus(asked)
     if local.device == CPU.vendor:
         what = f"{local.engine} {local.version}, which is installed here, computes on the CPU"

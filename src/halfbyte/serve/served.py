@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from halfbyte.errors import CheckpointError
 from halfbyte.folders import FOLDER
 from halfbyte.models.declared import HF_QUANT_CONFIG, quantization_config, refuse_other_config
 from halfbyte.models.linears import PLAIN
@@ -46,6 +47,7 @@ _THINKING_EPSILON = 1e-5  # K2-Thinking; the instruct models have 1e-6
 _NAMED = re.compile(r"kimi-k2\.([567])", re.IGNORECASE)
 _COMMIT = re.compile("[0-9a-f]{40}")
 _README_NBYTES = 1 << 16
+_COUNTS = ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,17 @@ def served(folder: Path) -> Served:
     model = describe(checkpoint, uneven=True)
     refuse_other_config(checkpoint, model)
     refuse_unsound(checkpoint, model)
+    _refuse_counts(model.architecture.text(checkpoint.config))
     return served_checkpoint(checkpoint, model)
+
+
+def _refuse_counts(text: Mapping[str, Any]) -> None:
+    """Refuse numbers that can be no count: left out they are asked of the user, wrong they would decide in silence."""
+    for name in _COUNTS:
+        value = text.get(name)
+        if value is not None and (type(value) is not int or value < 1):
+            what = f"{name} is {value!r}, not a whole number of 1 or more"
+            raise CheckpointError(what, where=CONFIG, fix="download config.json again")
 
 
 def served_checkpoint(checkpoint: Checkpoint, model: Model) -> Served:

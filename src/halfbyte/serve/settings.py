@@ -11,7 +11,7 @@ from typing import Any, cast
 from halfbyte.errors import UsageError
 from halfbyte.serve.conditions import Facts
 from halfbyte.serve.given import ENVIRONMENT
-from halfbyte.serve.knowledge import SWITCH, Engine, Rule
+from halfbyte.serve.knowledge import SWITCH, Engine, Rule, setting_types
 
 _ASKED = "asked for with --set"
 _NAME = re.compile(r"\{(\w+)\}")
@@ -68,6 +68,8 @@ def choose(rules: Sequence[Rule], facts: Facts, engine: Engine, given: Mapping[s
         rule, flag = chosen.get(name), spelling.removesuffix(SWITCH)
         if name in given:
             value, reason, source = given[name], _ASKED, "you"
+            if rule is not None and setting_types()[name].keys:
+                value = _joined(filled(rule.to, facts), value)
         elif rule is not None:
             value, reason, source = filled(rule.to, facts), filled(rule.because, facts), rule.source
         else:
@@ -75,6 +77,12 @@ def choose(rules: Sequence[Rule], facts: Facts, engine: Engine, given: Mapping[s
         if value is not None and value is not False:
             settings.append(Setting(name, flag, value, str(reason), source))
     return settings
+
+
+def _joined(ours: dict[str, Any] | None, given: dict[str, Any]) -> dict[str, Any]:
+    """Put what was given into our block; a key without a value leaves it."""
+    both: dict[str, Any] = {**(ours or {}), **given}
+    return {key: value for key, value in both.items() if value is not None}
 
 
 def environment(rules: Sequence[Rule], facts: Facts, given: Mapping[str, Any]) -> list[Setting]:

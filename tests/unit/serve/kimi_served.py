@@ -20,7 +20,7 @@ def needs(experts: int = 384, factor: float = 1) -> Needs:
     """About what Kimi-K2.6 needs."""
     routed = int(experts * _EXPERTS_NBYTES / 384 * factor)
     parts = (
-        Part("routed experts", routed, EXPERTS),
+        Part("routed experts", routed, EXPERTS, experts * 60 * 3 * 7168 * 2048),
         Part("attention", 9 * _GB, WIDTH),
         Part("shared experts", 5 * _GB, WIDTH),
         Part("embedding", 2_348_810_240, VOCABULARY),

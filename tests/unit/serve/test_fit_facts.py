@@ -1,5 +1,7 @@
 """What people report, what the arithmetic says, and the error between them, as stated in the docstring of fit.py."""
 
+from dataclasses import replace
+
 import pytest
 
 from halfbyte.models.model import describe
@@ -7,8 +9,11 @@ from halfbyte.plan.manifest import make_plan
 from halfbyte.recipe import load_recipe
 from halfbyte.serve import fit as module
 from halfbyte.serve.draft import eagle3_mla
+from halfbyte.serve.facts import Wish
 from halfbyte.serve.fit import Load, Parallel, fit, parse_gpus
+from halfbyte.serve.launch import launch
 from halfbyte.serve.needs import needs, needs_of
+from halfbyte.serve.served import served_checkpoint
 from halfbyte.source.example import example
 
 EIGHT, FOUR = "8xRTX PRO 6000", "4xRTX PRO 6000"
@@ -54,6 +59,43 @@ def test_kimi_on_eight_rtx_pro_6000(k26, context_parallel, load, draft, reported
     found = fit(k26, parse_gpus(EIGHT), parallel=parallel, utilization=0.94, draft=draft, load=load)
     assert found.kv_tokens == pytest.approx(reported, rel=within)
     assert stated(reported, found.kv_tokens)
+
+
+APRIL_S_BUILD = "voipmonitor-20260423"
+SHARE = ["gpu_memory_utilization=0.94"]
+
+
+@pytest.mark.parametrize(
+    ("wish", "reported", "printed"),
+    [
+        ({"dcp": 1, "version": APRIL_S_BUILD}, 437_000, 455_168),
+        ({"dcp": 4, "version": APRIL_S_BUILD}, 1_690_000, 1_772_544),
+        ({"dcp": 8, "version": APRIL_S_BUILD}, 3_270_000, 3_424_768),
+        ({"dcp": 1, "version": APRIL_S_BUILD, "draft": "auto", "given": SHARE}, 337_296, 394_880),
+        ({"dcp": 8, "version": APRIL_S_BUILD, "draft": "auto", "given": SHARE}, 1_769_600, 2_313_216),
+        ({"dcp": 1}, 437_000, 436_544),
+        ({"dcp": 4}, 1_690_000, 1_474_048),
+        ({"dcp": 8}, 3_270_000, 2_230_784),
+        ({"dcp": 1}, 491_344, 436_544),
+        ({"dcp": 8}, 3_930_752, 2_230_784),
+        ({"dcp": 1, "draft": "auto"}, 337_296, 207_232),
+        ({"dcp": 8, "draft": "auto"}, 1_769_600, 947_712),
+    ],
+)
+def test_what_serve_prints_is_what_is_stated(released, wish, reported, printed):
+    found = launch(served_checkpoint(*released), parse_gpus(EIGHT), Wish(**wish)).fit
+    assert found.kv_tokens == printed
+    assert stated(reported, printed)
+
+
+@pytest.mark.parametrize(("version", "printed"), [(APRIL_S_BUILD, 814_080), (None, 812_288)])
+def test_what_serve_prints_for_half_the_experts(released, version, printed):
+    full = served_checkpoint(*released)
+    half = replace(full, needs=full.needs.pruned(192), experts=192, source_experts=384, kv_dtype="fp8")
+    half = replace(half, quantization="nvfp4-modelopt", activations="nvfp4")
+    wish = Wish(dcp=4, concurrency=1, draft="auto", context=262_144, version=version)
+    assert launch(half, parse_gpus(FOUR), wish).fit.kv_tokens == printed
+    assert stated(811_000, printed)
 
 
 def test_context_parallelism_multiplies_exactly_where_no_workspace_grows_with_it(k26):

@@ -110,6 +110,10 @@ def test_hopper_is_told_the_truth_about_nvfp4():
 def test_warnings_come_where_they_belong():
     assert warned(made("8xB200"), "FlashInfer 0.6.16.post4 and 0.6.17 compute NaN")
     assert not warned(made("8xRTX PRO 6000"), "compute NaN")
+    assert warned(made("8xB200", given=["moe_backend="]), "compute NaN")  # vLLM's own choice is TRT-LLM
+    for other in ({"given": ["moe_backend=cutlass"]}, {"version": "ngc-26.03.post1"}):
+        assert not warned(made("8xB200", **other), "compute NaN")
+    assert not warned(made("8xB200", kimi(experts=190)), "compute NaN")
     assert warned(made("8xRTX PRO 6000"), "slower than the INT4 release through Marlin")
     assert not warned(made("4xRTX PRO 6000", kimi(experts=192)), "slower than the INT4")  # which would not fit
     assert warned(made("4xRTX PRO 6000", kimi(experts=192)), "no tuned MoE kernels exist")

@@ -190,6 +190,16 @@ def test_run_without_emulation_on_a_cpu_says_what_to_add(halfbyte, fake_vllm):
     assert "--emulate" in said
 
 
+def test_run_on_a_cpu_asks_for_memory_first(halfbyte, fake_vllm, monkeypatch):
+    from halfbyte.serve import run_options
+
+    notes = fake_vllm()
+    monkeypatch.setattr(run_options, "host_memory_nbytes", lambda: 10**6)
+    code, printed, said = halfbyte("serve", MINI, "--run", "--emulate", "--exec", "true")
+    assert (code, printed, notes.exists()) == (1, "", False)
+    assert "it does not fit this machine: the weights, expanded to BF16, take" in said.splitlines()[0]
+
+
 def test_run_needs_to_know_the_gpus_and_a_version_that_will_do(halfbyte, fake_vllm):
     fake_vllm("0.14.0")
     code, _, said = halfbyte("serve", MINI, "--run")

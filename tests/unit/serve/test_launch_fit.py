@@ -29,11 +29,9 @@ def test_every_script_says_the_numbers_that_the_fit_counted_with(machine):
     for name, wish in itertools.product(names, wishes):
         found = made(machine, engine=name, **wish)
         assert value(found, "max_num_seqs") == found.fit.concurrency, (name, wish)
-        if name.startswith("vllm"):
-            counted = next(share.why for share in found.fit.reserve if share.name == "activations")
-            assert counted == f"of {value(found, 'max_num_batched_tokens'):,} tokens at once"
-        if value(found, "gpu_memory_utilization") is not None:
-            assert found.fit.utilization == value(found, "gpu_memory_utilization")
+        counted = next(share.why for share in found.fit.reserve if share.name == "activations")
+        assert counted == f"of {value(found, 'max_num_batched_tokens'):,} tokens at once", (name, wish)
+        assert found.fit.utilization == value(found, "gpu_memory_utilization"), (name, wish)
     assert value(made(machine), "max_num_seqs") == Load().sequences
 
 
@@ -64,6 +62,28 @@ def test_what_is_set_is_counted(setting, change):
     assert (after - before) * change > 0
 
 
+def test_sglang_s_share_is_of_weights_and_cache_and_the_rest_must_find_room_beside_it():
+    inside, outside = made("8xB200").fit, made("8xB200", engine="sglang").fit
+    assert inside.kv_nbytes == int(inside.gpus.memory_nbytes * 0.9) - inside.weights_nbytes - inside.reserve_nbytes
+    assert outside.kv_nbytes == int(outside.gpus.memory_nbytes * 0.85) - outside.weights_nbytes
+    assert any("outside of the share, where 28.7 GB are left for it" in line for line in outside.lines())
+    assert [one.as_dict()["gpu_reserve_outside"] for one in (inside, outside)] == [False, True]
+    with pytest.raises(CheckFailedError, match=r"a share of 0\.99 leaves 1\.9 GB beside it, not \S+ GB") as caught:
+        made("8xB200", engine="sglang", given=["gpu_memory_utilization=0.99"])
+    said = caught.value.fix.partition(" would do")[0].rpartition("--set ")[2]
+    assert made("8xB200", engine="sglang", given=[said]).fit.fits
+
+
+def test_atom_loads_no_vision_tower():
+    vllm, atom = (made("8xMI355X", kimi("mxfp4"), engine=name).fit for name in ("vllm-rocm", "atom"))
+    assert {one.name for one in vllm.weights} - {one.name for one in atom.weights} == {"vision tower"}
+
+
+def test_a_tower_that_nothing_is_said_of_is_split_as_vllm_does():
+    split = made(given=["mm_encoder_tp_mode=weights"]).fit
+    assert made(given=["mm_encoder_tp_mode="]).fit.weights == split.weights
+
+
 def test_the_blocks_are_as_large_as_they_are_set():
     found = made(given=["block_size=256"]).fit
     assert found.kv_tokens % 256 == 0
@@ -72,12 +92,16 @@ def test_the_blocks_are_as_large_as_they_are_set():
 
 def test_as_many_guesses_are_counted_as_the_engine_is_told():
     few, many = (
-        made(draft="auto", context=8192, given=[f'speculative={{"model": "x", "num_speculative_tokens": {tokens}}}'])
+        made(draft="auto", context=8192, given=[f'speculative={{"num_speculative_tokens": {tokens}}}'])
         for tokens in (1, 7)
     )
     assert few.fit.kv_tokens > many.fit.kv_tokens
+    few, many = (
+        made("8xB200", engine="sglang", draft="auto", given=[f"speculative_tokens={tokens}"]) for tokens in (4, 64)
+    )
+    assert few.fit.reserve_nbytes < many.fit.reserve_nbytes
     with pytest.raises(UsageError, match="without --draft"):
-        made(given=['speculative={"model": "x"}'])
+        made(given=['speculative={"method": "x"}'])
 
 
 def test_numbers_of_requests_that_contradict_each_other():

@@ -44,6 +44,8 @@ def test_what_has_an_option_of_its_own_is_told_the_option(name, option):
         ("gpu_memory_utilization=true", "a share", "=0.9"),
         ("gpu_memory_utilization=", "the fit counts with gpu_memory_utilization", "=VALUE"),
         ("max_num_seqs=", "the fit counts with max_num_seqs", "=VALUE"),
+        ("max_num_batched_tokens=", "the fit counts with max_num_batched_tokens", "=VALUE"),
+        ("block_size=7", "block_size is a multiple of 16, not '7'", "=16, or a multiple of it"),
         ("max_num_seqs=0", "max_num_seqs is a whole number of 1 or more, not '0'", "=64"),
         ("max_num_seqs=1e3", "a whole number of 1 or more, not '1e3'", "=64"),
         ("max_num_batched_tokens=abc", "a whole number of 1 or more, not 'abc'", "=64"),
@@ -68,6 +70,40 @@ def test_a_value_of_another_type_and_a_name_that_is_none(given, what, fix):
     found = refused(given)
     assert what in found.what
     assert fix in found.fix
+
+
+@pytest.mark.parametrize(
+    ("block", "what", "fix"),
+    [
+        (
+            '{"num_speculative_tokens": -50}',
+            "num_speculative_tokens is a whole number of 1 or more, not '-50'",
+            ": 3}'",
+        ),
+        ('{"num_speculative_tokens": 0}', "a whole number of 1 or more, not '0'", ": 3}'"),
+        ('{"num_speculative_tokens": 2.5}', "a whole number of 1 or more, not '2.5'", ": 3}'"),
+        ('{"num_speculative_tokens": true}', "a whole number of 1 or more", ": 3}'"),
+        ('{"num_speculative_tokens": "3"}', "a whole number of 1 or more", ": 3}'"),
+        ('{"num_speculative_tokens": null}', "the fit counts with num_speculative_tokens", "VALUE}'"),
+        ('{"model": "a/other"}', "speculative.model has an option of its own", "write --draft MODEL"),
+        ("", "the fit counts with speculative", "=VALUE"),
+    ],
+)
+def test_what_the_fit_counts_of_a_draft_is_checked_inside_its_block_too(block, what, fix):
+    found = refused(f"speculative={block}", draft="auto")
+    assert what in found.what
+    assert fix in found.fix
+
+
+def test_a_block_with_the_draft_s_settings_is_put_into_ours():
+    def speculative(*given):
+        found = launch(kimi(), parse_gpus("8xB200"), Wish(draft="a/b", given=given))
+        return next(one.value for one in found.arguments if one.name == "speculative")
+
+    ours = speculative()
+    assert ours == {"model": "a/b", "method": "eagle3", "num_speculative_tokens": 3}
+    assert speculative('speculative={"method": "x", "extra": 1}') == {**ours, "method": "x", "extra": 1}
+    assert speculative('speculative={"method": null}') == {"model": "a/b", "num_speculative_tokens": 3}
 
 
 def test_words_of_one_engine_are_not_those_of_another():

@@ -83,7 +83,7 @@ def test_every_difference_has_a_reason_and_every_reason_a_difference(ours):
 def test_what_we_do_otherwise(ours):
     flags = {name: {one.flag for one in differences(row, ours[name])} for name, row in publications().items()}
     assert {"--enforce-eager", "--enable-auto-tool-choice"} <= flags["wafer-k2.6-nvfp4"]
-    assert flags["wafer-k2.6-mxfp4"] == {"HSA_NO_SCRATCH_RECLAIM", "--max-num-seqs"}
+    assert flags["wafer-k2.6-mxfp4"] == {"HSA_NO_SCRATCH_RECLAIM", "--max-num-seqs", "--max-num-batched-tokens"}
     assert {"--reasoning-parser", "VLLM_USE_FLASHINFER_MOE_FP4"} <= flags["decart-k2.7-code-nvfp4"]
     kept = {"--override-generation-config", "--max-num-batched-tokens", "--disable-custom-all-reduce", "--moe-backend"}
     assert not kept & flags["0xsero-k2.6-keep192"]

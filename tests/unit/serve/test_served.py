@@ -51,6 +51,15 @@ def test_every_format_is_told_by_its_tensors(pico, kind, quantization, activatio
     assert found.vision == (kind in ("int4-k2.6", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct"))
 
 
+@pytest.mark.parametrize("name", ["num_attention_heads", "num_hidden_layers", "max_position_embeddings"])
+@pytest.mark.parametrize("value", [0, -1, "64", 1.5, True])
+def test_a_number_of_the_config_that_counts_nothing_is_refused(pico, name, value):
+    folder = pico("bf16")
+    edit(folder, **{name: value})
+    with pytest.raises(CheckpointError, match=name):
+        served(folder)
+
+
 def test_kimi_mini():
     found = served(MINI)
     assert (found.family, found.architecture) == ("kimi_k25", "KimiK25ForConditionalGeneration")

@@ -1,0 +1,118 @@
+"""`--emulate` on GPUs: BF16 weights are counted, settings are the plugin's, and no 4-bit kernel is named."""
+
+from dataclasses import replace
+
+import pytest
+from kimi_served import kimi, needs
+
+from halfbyte.doctor import memory_facts
+from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.serve.facts import Wish
+from halfbyte.serve.gpus import parse_gpus
+from halfbyte.serve.host_memory import host_memory_nbytes, weights_nbytes
+from halfbyte.serve.launch import CPU, engines_for, launch
+
+FORMATS = ("nvfp4", "mxfp4", "int4")
+SMALL = 96  # experts, so that they fit in BF16 too
+
+
+def made(machine, format="nvfp4", experts=SMALL, **wish):
+    served = kimi(format, experts=experts, source_experts=None)  # as if never pruned: more is said of such ones
+    return launch(served, parse_gpus(machine), Wish(emulate=True, **wish))
+
+
+def values(found):
+    return {one.name: one.value for one in (*found.environment, *found.arguments)}
+
+
+def routed(found):
+    return next(share.of_nbytes for share in found.fit.weights if share.name == "routed experts")
+
+
+def test_expanded_weights_are_counted():
+    packed, expanded = needs(), needs().expanded_to_bf16()
+    parameters = 384 * 60 * 3 * 7168 * 2048
+    assert next(part.nbytes for part in expanded.parts if part.name == "routed experts") == 2 * parameters
+    assert expanded.routed[0].nbytes == pytest.approx(2 * parameters, rel=1e-9)
+    others = [[part for part in each.parts if part.name != "routed experts"] for each in (packed, expanded)]
+    assert others[0] == others[1]  # they are BF16 in the file
+
+
+def test_a_model_that_fits_in_4_bits_only_is_refused():
+    assert launch(kimi(), parse_gpus("8xB200"), Wish()).fit.fits
+    with pytest.raises(CheckFailedError, match="it does not fit 8xB200: each GPU would need"):
+        made("8xB200", experts=384)
+
+
+@pytest.mark.parametrize("machine", ["8xB200", "8xB300", "8xH200", "8xRTX PRO 6000", "8xMI355X"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_settings_are_those_of_the_plugin_on_every_gpu(machine, format):
+    found = made(machine, format)
+    chosen = values(found)
+    assert (chosen["quantization"], chosen["enforce_eager"]) == ("halfbyte_emulate", True)
+    assert "moe_backend" not in chosen
+    assert "compilation_config" not in chosen
+    assert not any("MOE" in name or "FP4" in name for name in chosen)
+    assert routed(found) == 2 * SMALL * 60 * 3 * 7168 * 2048
+
+
+@pytest.mark.parametrize("machine", ["8xB200", "4xB200", "8xB300", "8xH200", "8xRTX PRO 6000", "8xMI355X"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_nothing_is_said_of_kernels_that_do_not_run(machine, format):
+    said = " ".join(note.text for note in made(machine, format).warnings)
+    for word in ("Marlin", "FlashInfer", "NaN", "slower than the INT4", "'!!!!'", "nobody has published"):
+        assert word not in said
+    pruned = launch(kimi(format, experts=SMALL), parse_gpus(machine), Wish(emulate=True))
+    assert not any("tuned MoE kernels" in note.text for note in pruned.warnings)
+    native = launch(kimi(experts=SMALL), parse_gpus("8xH200"), Wish())
+    assert any("Marlin" in note.text for note in native.warnings)
+
+
+@pytest.mark.parametrize(
+    ("wish", "what", "fix"),
+    [
+        ({"ep": True}, "--emulate knows no expert parallelism", "leave out --ep"),
+        ({"given": ["enforce_eager=false"]}, "--emulate needs enforce_eager", "leave out --set enforce_eager"),
+        ({"given": ["enforce_eager="]}, "--emulate needs enforce_eager", "leave out --set enforce_eager"),
+        ({"engine": "sglang"}, "--emulate is a plugin for vLLM", "--engine vllm"),
+        ({"version": "0.31.0"}, "vLLM 0.31.0 is too old for kimi-k2.6 with --emulate: 0.32.0", "take vLLM 0.32.0"),
+    ],
+)
+def test_what_the_plugin_would_refuse_is_refused_before_the_start(wish, what, fix):
+    with pytest.raises(UsageError) as caught:
+        made("8xB200", **wish)
+    assert what in caught.value.what
+    assert fix in caught.value.fix
+
+
+def test_the_plugin_needs_its_version_on_a_cpu_and_on_rocm_as_well():
+    assert "vllm-rocm" in engines_for(parse_gpus("8xMI355X"))
+    with pytest.raises(UsageError, match=r"vLLM 0\.16\.0\+cpu is too old for kimi-k2\.6 with --emulate: 0\.32\.0"):
+        launch(kimi(), CPU, Wish(emulate=True, version="0.16.0+cpu"))
+    with pytest.raises(UsageError, match=r"0\.31\.0\+rocm700 is too old for kimi-k2\.6 with --emulate"):
+        made("8xMI355X", version="0.31.0+rocm700")
+    assert made("8xMI355X", version="0.32.1+rocm700").engine == "vllm-rocm"
+
+
+def test_a_cpu_s_memory_is_counted_before_the_engine_starts():
+    """Experts are BF16, the rest is FP32 as --dtype says."""
+    expanded = needs().expanded_to_bf16()
+    experts = 2 * 384 * 60 * 3 * 7168 * 2048
+    rest = expanded.weights_nbytes - experts
+    assert weights_nbytes(expanded, emulate=True, dtype="float32") == experts + 2 * rest
+    assert weights_nbytes(expanded, emulate=True, dtype="bfloat16") == experts + rest
+    assert weights_nbytes(expanded, emulate=False, dtype="float32") == 2 * (experts + rest)
+    enough = replace(CPU, memory_nbytes=experts + 2 * rest)
+    assert launch(kimi(), enough, Wish(emulate=True)).fit is None
+    with pytest.raises(
+        CheckFailedError, match="it does not fit this machine: the weights, expanded to BF16, take"
+    ) as caught:
+        launch(kimi(), replace(enough, memory_nbytes=enough.memory_nbytes - 1), Wish(emulate=True))
+    assert "more memory" in caught.value.fix
+    with pytest.raises(CheckFailedError, match="the weights, as float32, take"):
+        launch(kimi("bf16"), enough, Wish())
+
+
+def test_this_machine_s_memory_is_known():
+    memory = memory_facts()
+    assert 0 < host_memory_nbytes() <= memory.total_nbytes

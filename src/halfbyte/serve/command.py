@@ -10,6 +10,7 @@ import click
 
 from halfbyte.console import Output
 from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.serve.pasted import pasted
 from halfbyte.serve.then_option import ThenOption, commands_beside
 from halfbyte.usage import Command
 
@@ -130,7 +131,7 @@ def _show(out: Output, served: Served, choice: Mapping[str, Any], said: list[str
         out.text(text, render.as_json(launches if out.as_json else [first]))
         _warn(out, first, said)
         also = "".join(f" --engine {other.engine}" for other in launches[1:2])
-        return out.hint(f"halfbyte serve {served.folder} --gpus '{gpus}'{also or ' --write DIR'}")
+        return out.hint(f"halfbyte serve {pasted(served.folder)} --gpus '{gpus}'{also or ' --write DIR'}")
     found = render.files(launches)
     written = render.write_files(folder, found)
     for path in render.remove_stale(folder, found):
@@ -139,7 +140,7 @@ def _show(out: Output, served: Served, choice: Mapping[str, Any], said: list[str
     _warn(out, first, said)
     if first.fit is not None:
         out.note("\n".join(first.fit.lines()))
-    return out.hint(f"bash {written[0]}")
+    return out.hint(f"bash {pasted(written[0])}")
 
 
 def _write_to(asked: str | None, served: Served) -> Path | None:
@@ -149,7 +150,7 @@ def _write_to(asked: str | None, served: Served) -> Path | None:
     if not asked:
         raise UsageError("--write names no folder", where="--write", fix="name one, as in --write scripts")
     if Path(asked).resolve() == served.folder.resolve():
-        fix = f"give another folder, or one inside: --write {Path(asked) / 'scripts'}"
+        fix = f"give another folder, or one inside: --write {pasted(Path(asked) / 'scripts')}"
         raise UsageError("scripts do not belong among the weights", where="--write", fix=fix)
     return Path(asked)
 

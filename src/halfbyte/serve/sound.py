@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from halfbyte.audit.checks import ignore, structure
+from halfbyte.audit.checks import config, ignore, structure
 from halfbyte.audit.evidence import Contents, Evidence
 from halfbyte.audit.findings import Finding
 from halfbyte.audit.run import RESULT
+from halfbyte.audit.seen import SEEN, files_seen
 from halfbyte.errors import CheckFailedError, CheckpointError
 from halfbyte.folders import FOLDER, PLAN
 from halfbyte.models.model import Model
+from halfbyte.serve.pasted import pasted
 from halfbyte.source.checkpoint import CONFIG, Checkpoint
 
 # Whose failure an engine turns into wrong answers; that of the others leaves a checkpoint that can be served.
@@ -27,23 +29,29 @@ _TOKENIZERS = ("tokenizer.json", "tiktoken.model", "tokenizer.model", "vocab.jso
 
 
 def refuse_unsound(checkpoint: Checkpoint, model: Model) -> None:
-    """Refuse what headers and config show: an input scale that is not there, a list that the shards contradict."""
+    """Refuse what headers and config show: an absent input scale, a list or a format that the tensors contradict."""
     contents = Contents(model.architecture, model.linears, model.plain, ())
     evidence = Evidence(checkpoint, unreadable={}, index=None, contents=contents, made=None, journal={}, plan=None)
-    for finding in (*structure(evidence), *ignore(evidence)):
+    for finding in (*structure(evidence), *ignore(evidence), *config(evidence)):
         if finding.level == "bad":
             raise CheckpointError(_sentence(finding), where=str(checkpoint.root), fix=finding.fix)
 
 
 def audited(folder: Path) -> list[str]:
     """Return what to know of the last audit before serving; CheckFailedError where it found what engines trip over."""
-    again = f"halfbyte audit {folder}"
+    again = f"halfbyte audit {pasted(folder)}"
+    if not (folder / FOLDER / PLAN).exists():
+        said = "its findings are kept only beside the plan of what halfbyte made"
+        return [f"not audited, as far as the folder tells: `{again}` checks more than the headers; {said}"]
     found = _json(folder / FOLDER / RESULT)
     if not found or found.get("plan") != _json(folder / FOLDER / PLAN).get("fingerprint"):
         return [f"not audited: only headers are looked at here, `{again}` checks the values too"]
     findings = cast("list[Any]", found["findings"]) if isinstance(found.get("findings"), list) else []
     rows = [cast("dict[str, Any]", row) for row in findings if isinstance(row, dict)]
     failed = [row for row in rows if row.get("level") == "bad"]
+    if found.get(SEEN) != files_seen(folder):
+        before = f"; before that it failed: {failed[0].get('check')}: {failed[0].get('text')}" if failed else ""
+        return [f"{'! ' if failed else ''}not audited since its files were changed or copied: {again}{before}"]
     for row in failed:
         if row.get("check") in _GARBAGE:
             what = f"its last audit failed: {row.get('check')}: {row.get('text')}"

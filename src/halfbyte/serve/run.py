@@ -47,11 +47,11 @@ def run_engine(  # noqa: PLR0913 - what a launch consists of
     `environment` is what the engine needs beside ours; with `hub` it may load files from the Hub. An engine that does
     not start, or ends, is a MachineError.
     """
-    out.note(f"starting {url}, log: {log}")
     whole = engine_environment(Path(command[0]), environment, hub=hub)
-    engine = EngineProcess(command, whole, log, patience=patience)
+    engine = EngineProcess(command, whole, log, patience=patience)  # which refuses a log that cannot be written
     with stop_signals(engine.kill):
         try:
+            out.note(f"starting {url}, log: {log}")
             wait_until_healthy(engine, url, EngineLog(log), served_name, out=out, silent_s=silent_s)
             code = _serve(engine, url, log, out, served_name) if then is None else _hand_on(engine, url, log, out, then)
         except Stopped as stopped:

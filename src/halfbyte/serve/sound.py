@@ -49,14 +49,16 @@ def audited(folder: Path) -> list[str]:
     findings = cast("list[Any]", found["findings"]) if isinstance(found.get("findings"), list) else []
     rows = [cast("dict[str, Any]", row) for row in findings if isinstance(row, dict)]
     failed = [row for row in rows if row.get("level") == "bad"]
-    if found.get(SEEN) != files_seen(folder):
-        before = f"; before that it failed: {failed[0].get('check')}: {failed[0].get('text')}" if failed else ""
-        return [f"{'! ' if failed else ''}not audited since its files were changed or copied: {again}{before}"]
     for row in failed:
         if row.get("check") in _GARBAGE:
             what = f"its last audit failed: {row.get('check')}: {row.get('text')}"
             raise CheckFailedError(what, where=str(folder / FOLDER / RESULT), fix=f"mend it, then {again}")
-    return [f"! its last audit failed: {row.get('check')}: {row.get('text')}; once mended: {again}" for row in failed]
+    changed = found.get(SEEN) != files_seen(folder)  # what failed stays so until an audit says otherwise
+    said = [f"not audited since its files were changed or copied: {again}"] if changed else []
+    return [
+        *(f"! its last audit failed: {row.get('check')}: {row.get('text')}; once mended: {again}" for row in failed),
+        *said,
+    ]
 
 
 def refuse_unfinished(folder: Path) -> None:

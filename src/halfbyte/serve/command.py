@@ -10,7 +10,6 @@ import click
 
 from halfbyte.console import Output
 from halfbyte.errors import CheckFailedError, UsageError
-from halfbyte.folders import FOLDER
 from halfbyte.serve.pasted import pasted
 from halfbyte.serve.then_option import ThenOption, commands_beside
 from halfbyte.usage import Command
@@ -159,6 +158,8 @@ def _show(out: Output, served: Served, choice: Mapping[str, Any], said: list[str
 
 def _write_to(asked: str | None, served: Served) -> Path | None:
     """Return the folder for scripts, which is not the checkpoint itself: what lies there is loaded and uploaded."""
+    from halfbyte.folders import FOLDER
+
     if asked is None:
         return None
     if not asked:

@@ -52,6 +52,14 @@ class Command(click.Command):
         *own, last = super().get_params(ctx)
         return [*own, *GLOBAL_OPTIONS, last]
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments; click's parser does not say which command an option without its value belongs to."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the own options first, then those that every command has."""
         records = [(param, param.get_help_record(ctx)) for param in self.get_params(ctx)]

@@ -127,14 +127,37 @@ def test_a_signal_ends_everything(engine, number, code):
     assert run.nothing_is_left()
 
 
-def test_ctrl_c_ends_what_was_handed_the_url_too(engine, tmp_path):
+# The shell itself, what it waits for, what it left behind, and what has a session of its own.
+HANDED_ON = (
+    "echo $$ > {pid}; exec sleep 600",
+    "sh -c 'echo $$ > {pid}; exec sleep 600'; echo done",
+    "(sleep 600 & echo $! > {pid}); sleep 600",
+    "setsid sh -c 'echo $$ > {pid}; exec sleep 600'; true",
+)
+
+
+@pytest.mark.parametrize("command", HANDED_ON)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_what_was_handed_the_url_ends_with_halfbyte(engine, tmp_path, command, number, code):
     run, pid = engine(), tmp_path / "pid"
-    runner = run.apart(f"echo $$ > {pid}; exec sleep 600")
+    runner = run.apart(command.format(pid=pid))
     soon(lambda: pid.exists() and pid.read_text().strip())
-    runner.send_signal(signal.SIGINT)
-    assert runner.wait(SOON_S) == 130
-    assert not lives(int(pid.read_text()))
+    runner.send_signal(number)
+    assert runner.wait(SOON_S) == code
+    soon(lambda: not lives(int(pid.read_text())))
     assert run.nothing_is_left()
+
+
+def test_a_command_in_front_shares_input_and_group_and_leaves_nothing(tmp_path):
+    said = tmp_path / "said"
+    command = f"read line; echo $line $(ps -o pgid= -p $$) > {said}; (sleep 600 & echo $! >> {said}); exit 7"
+    program = f"import sys; from halfbyte.serve.then import then_shell; sys.exit(then_shell({command!r}, 'm')('url'))"
+    runner = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, start_new_session=True)
+    runner.communicate(b"hello\n", SOON_S)
+    assert runner.returncode == 7
+    line, behind = said.read_text().splitlines()
+    assert line == f"hello {runner.pid}"
+    assert not lives(int(behind))
 
 
 def test_a_second_ctrl_c_kills_at_once(engine):
@@ -159,16 +182,6 @@ def test_nothing_is_left_when_halfbyte_is_killed(engine, fault):
     run.processes()
     runner.kill()
     runner.wait()
-    assert run.nothing_is_left()
-
-
-def test_what_was_handed_the_url_ends_with_halfbyte(engine, tmp_path):
-    run, pid = engine(), tmp_path / "pid"
-    runner = run.apart(f"echo $$ > {pid}; exec sleep 600")
-    soon(lambda: pid.exists() and pid.read_text().strip())
-    runner.kill()
-    runner.wait()
-    soon(lambda: not lives(int(pid.read_text())))
     assert run.nothing_is_left()
 
 

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from halfbyte.audit.seen import SEEN
 from halfbyte.console import Level
 
 MAX_EXAMPLES = 5  # on the screen; a file has them all up to MAX_KEPT
@@ -51,6 +52,7 @@ class Audit:
     fingerprint: str | None  # of the plan; None where halfbyte did not make the checkpoint
     findings: Sequence[Finding]
     seconds: float
+    files: Mapping[str, Sequence[int]]  # see seen.py
 
     @property
     def failed(self) -> list[str]:
@@ -86,6 +88,7 @@ class Audit:
             "against": self.against.name if self.against else None,
             "seconds": round(self.seconds, 3),
             "passed": not self.failed,
+            SEEN: self.files,
             "findings": [asdict(finding) for finding in self.findings],
         }
 

@@ -17,6 +17,7 @@ from halfbyte.audit.native import CHECK as VLLM
 from halfbyte.audit.native import native, vllm_version
 from halfbyte.audit.pruned import prune
 from halfbyte.audit.repeat import repeat
+from halfbyte.audit.seen import files_seen
 from halfbyte.errors import CheckpointError, MachineError
 from halfbyte.folders import FOLDER, PLAN
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
@@ -67,13 +68,14 @@ def audit(out: Path, *, against: Path | None = None, sample: int = DEFAULT_SAMPL
     begin = time.monotonic()
     if engine is not None:
         vllm_version()  # before hours of hashing
+    files = files_seen(out)  # before they are read: a later change shows
     evidence = gather(out, against)
     findings = [finding for name, (check, needs) in CHECKS.items() for finding in _run(name, check, needs, evidence)]
     findings += _run("repeat", partial(repeat, sample=sample), "source", evidence)
     if engine is not None:
         findings += _run(VLLM, native, "", evidence)
     fingerprint = evidence.made.fingerprint if evidence.made else None
-    return Audit(out, against, fingerprint, findings, time.monotonic() - begin)
+    return Audit(out, against, fingerprint, findings, time.monotonic() - begin, files)
 
 
 def _run(name: str, check: Callable[[Evidence], list[Finding]], needs: str, evidence: Evidence) -> list[Finding]:

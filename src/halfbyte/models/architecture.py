@@ -2,8 +2,9 @@
 
 The families are data (`data/*.json`): the names of the numbers in config.json (`keys`), the modules whose weights may
 be stored in any format (`linears`), whole names of everything else, which is kept as it is (`others`), and the linears
-that engines load into one tensor with one scale, and that must therefore share theirs (`fused`). In names {L} is a
-layer, {E} an expert, (a|b) either, and * anything.
+that engines load into one tensor with one scale, and that must therefore share theirs (`fused`), and what no model of
+the family can do without (`needed`, see needed.py). In names {L} is a layer, {E} an expert, (a|b) either, and *
+anything.
 
 A tensor that no template knows stops the plan with its name: a part that is passed over in silence is a part that an
 engine does not find.
@@ -58,6 +59,7 @@ class Architecture:
     fused: tuple[tuple[str, ...], ...]
     linears: tuple[tuple[str, re.Pattern[str]], ...]
     others: tuple[tuple[str, re.Pattern[str]], ...]
+    needed: tuple[Mapping[str, Any], ...]  # rows of names; `needed.py` reads them
 
     def place(self, tensor: str) -> Place:
         """Return the part a tensor plays; a name that the family does not have is an error."""
@@ -146,6 +148,7 @@ def _load(name: str, text: str) -> Architecture:
         fused=tuple(tuple(group) for group in data["fused"]),
         linears=tuple((role, _pattern(template)) for role, template in data["linears"].items()),
         others=tuple((role, _pattern(template)) for role, templates in others for template in templates),
+        needed=tuple(data["needed"]),
     )
 
 

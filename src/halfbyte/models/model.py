@@ -1,7 +1,8 @@
 """A checkpoint as a model: every tensor in its role, every linear in its format, and config.json in agreement.
 
 `describe` is the one way in. It reads nothing but what `open_checkpoint` has read, so it costs a second for 208,550
-tensors, and whatever it returns is whole: no tensor without a role, no linear without its scales, no expert missing.
+tensors, and whatever it returns is whole: no tensor without a role, no linear without its scales, no expert and no
+other part of the family missing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from halfbyte.models.agreement import (
 )
 from halfbyte.models.architecture import SUFFIXES, Architecture, Place, architecture_of
 from halfbyte.models.linears import Signature, Stored, StoredLinear, identify, signature
+from halfbyte.models.needed import check_needed
 from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.headers import TensorInfo
 
@@ -75,6 +77,7 @@ def _describe(checkpoint: Checkpoint, *, uneven: bool) -> Model:
     check_kinds_of_layers(contents, layers)
     check_layers_alike(contents)
     check_widths(contents, experts)
+    check_needed(contents, layers, experts)
     return Model(
         architecture=architecture,
         linears=linears,

@@ -10,6 +10,7 @@ import click
 
 from halfbyte.console import Output
 from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.serve.pasted import pasted
 from halfbyte.serve.then_option import ThenOption, commands_beside
 from halfbyte.usage import Command
 
@@ -61,8 +62,7 @@ def serve_command(ctx: click.Context, out_folder: Path | None, **choice: Any) ->
 
         return guard(out, url, out_folder, choice)
     if choice["like"] is not None:
-        if choice["runs"]:
-            raise UsageError("--like only prints a command", where="--like", fix="leave out --run or --like")
+        _refuse_beside_like(ctx)
         return _show_published(out, choice["like"])
     if out_folder is None:
         raise UsageError("no checkpoint is named", where="OUT", fix="give its folder, or --like NAME")
@@ -92,14 +92,28 @@ def _show_published(out: Output, name: str) -> None:
     out.hint(f"halfbyte serve OUT --gpus '{row.gpus}', for what we would do")
 
 
+def _refuse_beside_like(ctx: click.Context) -> None:
+    """Refuse what a published command, which is printed to the letter, would pass over in silence."""
+    for parameter in ctx.command.params:
+        given = ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+        if given and parameter.name != "like":
+            name = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else "OUT"
+            what = f"--like prints a published command to the letter, and {name} does nothing beside it"
+            raise UsageError(what, where=name, fix=f"leave out {name}, or --like for a command of ours")
+
+
 def _refuse_alone(choice: Mapping[str, Any]) -> None:
     """Refuse options that do nothing without another."""
     for option, needed in (("emulate", "runs"), ("then_names", "runs"), ("shell", "runs"), ("log", "runs"),
                            ("activations", "emulate")):  # fmt: skip
-        if choice[option] and not choice[needed]:
+        if choice[option] not in (None, False, ()) and not choice[needed]:
             names = {"runs": "--run", "then_names": "--then", "shell": "--exec"}
             option_name, needed_name = (names.get(word, f"--{word}") for word in (option, needed))
             raise UsageError(f"{option_name} is for {needed_name}", where=option_name, fix=f"add {needed_name}")
+    if choice["shell"] is not None and not choice["shell"].strip():
+        raise UsageError(
+            "--exec names no command", where="--exec", fix="give one, as in --exec 'curl $HALFBYTE_URL/v1/models'"
+        )
     if choice["then_names"] and choice["shell"]:
         raise UsageError("--then and --exec are two ways to use the server", where="--exec", fix="give one of them")
 
@@ -136,7 +150,7 @@ def _show(out: Output, served: Served, choice: Mapping[str, Any], said: list[str
         out.text(text, render.as_json(launches if out.as_json else [first]))
         _warn(out, first, said)
         also = "".join(f" --engine {other.engine}" for other in launches[1:2])
-        return out.hint(f"halfbyte serve {served.folder} --gpus '{gpus}'{also or ' --write DIR'}")
+        return out.hint(f"halfbyte serve {pasted(served.folder)} --gpus '{gpus}'{also or ' --write DIR'}")
     found = render.files(launches)
     written = render.write_files(folder, found)
     for path in render.remove_stale(folder, found):
@@ -145,17 +159,24 @@ def _show(out: Output, served: Served, choice: Mapping[str, Any], said: list[str
     _warn(out, first, said)
     if first.fit is not None:
         out.note("\n".join(first.fit.lines()))
-    return out.hint(f"bash {written[0]}")
+    return out.hint(f"bash {pasted(written[0])}")
 
 
 def _write_to(asked: str | None, served: Served) -> Path | None:
     """Return the folder for scripts, which is not the checkpoint itself: what lies there is loaded and uploaded."""
+    from halfbyte.folders import FOLDER
+
     if asked is None:
         return None
     if not asked:
         raise UsageError("--write names no folder", where="--write", fix="name one, as in --write scripts")
+    kept = served.folder.resolve() / FOLDER
+    if Path(asked).resolve() == kept or kept in Path(asked).resolve().parents:
+        what = f"{FOLDER}/ has the plan and findings of this checkpoint, and nothing else"
+        fix = f"give another folder, as in --write {pasted(served.folder / 'scripts')}"
+        raise UsageError(what, where="--write", fix=fix)
     if Path(asked).resolve() == served.folder.resolve():
-        fix = f"give another folder, or one inside: --write {Path(asked) / 'scripts'}"
+        fix = f"give another folder, or one inside: --write {pasted(Path(asked) / 'scripts')}"
         raise UsageError("scripts do not belong among the weights", where="--write", fix=fix)
     return Path(asked)
 
@@ -190,6 +211,7 @@ def _run(out: Output, served: Served, choice: Mapping[str, Any], commands: dict[
     from dataclasses import replace
 
     from halfbyte.serve.installed import installed
+    from halfbyte.serve.knowledge import engine
     from halfbyte.serve.launch import launch
     from halfbyte.serve.ports import held_port
     from halfbyte.serve.run_options import engine_here, gpus_here, refuse_beside_run
@@ -200,6 +222,7 @@ def _run(out: Output, served: Served, choice: Mapping[str, Any], commands: dict[
     if version is not None:
         raise UsageError("--run takes the version that is installed", where="--engine", fix=f"write --engine {name}")
     then = then_commands(choice["then_names"], commands)
+    engine(name or "vllm")  # a name that nobody knows is another mistake than an engine that --run cannot start
     local = installed(name or "vllm")
     wish = _wish(choice, engine_here(name, local), local.version)
     gpus = gpus_here(choice["gpus"], local)

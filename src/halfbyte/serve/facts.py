@@ -117,7 +117,7 @@ def served_name(served: Served, wish: Wish) -> str:
     place = served.folder.resolve()
     if place.parent.name == "snapshots":
         return place.parent.parent.name.rpartition("--")[2]
-    return place.name or served.family
+    return place.name.lstrip("-") or served.family  # engines take what begins with a dash for an option
 
 
 def code_files(folder: Path) -> str:

@@ -5,6 +5,7 @@ A value that nobody checks becomes a script whose engine fails minutes later, or
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,10 @@ from halfbyte.suggest import did_you_mean
 ENVIRONMENT = "env."  # before the name of a variable in --set
 # A name goes into a script without quotes: anything else there would be run by the shell.
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+# Variables that a script of ours has itself, and those that bash does not let anyone set.
+_OF_THE_SCRIPT = frozenset(("MODEL", "PORT", "default_model", "arguments"))
+_OF_BASH = frozenset(("UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"))
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", re.ASCII)
 
 
 def overrides(given: Sequence[str], name: str, engine: Engine) -> dict[str, Any]:
@@ -49,6 +54,11 @@ def _variable(setting: str, value: str) -> str:
     if not _VARIABLE.fullmatch(name):
         fix = "write env.NAME=value, with letters, digits and _ in the name"
         raise UsageError(f"{name!r} is no name of a variable", where="--set", fix=fix)
+    if name in _OF_THE_SCRIPT:
+        what = f"{name} is a variable of the script itself"
+        raise UsageError(what, where="--set", fix="give MODEL or PORT where you start the script, the rest as settings")
+    if name in _OF_BASH:
+        raise UsageError(f"bash lets nobody set {name}", where="--set", fix="leave it out")
     if "\0" in value:
         raise UsageError(f"the value of {name} has a NUL in it", where="--set", fix="take it out")
     return value
@@ -106,6 +116,16 @@ def _is_word(value: Any) -> bool:
     return isinstance(value, str) and bool(value) and not value.startswith("-") and value.isprintable()
 
 
+def _is_address(value: Any) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        return _HOST_NAME.fullmatch(value) is not None
+    return True
+
+
 # For each type: whether a value is of it, how it is called, and an example.
 _TYPES: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
     "switch": (lambda value: isinstance(value, bool), "a switch", "true or =false"),
@@ -113,5 +133,6 @@ _TYPES: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
     "number": (_is_number, "a number of 0 or more", "4"),
     "share": (_is_share, "a share, more than 0 and at most 1", "0.9"),
     "word": (_is_word, "a word", "NAME"),
+    "address": (_is_address, "the address or name of a machine", "127.0.0.1"),
     "block": (lambda value: isinstance(value, dict), "a block of keys and values", "'{\"key\": 1}'"),
 }

@@ -7,6 +7,9 @@ by SIGKILL: the pipe between the two then closes by itself.
 
 It runs as a script in a bare Python, so that it starts at once and needs no package. Its stdin takes one letter a
 command (`s` stop, `k` kill at once); its stderr is the engine's log; on stdout it says how the engine ended.
+
+What `--then` and `--exec` run in front has a keeper too (`front=FD`): it shares terminal, input and output with
+halfbyte, so that Ctrl-C reaches it as ever, and the letters come through FD. Its exit code is the keeper's.
 """
 
 from __future__ import annotations
@@ -23,14 +26,21 @@ from pathlib import Path
 STOP, KILL = b"s", b"k"
 # First what a terminal's Ctrl-C does, which every engine handles; then harder. Seconds each of them gets.
 INTERRUPTED_S, TERMINATED_S, LEFT_S, KILLED_S = 15.0, 5.0, 2.0, 10.0
+ENDS_ITSELF_S = 2.0
 NOT_STARTED = 127  # as in shells
+FRONT_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # what a terminal sends to all in front
+IN_FRONT = "--front="
+_NO_SIGNAL = 0
 # What we handle, what Python ignores, and SIGINT, which a shell ignores for what it starts in the background.
 _NOT_INHERITED = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
-def main(patience: float, command: list[str]) -> int:
-    """Run the command until it ends or is ended; say how; return 0. All waiting is multiplied by `patience`."""
+def main(patience: float, command: list[str], front: int | None = None) -> int:
+    """Run the command until it ends or is ended; say how; return 0, in front its exit code as a shell has it.
+
+    All waiting is multiplied by `patience`.
+    """
     _prctl(_SET_CHILD_SUBREAPER, 1)  # who loses its parent becomes our child: /proc then still leads to it
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -38,10 +48,12 @@ def main(patience: float, command: list[str]) -> int:
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # noted through the pipe
     asked = {"stop": False}
     signal.signal(signal.SIGTERM, lambda _number, _frame: asked.update(stop=True))
-    engine = _start(command)
-    code = _until_it_ends(engine, woken, asked, patience)
+    engine = _start(command) if front is None else _start_in_front(command)
+    code = _until_it_ends(engine, woken, asked, patience, front)
     left = _end_the_rest(patience, at_once=code is None)
     code = -signal.SIGKILL if code is None else code
+    if front is not None:
+        return code if code >= 0 else 128 - code
     with contextlib.suppress(BrokenPipeError):  # halfbyte is gone
         os.write(1, f"ended {code} {' '.join(map(str, left))}\n".encode())
     return 0
@@ -69,13 +81,43 @@ def _start(command: list[str]) -> int:
     os._exit(NOT_STARTED)
 
 
-def _until_it_ends(engine: int, woken: int, asked: dict[str, bool], patience: float) -> int | None:
+def _start_in_front(command: list[str]) -> int:
+    """Start a command where we are ourselves; a terminal's signals are for it and for halfbyte, and not for us."""
+    before = {one: signal.getsignal(one) for one in FRONT_SIGNALS}
+    for one in FRONT_SIGNALS:
+        signal.signal(one, lambda _number, _frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FRONT_SIGNALS)  # halfbyte blocked them until we could take them
+    keeper = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        end_with_parent()
+        if os.getppid() != keeper:
+            os._exit(NOT_STARTED)
+        signal.set_wakeup_fd(-1)
+        for number in _NOT_INHERITED:
+            signal.signal(number, signal.SIG_DFL)
+        for one, handler in before.items():  # what whoever started us ignores (nohup) stays ignored
+            signal.signal(one, signal.SIG_IGN if handler is signal.SIG_IGN else signal.SIG_DFL)
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode(errors="replace"))
+    os._exit(NOT_STARTED)
+
+
+def _until_it_ends(
+    engine: int, woken: int, asked: dict[str, bool], patience: float, front: int | None = None
+) -> int | None:
     """Wait for the engine's first process, asking it to end when told to; return its exit code, or minus its signal.
 
     None: it does not end by itself, or shall not have the time.
     """
-    stages = [(signal.SIGINT, INTERRUPTED_S), (signal.SIGTERM, TERMINATED_S)]
-    listening, until = [0, woken], None
+    stages: list[tuple[int, float]] = [(signal.SIGINT, INTERRUPTED_S), (signal.SIGTERM, TERMINATED_S)]
+    if front is not None:  # a terminal's Ctrl-C has reached it as well: it may end by itself first
+        stages = [(_NO_SIGNAL, ENDS_ITSELF_S), (signal.SIGTERM, TERMINATED_S)]
+    told_by = 0 if front is None else front
+    listening, until = [told_by, woken], None
     while True:
         timeout = None if until is None else max(0.0, until - time.monotonic())
         ready, _, _ = select.select(listening, [], [], timeout)
@@ -84,9 +126,9 @@ def _until_it_ends(engine: int, woken: int, asked: dict[str, bool], patience: fl
         code = _reaped(engine)
         if code is not None:
             return code
-        word = os.read(0, 64) if 0 in ready else b"-"
+        word = os.read(told_by, 64) if told_by in ready else b"-"
         if not word:  # halfbyte is gone
-            listening.remove(0)
+            listening.remove(told_by)
         if KILL in word:
             return None
         told = until is None and (not word or STOP in word or asked["stop"])
@@ -94,7 +136,10 @@ def _until_it_ends(engine: int, woken: int, asked: dict[str, bool], patience: fl
             if not stages:
                 return None
             number, seconds = stages.pop(0)
-            _signal_group(engine, number)
+            if front is None:
+                _signal_group(engine, number)
+            else:  # its group is halfbyte's
+                _signal_all(descendants(os.getpid()), number)
             until = time.monotonic() + seconds * patience
 
 
@@ -158,9 +203,13 @@ def _tracks_resources(pid: int) -> bool:
 
 
 def _kill_all(processes: list[int]) -> None:
+    _signal_all(processes, signal.SIGKILL)
+
+
+def _signal_all(processes: list[int], number: int) -> None:
     for pid in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
 
 def _signal_group(engine: int, number: int) -> None:
@@ -180,4 +229,6 @@ def _prctl(option: int, value: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1]), sys.argv[2:]))
+    patience, *words = sys.argv[1:]
+    asked_front = words.pop(0).removeprefix(IN_FRONT) if words[0].startswith(IN_FRONT) else None
+    sys.exit(main(float(patience), words, None if asked_front is None else int(asked_front)))

@@ -114,7 +114,7 @@ class Rule(_Row):
 class SettingType(_Row):
     """What --set may say of a setting. See the top of setting_types.yaml."""
 
-    type: Literal["switch", "whole", "number", "share", "word", "block"] = Field(alias="is")
+    type: Literal["switch", "whole", "number", "share", "word", "address", "block"] = Field(alias="is")
     choices: Mapping[str, tuple[str, ...]] = {}
     needed: bool = False
     multiple: int = 1

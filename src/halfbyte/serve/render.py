@@ -5,6 +5,7 @@ Scripts take MODEL and PORT from the environment where they are set, and hand fu
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import shlex
 import textwrap
@@ -100,11 +101,23 @@ def _inside(launch: Launch) -> list[Setting]:
 
 def _published(launch: Launch) -> str:
     """Return the address at which docker shall publish the port, with its colon; nothing for all of them."""
-    host = next((str(row.value) for row in launch.arguments if row.flag == _HOST), _EVERYWHERE)
+    host = _host(launch)
     if host == _EVERYWHERE:
         return ""
-    address = "127.0.0.1" if host == "localhost" else host  # docker takes no names
-    return f"[{address}]:" if ":" in address else f"{address}:"
+    return f"[{host}]:" if ":" in host else f"{host}:"
+
+
+def _host(launch: Launch) -> str:
+    host = next((str(row.value) for row in launch.arguments if row.flag == _HOST), _EVERYWHERE)
+    return "127.0.0.1" if host == "localhost" else host  # docker takes no names
+
+
+def _is_number_of_machine(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def docker_problem(launch: Launch) -> UsageError | None:
@@ -116,6 +129,9 @@ def docker_problem(launch: Launch) -> UsageError | None:
     if folder is not None and folder.is_dir() and any(path.is_symlink() for path in folder.iterdir()):
         fix = "copy it to a real folder (cp -rL), or let the engine load it with --hub"
         return UsageError("the folder's files are links that a container does not see", where=str(folder), fix=fix)
+    if not _is_number_of_machine(_host(launch)):
+        fix = "give its number, as in --set host=127.0.0.1"
+        return UsageError(f"docker publishes at no name, and host is '{_host(launch)}'", where="--set", fix=fix)
     if launch.draft is not None and Path(launch.draft).is_dir():
         fix = "name the draft on the Hub, or serve without --docker"
         return UsageError("a container does not see the draft's folder", where=launch.draft, fix=fix)

@@ -48,12 +48,12 @@ def run_engine(  # noqa: PLR0913 - what a launch consists of
     `environment` is what the engine needs beside ours; with `hub` it may load files from the Hub. An engine that does
     not start, or ends, is a MachineError.
     """
-    out.note(f"starting {url}, log: {log}")
     whole = engine_environment(Path(command[0]), environment, hub=hub)
     cached, begin = cached_before(command), time.monotonic()
-    engine = EngineProcess(command, whole, log, patience=patience)
+    engine = EngineProcess(command, whole, log, patience=patience)  # which refuses a log that cannot be written
     with stop_signals(engine.kill):
         try:
+            out.note(f"starting {url}, log: {log}")
             wait_until_healthy(engine, url, EngineLog(log), served_name, out=out, silent_s=silent_s)
             tell(Boot(url, round(time.monotonic() - begin, 1), cached))
             code = _serve(engine, url, log, out, served_name) if then is None else _hand_on(engine, url, log, out, then)

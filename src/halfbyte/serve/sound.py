@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from halfbyte.audit.checks import ignore, structure
+from halfbyte.audit.checks import config, ignore, structure
 from halfbyte.audit.evidence import Contents, Evidence
 from halfbyte.audit.findings import Finding
 from halfbyte.audit.run import RESULT
+from halfbyte.audit.seen import SEEN, files_seen
 from halfbyte.errors import CheckFailedError, CheckpointError
 from halfbyte.folders import FOLDER, PLAN
 from halfbyte.models.model import Model
+from halfbyte.serve.pasted import pasted
 from halfbyte.source.checkpoint import CONFIG, Checkpoint
 
 # Whose failure an engine turns into wrong answers; that of the others leaves a checkpoint that can be served.
@@ -27,17 +29,20 @@ _TOKENIZERS = ("tokenizer.json", "tiktoken.model", "tokenizer.model", "vocab.jso
 
 
 def refuse_unsound(checkpoint: Checkpoint, model: Model) -> None:
-    """Refuse what headers and config show: an input scale that is not there, a list that the shards contradict."""
+    """Refuse what headers and config show: an absent input scale, a list or a format that the tensors contradict."""
     contents = Contents(model.architecture, model.linears, model.plain, ())
     evidence = Evidence(checkpoint, unreadable={}, index=None, contents=contents, made=None, journal={}, plan=None)
-    for finding in (*structure(evidence), *ignore(evidence)):
+    for finding in (*structure(evidence), *ignore(evidence), *config(evidence)):
         if finding.level == "bad":
             raise CheckpointError(_sentence(finding), where=str(checkpoint.root), fix=finding.fix)
 
 
 def audited(folder: Path) -> list[str]:
     """Return what to know of the last audit before serving; CheckFailedError where it found what engines trip over."""
-    again = f"halfbyte audit {folder}"
+    again = f"halfbyte audit {pasted(folder)}"
+    if not (folder / FOLDER / PLAN).exists():
+        said = "its findings are kept only beside the plan of what halfbyte made"
+        return [f"not audited, as far as the folder tells: `{again}` checks more than the headers; {said}"]
     found = _json(folder / FOLDER / RESULT)
     if not found or found.get("plan") != _json(folder / FOLDER / PLAN).get("fingerprint"):
         return [f"not audited: only headers are looked at here, `{again}` checks the values too"]
@@ -48,7 +53,12 @@ def audited(folder: Path) -> list[str]:
         if row.get("check") in _GARBAGE:
             what = f"its last audit failed: {row.get('check')}: {row.get('text')}"
             raise CheckFailedError(what, where=str(folder / FOLDER / RESULT), fix=f"mend it, then {again}")
-    return [f"! its last audit failed: {row.get('check')}: {row.get('text')}; once mended: {again}" for row in failed]
+    changed = found.get(SEEN) != files_seen(folder)  # what failed stays so until an audit says otherwise
+    said = [f"not audited since its files were changed or copied: {again}"] if changed else []
+    return [
+        *(f"! its last audit failed: {row.get('check')}: {row.get('text')}; once mended: {again}" for row in failed),
+        *said,
+    ]
 
 
 def refuse_unfinished(folder: Path) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from halfbyte.console import Output
-from halfbyte.serve.keeper import end_with_parent
-
-# A terminal's Ctrl-C has reached the command as well: it may end by itself first.
-_ENDS_ITSELF_S, _TERMINATES_S = 2.0, 5.0
+from halfbyte.serve import keeper
 
 Then = Callable[[str], int]
 
@@ -40,15 +37,19 @@ def then_shell(command: str, served_name: str) -> Then:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command in front; return its exit code as a shell does. When we are stopped, it is stopped as well."""
+    """Run a command in front; return its exit code as a shell does. When we end, however, all it started ends too."""
+    listens, tells = os.pipe()
+    words = [sys.executable, "-I", "-S", keeper.__file__, "1", f"{keeper.IN_FRONT}{listens}", *command]
     # No thread of ours holds a lock that one system call could want.
-    with subprocess.Popen(command, env=dict(environment), preexec_fn=end_with_parent) as process:  # noqa: PLW1509
+    with subprocess.Popen(words, env=dict(environment), pass_fds=(listens,), preexec_fn=_wait_with_signals) as process:  # noqa: PLW1509
+        os.close(listens)
         try:
-            code = process.wait()
-        except BaseException:
-            for seconds, end in ((_ENDS_ITSELF_S, process.terminate), (_TERMINATES_S, process.kill)):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(seconds)
-                end()  # nothing, if it has ended
-            raise
-    return code if code >= 0 else 128 - code
+            return process.wait()
+        finally:
+            os.close(tells)  # which is how the keeper knows that we do not wait any more
+            process.wait()
+
+
+def _wait_with_signals() -> None:
+    """A keeper takes a terminal's signals once it knows what to do with them, and not while Python starts."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, keeper.FRONT_SIGNALS)

@@ -19,4 +19,9 @@ def with_ignore_list(folder):
         quantized = {linear.module for linear in model.linears.values() if linear.format not in PLAIN}
         block[_KEYS.get(block["quant_method"], "ignore")] = sorted(set(module_roles(model)) - quantized)
         (folder / "config.json").write_text(json.dumps(checkpoint.config))
+        beside = folder / "hf_quant_config.json"
+        if beside.exists():
+            found = json.loads(beside.read_text())
+            found["quantization"]["exclude_modules"] = block["ignore"]
+            beside.write_text(json.dumps(found))
     return folder

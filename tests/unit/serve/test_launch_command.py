@@ -94,9 +94,7 @@ def test_all_engines_that_can_are_written(halfbyte, tmp_path):
         (["--run", "--docker"], 2, "not a container", "leave out --run or --docker"),
         (["--run", "--set", "host=0.0.0.0"], 2, "--run listens on 127.0.0.1", "leave out --run for a script"),
         (["--run", "--write", "x"], 2, "--run starts the engine and writes no scripts", "leave out --run or --write"),
-        (["--run", "--like", "wafer-k2.6-nvfp4"], 2, "--like only prints a command", "leave out --run or --like"),
         (["--run", "--emulate", "--hub", "a/b"], 2, "--emulate checks and expands the files of a folder", "--hub"),
-        (["--like", "nvidia"], 2, "no published command is named 'nvidia'", "wafer-k2.6-nvfp4"),
     ],
 )
 def test_bad_input_gets_one_sentence(halfbyte, options, code, what, fix):
@@ -180,6 +178,14 @@ def test_run_hands_the_exit_code_on(halfbyte, fake_vllm, tmp_path):
     fake_vllm()
     code, _, _ = halfbyte("serve", MINI, "--run", "--emulate", "--exec", "exit 7", "--log", tmp_path / "log")
     assert code == 7
+
+
+def test_a_log_that_cannot_be_written_is_told_before_anything_starts(halfbyte, fake_vllm, tmp_path):
+    notes = fake_vllm()
+    code, _, said = halfbyte("serve", MINI, "--run", "--emulate", "--exec", "true", "--log", tmp_path)
+    assert (code, notes.exists()) == (2, False)
+    assert "the log must be a file" in said
+    assert "starting http" not in said
 
 
 def test_run_without_emulation_on_a_cpu_says_what_to_add(halfbyte, fake_vllm):

@@ -1,12 +1,20 @@
 """No script for a checkpoint that engines would load without a word and answer nonsense from."""
 
 import json
+import os
+import subprocess
 
 import pytest
 from ignore_list import with_ignore_list
+from pico import write_pico
 from safetensors.torch import load_file, save_file
 
+from halfbyte.audit.run import audit, save
+from halfbyte.audit.seen import files_seen
 from halfbyte.errors import CheckFailedError
+from halfbyte.pipeline import quantize
+from halfbyte.recipe import load_recipe
+from halfbyte.serve.pasted import pasted
 from halfbyte.serve.sound import audited
 
 
@@ -18,7 +26,8 @@ def pico(pico):
 def made(folder, findings, plan="one"):
     (folder / "halfbyte").mkdir(exist_ok=True)
     (folder / "halfbyte/plan.json").write_text(json.dumps({"fingerprint": "one"}))
-    (folder / "halfbyte/audit.json").write_text(json.dumps({"plan": plan, "findings": findings}))
+    found = {"plan": plan, "findings": findings, "files": files_seen(folder)}
+    (folder / "halfbyte/audit.json").write_text(json.dumps(found))
 
 
 def finding(check, level="bad"):
@@ -85,6 +94,81 @@ def test_a_passed_audit_one_of_another_run_and_one_that_garbles_nothing(tmp_path
     made(tmp_path, [finding("scales")])
     with pytest.raises(CheckFailedError, match="scales"):
         audited(tmp_path)
+
+
+def test_findings_count_for_the_files_that_the_audit_saw(tmp_path):
+    shard = tmp_path / "model.safetensors"
+    shard.write_bytes(b"weights")
+    made(tmp_path, [finding("fused", "good")])
+    assert audited(tmp_path) == []
+    os.utime(shard, ns=(0, 0))  # as many bytes, but others
+    assert audited(tmp_path) == [f"not audited since its files were changed or copied: halfbyte audit {tmp_path}"]
+    made(tmp_path, [finding("fused")])
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckFailedError, match="fused"):  # until another audit says that it is mended
+        audited(tmp_path)
+
+
+def test_an_audit_keeps_what_it_saw(tmp_path):
+    out = tmp_path / "out"
+    quantize(write_pico(tmp_path / "source"), out, load_recipe("kimi-k2.6-nvfp4a16"))
+    save(audit(out))
+    assert audited(out) == []
+    shard = out / "model-00002-of-000006.safetensors"
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert "not audited since" in audited(out)[0]
+
+
+def test_a_folder_without_a_plan_is_not_said_to_be_unaudited(tmp_path):
+    (said,) = audited(tmp_path)
+    assert "as far as the folder tells" in said
+    assert "only beside the plan" in said
+
+
+def test_a_config_that_names_another_format(halfbyte, pico):
+    folder = pico("nvfp4")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["quant_algo"] = "FP8"
+    (folder / "config.json").write_text(json.dumps(config))
+    code, printed, said = halfbyte("serve", folder, "--gpus", "1xB200")
+    assert (code, printed) == (2, "")
+    assert "'FP8'" in said
+
+
+@pytest.mark.parametrize("gone", ["language_model.model.norm.weight", "mm_projector.proj.2.weight"])
+def test_a_tensor_that_the_family_needs(halfbyte, pico, gone):
+    folder = pico("nvfp4")
+    shard = shard_with(folder, gone)
+    save_file({name: tensor for name, tensor in load_file(shard).items() if name != gone}, shard)
+    index = folder / "model.safetensors.index.json"
+    table = json.loads(index.read_text())
+    del table["weight_map"][gone]
+    del table["metadata"]
+    index.write_text(json.dumps(table))
+    code, printed, said = halfbyte("serve", folder, "--gpus", "1xB200")
+    assert (code, printed) == (2, "")
+    assert f"'{gone}' is missing" in said
+    assert "structure" in audit(folder).failed
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", 'a"b', "$(touch no)", "`id`", "-dash", "new\nline", "é", "a\\b\x1b"])
+def test_a_pasted_path_is_one_word_and_no_option(name):
+    printed = subprocess.run(["bash", "-c", f"printf %s {pasted(name)}"], capture_output=True, text=True, check=True)
+    assert printed.stdout.removeprefix("./") == name
+    assert printed.stdout.startswith("./") == name.startswith("-")
+    assert pasted(name).isprintable()
+
+
+def test_hints_quote_the_folder(halfbyte, pico, tmp_path):
+    folder = pico("nvfp4").rename(tmp_path / "we ird $(touch no)")
+    _, _, said = halfbyte("serve", folder, "--gpus", "1xB200")
+    assert f"halfbyte audit '{folder}'" in said
+    assert f"next: halfbyte serve '{folder}'" in said
+    _, _, said = halfbyte("serve", folder, "--gpus", "1xB200", "--write", tmp_path / "so me")
+    assert f"next: bash '{tmp_path}/so me/" in said
+    _, _, said = halfbyte("serve", folder, "--gpus", "1xB200", "--write", folder)
+    assert f"--write '{folder}/scripts'" in said
 
 
 def test_an_unfinished_output_says_so(halfbyte, tmp_path):

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from halfbyte.serve.command import serve_command
 from halfbyte.serve.engine_log import EngineLog, clean, phase_of
+from halfbyte.serve.knowledge import engines
 from halfbyte.serve.known_errors import known_error, known_errors
 from halfbyte.serve.run import failed
 
@@ -66,6 +68,16 @@ def test_every_known_error_says_what_to_do():
     for known in known_errors():
         assert all((known.cause, known.fix, known.source))
         assert not known.pattern.search(""), f"{known.name} fits everything"
+
+
+def test_remedies_are_options_of_serve_and_settings_that_there_are():
+    options = {name for parameter in serve_command.params for name in parameter.opts}
+    for known in known_errors():
+        text = re.sub(r"`[^`]*`", "", known.fix)  # commands of others
+        assert set(re.findall(r"--[a-z][a-z-]*", text)) <= options, known.name
+        for setting in re.findall(r"--set (\S+)", text):
+            name = setting.partition("=")[0]
+            assert name.startswith("env.") or name in engines()["vllm"].flags, known.name
 
 
 # As their sources write them; no machine here could be made to.

@@ -86,7 +86,7 @@ def test_modelopt_s_own_file_counts_where_the_config_says_nothing(pico):
     config = json.loads((folder / "config.json").read_text())
     listed = config.pop("quantization_config")["ignore"]
     (folder / "config.json").write_text(json.dumps(config))
-    block = {"kv_cache_quant_algo": "FP8", "exclude_modules": listed}
+    block = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": listed}
     (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": block}))
     found = served(folder)
     assert (found.quantization, found.activations, found.kv_dtype) == ("nvfp4-modelopt", "nvfp4", "fp8")

@@ -1,0 +1,79 @@
+"""Options of `halfbyte serve` that would do nothing, or something else than they say, are refused in a sentence."""
+
+import pytest
+from ignore_list import with_ignore_list
+from kimi_served import kimi
+
+from halfbyte.errors import UsageError
+from halfbyte.serve.facts import Wish
+from halfbyte.serve.gpus import parse_gpus
+from halfbyte.serve.launch import launch
+from halfbyte.serve.render import docker_script
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["OUT"], "OUT does nothing beside it"),
+        (["--gpus", "8xB200"], "--gpus does nothing beside it"),
+        (["--context", "4096"], "--context does nothing beside it"),
+        (["--run"], "--run does nothing beside it"),
+        (["--set", "host=::1"], "--set does nothing beside it"),
+    ],
+)
+def test_like_stands_alone(halfbyte, options, what):
+    assert halfbyte("serve", "--like", "wafer-k2.6-nvfp4", "--json")[0] == 0
+    code, printed, said = halfbyte("serve", "--like", "wafer-k2.6-nvfp4", *options)
+    assert (code, printed) == (2, "")
+    assert what in said
+    assert "no published command is named 'nvidia'" in halfbyte("serve", "--like", "nvidia")[2]
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_an_exec_without_a_command(halfbyte, pico, empty):
+    code, _, said = halfbyte("serve", pico("bf16"), "--run", "--exec", empty)
+    assert (code, "--exec names no command" in said) == (2, True)
+
+
+def test_an_engine_that_nobody_knows_and_one_that_is_not_started_here(halfbyte, pico):
+    folder = pico("bf16")
+    assert "no engine is named 'vlm'" in halfbyte("serve", folder, "--run", "--engine", "vlm")[2]
+    assert "cannot start atom itself" in halfbyte("serve", folder, "--run", "--engine", "atom")[2]
+
+
+@pytest.mark.parametrize("option", ["--set", "--write", "--gpus"])
+def test_an_option_without_its_value_names_the_command(halfbyte, option):
+    code, _, said = halfbyte("serve", "somewhere", option)
+    assert code == 2
+    assert "see 'halfbyte serve --help'" in said
+
+
+@pytest.mark.parametrize("below", ["halfbyte", "halfbyte/scripts"])
+def test_scripts_do_not_lie_beside_the_plan(halfbyte, pico, below):
+    folder = pico("bf16")
+    code, _, said = halfbyte("serve", folder, "--gpus", "1xB200", "--write", folder / below)
+    assert code == 2
+    assert "halfbyte/ has the plan and findings" in said
+    assert not (folder / "halfbyte").exists()
+
+
+def test_a_folder_that_begins_with_a_dash(halfbyte, pico, tmp_path, monkeypatch):
+    folder = with_ignore_list(pico("nvfp4")).rename(tmp_path / "-dash")
+    code, printed, said = halfbyte("serve", folder, "--gpus", "1xB200")
+    assert code == 0
+    assert "--served-model-name dash\n" in printed
+    monkeypatch.chdir(tmp_path)
+    code, _, said = halfbyte("serve", "--gpus", "1xB200", "--", "-dash")
+    assert code == 0
+    assert "halfbyte audit ./-dash" in said
+    assert "next: halfbyte serve ./-dash" in said
+
+
+@pytest.mark.parametrize(("host", "fine"), [("10.0.0.1", True), ("localhost", True), ("gpu-box.lan", False)])
+def test_docker_publishes_at_numbers(host, fine):
+    made = launch(kimi(), parse_gpus("8xB200"), Wish(given=(f"host={host}",)))
+    if fine:
+        assert "-p " in docker_script(made)
+    else:
+        with pytest.raises(UsageError, match="docker publishes at no name"):
+            docker_script(made)

@@ -28,7 +28,7 @@ from halfbyte.usage import Command
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True),
               help="Seconds for one request.  [default: the profile's]")  # fmt: skip
 @click.option("--tool-calls", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-              help="Requests with tools for the tool probes, as the K2 vendor verifier has them; results go to DIR.")  # fmt: skip
+              help="Requests for the tool probes, as the K2 vendor verifier has them.")  # fmt: skip
 @click.option("--list", "listed", is_flag=True, help="List the probes with their reasons, and ask nothing.")
 @click.pass_context
 def probe_command(ctx: click.Context, listed: bool, **asked: Any) -> None:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from halfbyte.validate.probe.answers import Answer
 from halfbyte.validate.probe.client import Client
-from halfbyte.validate.probe.drift_measures import Place, Step, read_places, step, summary
+from halfbyte.validate.probe.drift_measures import FAR, Place, Step, read_places, step, summary
 from halfbyte.validate.probe.kinds import Cost, Finding, Probe, Setting, Shown, Verdict, broken, skipped
 from halfbyte.validate.probe.marks import MOST_SHOWN
 from halfbyte.validate.probe.profiles import Questions
@@ -30,6 +30,7 @@ class Drift(Questions):
     most_kl: float = Field(gt=0)  # nat, in the mean
     least_stable_top1: float = Field(gt=0, le=1)
     most_error_p95: float = Field(gt=0)  # nat, of the text's own tokens
+    most_far: float = Field(ge=0)  # share of the tokens: a wrong expert moves few tokens, and those far
     reason: str  # where the numbers come from
 
 
@@ -94,13 +95,14 @@ def _judged(section: Drift, steps: list[Step], shown: list[Shown]) -> Finding:
         (f"KL at most {section.most_kl:g} nat", numbers["kl_at_least"] <= section.most_kl),
         (f"top-1 {section.least_stable_top1:.1%}", numbers["stable_top1"] >= section.least_stable_top1),
         (f"p95 error {section.most_error_p95:g} nat", numbers["error_p95"] <= section.most_error_p95),
+        (f"{section.most_far:.1%} further than {FAR:g} nat", numbers["far"] <= section.most_far),
     ]
     sound = all(kept for _, kept in limits)
     more: dict[str, Any] = {"missed": [what for what, kept in limits if not kept], "limits_from": section.reason}
     return Finding(
         Verdict.PASSED if sound else Verdict.FAILED,
         f"KL {numbers['kl_at_least']:.2g} nat, same first token {numbers['stable_top1']:.1%}, "
-        f"p95 error {numbers['error_p95']:.2g} nat",
+        f"p95 error {numbers['error_p95']:.2g} nat, {numbers['far']:.1%} far",
         ", ".join(what for what, _ in limits),
         {**numbers, **more},
         () if sound else tuple(shown[:MOST_SHOWN]),

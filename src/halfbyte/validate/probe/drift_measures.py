@@ -19,6 +19,7 @@ from typing import Any, cast
 
 _SMALLEST_MASS = 1e-6  # of all tokens that are not named: below it is rounding
 MARGIN = 0.05  # nat between the two likeliest of the reference: with less, either may come first
+FAR = 1.0  # nat: quantization does not move a prediction so far; a wrong expert does, and only where it is chosen
 _REPLACED = "\ufffd"  # part of a character: several tokens are written alike
 
 
@@ -55,10 +56,10 @@ class Step:
 def read_places(logprobs: Any) -> list[Place] | None:
     """Return what a completion with `echo` tells of each token but the first; None where it does not tell."""
     told = cast("dict[str, Any]", logprobs or {})
-    columns = [told.get(key) or [] for key in ("tokens", "token_logprobs", "top_logprobs")]
+    columns: list[list[Any]] = [told.get(key) or [] for key in ("tokens", "token_logprobs", "top_logprobs")]
     if not all(columns) or len({len(column) for column in columns}) != 1:
         return None
-    rows = list(zip(*columns, strict=True))[1:]
+    rows = list(zip(columns[0], columns[1], columns[2], strict=True))[1:]
     if any(value is None or not top for _, value, top in rows):
         return None
     return [Place(str(token), float(value), {str(k): float(v) for k, v in top.items()}) for token, value, top in rows]
@@ -102,6 +103,7 @@ def summary(steps: Sequence[Step]) -> dict[str, float]:
         "tokens": len(steps),
         "kl_at_least": _mean(kls),
         "kl_p95": _at(kls, 0.95),
+        "far": _mean([float(one.kl >= FAR) for one in steps]),
         "stable_tokens": len(stable),
         "stable_top1": _mean([float(one.same_first) for one in stable]),
         "top1": _mean([float(one.same_first) for one in steps]),

@@ -85,7 +85,7 @@ def _judged(setting: Setting, bad: Bad, tolerated: float, what: str, cause: str)
         others = _answers(setting.reference, prose, setting.seed)
         theirs = None if no_answers(others) else _rate(others, each, bad)[0]
     judged = judge_rate(ours, theirs, tolerated, what)
-    by_heat = {str(heat): _rate(answers[at::each], 1, bad)[0].found for at, heat in enumerate(prose.temperatures)}
+    by_heat = {f"{heat:g}": _rate(answers[at::each], 1, bad)[0].found for at, heat in enumerate(prose.temperatures)}
     return Finding(
         Verdict.FAILED if judged.too_high else Verdict.PASSED,
         judged.measured,

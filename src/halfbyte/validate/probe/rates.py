@@ -2,7 +2,7 @@
 
 Good models loop now and then, and are cut off now and then. So one bad answer proves nothing: without a reference the
 whole interval must lie above what is tolerated; with one, more prompts must be worse than better than chance explains.
-The answers of one prompt at several temperatures are not independent, so prompts are compared, not answers.
+The answers of one prompt at several temperatures are not independent: prompts are counted and compared, not answers.
 """
 
 from __future__ import annotations
@@ -35,9 +35,15 @@ class Rate:
         return sum(self.asked)
 
     @property
+    def interval(self) -> tuple[float, float]:
+        """Return Wilson's interval over prompts, each with the share of its answers that are bad."""
+        shares = [bad / asked for bad, asked in zip(self.bad, self.asked, strict=True) if asked]
+        return wilson(sum(shares), len(shares))
+
+    @property
     def sentence(self) -> str:
-        """Say it with the interval: 0 of 40 only says less than 9 %."""
-        low, high = wilson(self.found, self.count)
+        """Say it with the interval: nothing in 40 prompts only says less than 9 %."""
+        low, high = self.interval
         between = f"< {high:.0%}" if not self.found else f"{low:.0%} to {high:.0%}"
         return f"{self.found} / {self.count} ({between})"
 
@@ -59,9 +65,10 @@ def rate_of(flags: Sequence[Sequence[bool]]) -> Rate:
 
 def judge_rate(ours: Rate, theirs: Rate | None, tolerated: float, what: str) -> Judged:
     """Return the verdict over a rate; both sides were asked the same prompts."""
-    numbers: dict[str, Any] = {"ours": share_of(ours.found, ours.count), "tolerated": tolerated}
+    low, high = ours.interval
+    interval = [round(low, 4), round(high, 4)]
+    numbers: dict[str, Any] = {"ours": share_of(ours.found, ours.count), "tolerated": tolerated, "over_prompts": interval}
     if theirs is None:
-        low, _ = wilson(ours.found, ours.count)
         return Judged(low > tolerated, f"{ours.sentence} {what}", f"not surely above {tolerated:.0%}", numbers)
     pairs = list(zip(ours.bad, theirs.bad, strict=True))
     worse, better = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)

@@ -15,7 +15,7 @@ from halfbyte.validate.probe.kinds import Shown
 from halfbyte.validate.probe.tools.cases import Case
 
 MARKUP = re.compile(r"<\|tool_\w*|<\|im_\w*|</?tool_calls?>|tool_calls?_section|functions\.[\w-]+:\d+")
-_NOWHERE: Any = Registry()  # without it a `$ref` of a request would be fetched from the net
+_NOWHERE: Any = cast("Any", Registry)()  # without it a `$ref` of a request would be fetched from the net
 
 
 def function_of(call: dict[str, Any]) -> tuple[str, str]:
@@ -86,7 +86,8 @@ def wrong_ids(calls: Sequence[dict[str, Any]], form: str | None, answer: Answer)
         if form is None:
             continue
         function, _ = function_of(call)
-        match = re.fullmatch(re.escape(form).replace(r"\{name\}", re.escape(function)).replace(r"\{index\}", r"(\d+)"), name)
+        pattern = re.escape(form).replace(r"\{name\}", re.escape(function)).replace(r"\{index\}", r"(\d+)")
+        match = re.fullmatch(pattern, name)
         if match is None:
             wanted = form.replace("{name}", function).replace("{index}", str(place))
             found.append(Shown(name, f"an id that is not like {wanted}", 0, len(name), answer.id))

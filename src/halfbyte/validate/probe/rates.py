@@ -67,7 +67,11 @@ def judge_rate(ours: Rate, theirs: Rate | None, tolerated: float, what: str) -> 
     """Return the verdict over a rate; both sides were asked the same prompts."""
     low, high = ours.interval
     interval = [round(low, 4), round(high, 4)]
-    numbers: dict[str, Any] = {"ours": share_of(ours.found, ours.count), "tolerated": tolerated, "over_prompts": interval}
+    numbers: dict[str, Any] = {
+        "ours": share_of(ours.found, ours.count),
+        "tolerated": tolerated,
+        "over_prompts": interval,
+    }
     if theirs is None:
         return Judged(low > tolerated, f"{ours.sentence} {what}", f"not surely above {tolerated:.0%}", numbers)
     pairs = list(zip(ours.bad, theirs.bad, strict=True))

@@ -57,7 +57,8 @@ def test_tokens_that_are_parts_of_characters_are_not_told_apart():
 
 
 @pytest.mark.parametrize(
-    "told", [None, {}, {"tokens": ["a"], "token_logprobs": [None]}, {"tokens": ["a", "b"], "token_logprobs": [None, -1]}]
+    "told",
+    [None, {}, {"tokens": ["a"], "token_logprobs": [None]}, {"tokens": ["a", "b"], "token_logprobs": [None, -1]}],
 )
 def test_what_does_not_tell_is_not_read(told):
     assert read_places(told) is None

@@ -182,7 +182,9 @@ def test_the_vendor_verifiers_files_are_read_and_written(tmp_path):
         assert PROBES["tool-trigger"].run(setting).verdict is Verdict.FAILED
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"messages": []}', '{"messages": [{}], "tools": [{}]}', '{"tools": [{}]}'])
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"messages": []}', '{"messages": [{}], "tools": [{}]}', '{"tools": [{}]}']
+)
 def test_a_line_that_is_no_request_is_refused_with_its_number(tmp_path, line):
     file = tmp_path / "samples.jsonl"
     file.write_text(json.dumps({"messages": [{"role": "user", "content": "x"}], "tools": [TOOL]}) + f"\n\n{line}\n")

@@ -1,4 +1,4 @@
-"""A server with OpenAI's API whose answers a function gives: a body in, a dict of `Said` out. Streams letter by letter."""
+"""A server with OpenAI's API whose answers a function gives: a body in, a Said out. It streams letter by letter."""
 
 from __future__ import annotations
 

@@ -39,7 +39,11 @@ LAUNCHER = (
     "os.execv(command[0], command)\n"
 )
 PYTHON_OPTIONS = ("-s", "-B", "-X", "utf8")
-ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONHASHSEED": "0"}  # the same program, the same order of sets
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "PYTHONHASHSEED": "0",
+}  # the same program, the same order of sets
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,7 +201,7 @@ def test_garbage_is_told_from_words(tmp_path, text, sound):
     [
         (STORY, True),
         (STORY + " The Chinese call it 茶.", True),
-        (STORY[:80] + " 然后它走了整个上午，睡在一棵橡树下，挖了起来，直到有东西闪闪发光。", False),
+        (STORY[:80] + " 然后它走了整个上午 睡在一棵橡树下 挖了起来 直到有东西闪闪发光。", False),
         ("", False),
     ],
 )

@@ -20,6 +20,8 @@ from halfbyte.validate.probe.profiles import Profile, Questions
 SMALLEST = 256  # tokens: below it nothing can be asked
 FULL = 262_144  # the limit of the card; lengths are shares of it
 _FEW, _MORE = 8, 40  # entries: two prompts that tell what one costs
+_MANY, _VERY_MANY = 1000, 1500  # in long lists, where entries have numbers
+_LONG = 30_000  # tokens that those need at most
 _ROUNDS = 8
 _SAFE = 0.98  # of the wanted length, where nobody counts for us
 _PADDING = ("sun", "moon", "star", "rain", "wind", "tree", "road", "wall", "door", "lamp", "book", "ship", "fish")
@@ -122,12 +124,13 @@ class Lengths:
         return few - _FEW * each, each
 
     def _ask_costs(self, build: Build) -> tuple[float, float]:
-        asks = [self._client.chat_ask(build(number, ""), max_tokens=1) for number in (_FEW, _MORE)]
+        numbers = (_MANY, _VERY_MANY) if self.limit > _LONG else (_FEW, _MORE)
+        asks = [self._client.chat_ask(build(number, ""), max_tokens=1) for number in numbers]
         told = [self._client.ask(ask).prompt_tokens for ask in asks]
         if told[0] is None or told[1] is None or told[1] <= told[0]:
             raise EndpointError("neither /tokenize nor usage tells how long a prompt is", again=False)
-        each = (told[1] - told[0]) / (_MORE - _FEW)
-        return told[0] - _FEW * each, each
+        each = (told[1] - told[0]) / (numbers[1] - numbers[0])
+        return told[0] - numbers[0] * each, each
 
     def _entries(self, tokens: int, number: int, each: float, build: Build) -> int:
         for _ in range(_ROUNDS):

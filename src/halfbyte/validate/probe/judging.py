@@ -9,7 +9,7 @@ from halfbyte.validate.probe.answers import Answer
 from halfbyte.validate.probe.kinds import Finding, Shown, Verdict
 from halfbyte.validate.statistics.proportions import wilson
 
-Wrong = Shown | None
+_TOKEN_0 = "!" * 16
 
 
 def share_of(found: int, count: int) -> dict[str, Any]:
@@ -64,9 +64,10 @@ def _cause_of(shown: Sequence[Shown]) -> str | None:
     """Return the cause that a defect itself tells, whatever the probe was about."""
     for one in shown:
         kind = one.what.partition(":")[0]
+        if _TOKEN_0 in one.text:
+            return "exclamation-marks"
         if kind in {"loop", "repeated-character"}:
-            marks = one.text[one.start : one.end]
-            return "exclamation-marks" if marks and not marks.strip("!") else "loop"
+            return "loop"
         if kind in {"replacement-character", "mojibake", "control-character", "lone-surrogate"}:
             return "broken-characters"
     return None

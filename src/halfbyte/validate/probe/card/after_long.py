@@ -7,7 +7,7 @@ from typing import Any
 
 from halfbyte.validate.probe.answers import Answer
 from halfbyte.validate.probe.card import checks
-from halfbyte.validate.probe.card.contexts import hidden_at, long_turns, rung_seed, tokens_for
+from halfbyte.validate.probe.card.contexts import long_turns, rung_seed, tokens_for
 from halfbyte.validate.probe.card.items import Item, Items, lacks_section
 from halfbyte.validate.probe.context import FULL, Turns
 from halfbyte.validate.probe.judging import each, judged
@@ -17,9 +17,9 @@ Check = Callable[[Item, Answer], Sequence[Shown]]
 
 
 class AfterLong(Items[Item]):
-    """Questions that follow a long list. In a turn of their own the list's question is answered first."""
+    """Questions that follow a long list; `short_only` for a model that behind a list can only answer about the list."""
 
-    own_turn: bool = False
+    short_only: bool = False
 
 
 def turns_of(setting: Setting, share: float, section: AfterLong, item: Item) -> Turns:
@@ -29,11 +29,7 @@ def turns_of(setting: Setting, share: float, section: AfterLong, item: Item) -> 
     words, seed = setting.lengths.words, rung_seed(setting, share) + 1
 
     def build(number: int, padding: str) -> Turns:
-        hidden = hidden_at(words, number, seed, 0.5)
-        if not section.own_turn:
-            return long_turns(words, number, padding, seed, item.ask)
-        first = long_turns(words, number, padding, seed, words.question.format(key=hidden.key))
-        return [*first, {"role": "assistant", "content": hidden.value}, {"role": "user", "content": item.ask}]
+        return long_turns(words, number, padding, seed, item.ask)
 
     return setting.lengths.fit(tokens_for(setting, share, section.max_tokens), build).turns
 
@@ -44,8 +40,9 @@ def _cost(name: str, shares: Sequence[float]) -> Callable[[Setting], Cost]:
         if section is None:
             return Cost(0, 0, 0)
         asks = len(section.chosen(setting.seed))
-        prompt = sum(tokens_for(setting, share, section.max_tokens) for share in shares if share)
-        return Cost(asks * len(shares), asks * prompt, asks * len(shares) * section.max_tokens)
+        chosen = [0.0] if section.short_only else shares
+        prompt = sum(tokens_for(setting, share, section.max_tokens) for share in chosen if share)
+        return Cost(asks * len(chosen), asks * prompt, asks * len(chosen) * section.max_tokens)
 
     return cost
 
@@ -62,7 +59,8 @@ def _lacks(name: str) -> Callable[[Setting], str | None]:
 
 def _ask(setting: Setting, name: str, shares: Sequence[float], check: Check, cause: str) -> Finding:
     section = setting.profile.need(name, AfterLong)
-    asked = [(share, item) for share in shares for item in section.chosen(setting.seed)]
+    chosen = [0.0] if section.short_only else shares
+    asked = [(share, item) for share in chosen for item in section.chosen(setting.seed)]
     client = setting.client
     answers = [
         client.chat(

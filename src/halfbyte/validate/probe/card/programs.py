@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
+from halfbyte.sandbox.limits import Limits
 from halfbyte.sandbox.run import run_python
 from halfbyte.validate.probe.answers import Answer
 from halfbyte.validate.probe.card import checks
@@ -16,6 +17,8 @@ from halfbyte.validate.probe.code import code_of, lacks_sandbox
 from halfbyte.validate.probe.judging import each, judged
 from halfbyte.validate.probe.kinds import Finding, Probe, Setting, Shown
 from halfbyte.validate.probe.marks import defects, first_difference
+
+RUN_S = 30.0  # a busy machine may be slow; a program that loops for ever is rare
 
 
 class Task(Item):
@@ -44,7 +47,7 @@ def _runs(setting: Setting, task: Task, answer: Answer) -> list[Shown]:
     if wrong:
         return wrong
     source = code_of(answer.text)
-    ran = run_python(_test_program(task, answer), tier=setting.sandbox)
+    ran = run_python(_test_program(task, answer), tier=setting.sandbox, limits=Limits(seconds=RUN_S))
     if not ran.succeeded:
         last = (ran.stderr.strip().splitlines() or [f"ended by {ran.ended}"])[-1]
         test = next((line.strip() for line in ran.stderr.splitlines() if 'File "test ' in line), "")

@@ -81,8 +81,12 @@ def _options(setting: Setting) -> dict[str, Any]:
 
 def _same_again(setting: Setting) -> Finding:
     prompt, client = questions(setting).prompts[0], setting.client
-    answers = [client.chat(prompt, repetition=number, **_options(setting)) for number in range(TIMES)]
-    return compare([(answers[0], one) for one in answers[1:]], "repetitions equal the first")
+    first = client.chat(prompt, **_options(setting))
+    nothing = no_answers([first])
+    if nothing:
+        return nothing
+    others = [client.chat(prompt, repetition=number, **_options(setting)) for number in range(1, TIMES)]
+    return compare([(first, one) for one in others], "repetitions equal the first")
 
 
 def _same_in_batches(setting: Setting) -> Finding:

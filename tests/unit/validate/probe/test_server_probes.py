@@ -1,0 +1,87 @@
+"""Every fault of a server that has a probe is found by it; a sound server passes all of them."""
+
+import pytest
+
+from halfbyte.validate.probe.kinds import Verdict
+
+SERVER = ["stop-strings", "max-tokens", "logprobs", "usage", "stream-equals-plain", "utf8-chunks", "concurrent-streams",
+          "cancellation", "same-again", "same-in-batch", "same-warm", "malformed"]  # fmt: skip
+
+
+def test_a_sound_server_passes_all(fake, probe):
+    fake.token_delay = 0.001
+    found = probe("server")
+    assert list(found) == SERVER
+    assert {name: one.measured for name, one in found.items() if one.verdict is not Verdict.PASSED} == {}
+    assert fake.most_busy >= 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "what"),
+    [
+        ("ignores stop", "stop-strings", "the stop string"),
+        ("ignores max_tokens", "max-tokens", "tokens where 1 were allowed"),
+        ("no logprobs", "logprobs", "no log-probabilities"),
+        ("nan logprobs", "logprobs", "nan"),
+        ("not greedy", "logprobs", "is not the likeliest"),
+        ("no usage", "usage", "no usage"),
+        ("miscounts", "usage", "/tokenize"),
+        ("drops a chunk", "stream-equals-plain", "where"),
+        ("drops a chunk", "utf8-chunks", "where"),
+        ("no done", "concurrent-streams", "without [DONE]"),
+        ("no done", "stream-equals-plain", "without [DONE]"),
+        ("cuts characters", "utf8-chunks", "cut between two chunks"),
+        ("bad bytes", "utf8-chunks", "no UTF-8"),
+        ("closes streams", "concurrent-streams", "without [DONE]"),
+        ("runs on", "cancellation", "still running"),
+        ("not repeatable", "same-again", "where"),
+        ("batch differs", "same-in-batch", "where"),
+        ("warm differs", "same-warm", "where"),
+        ("accepts anything", "malformed", "as if nothing were wrong"),
+        ("500", "malformed", "HTTP 500"),
+    ],
+)
+def test_a_fault_is_found(fault, name, what, fake, probe, monkeypatch):
+    from halfbyte.validate.probe.server import streams
+
+    monkeypatch.setattr(streams, "_CALM_S", 1.0)
+    fake.token_delay = 0.003
+    fake.wrong.add(fault)
+    finding = probe(name)[name]
+    assert finding.verdict is Verdict.FAILED, finding
+    assert any(what in one.what for one in finding.shown), finding.shown
+    assert finding.cause
+
+
+def test_a_difference_at_a_near_tie_is_told_but_is_no_fault():
+    from halfbyte.validate.probe.answers import Answer
+    from halfbyte.validate.probe.server.sameness import compare
+
+    def told(margin):
+        top = [{"token": "b", "logprob": -0.7}, {"token": "c", "logprob": -0.7 - margin}]
+        return {"content": [{"token": "a", "top_logprobs": top}, {"token": "b", "top_logprobs": top}]}
+
+    other = Answer("2", content="ac", finish_reason="stop")
+    tie = compare([(Answer("1", content="ab", finish_reason="stop", logprobs=told(0.01)), other)], "equal")
+    assert tie.verdict is Verdict.PASSED
+    assert "1 part at a near tie" in tie.measured
+    sure = compare([(Answer("1", content="ab", finish_reason="stop", logprobs=told(3.0)), other)], "equal")
+    assert sure.verdict is Verdict.FAILED
+
+
+def test_cancelled_requests_are_really_sent_again_by_a_later_run(fake, probe):
+    """The trace has their answers, but it is the hanging up that is looked at."""
+    probe("cancellation")
+    once = len(fake.asked)
+    probe("cancellation")
+    assert len(fake.asked) == 2 * once
+
+
+@pytest.mark.parametrize("fault", ["fails", "hangs"])
+def test_no_usable_answers_are_an_infrastructure_failure(fault, fake, probe):
+    if fault == "fails":
+        fake.fails[""] = 503
+    else:
+        fake.hangs[""] = 0.5
+    found = probe("math", "same-again", timeout_s=0.2)
+    assert {one.verdict for one in found.values()} == {Verdict.BROKEN}

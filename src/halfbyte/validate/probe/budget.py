@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 
 from halfbyte.errors import UsageError
 from halfbyte.validate.probe.answers import Answer
-from halfbyte.validate.probe.client import Client
+from halfbyte.validate.probe.context import entries, listed
 from halfbyte.validate.probe.kinds import Cost, Probe, Setting
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _FIRST_PROMPT_RATE, _FIRST_OUTPUT_RATE = 1000.0, 20.0  # tokens a second, until something is measured
 _OVERHEAD_S = 0.05  # of a request
-_TRUSTED_TOKENS = 500
+_LONG_PROMPT = 200  # tokens: what comes before the first token of a shorter one is not the reading
+_LONG_OUTPUT = 8
+_WARM_ENTRIES = 100
+_TOKENS_AN_ENTRY = 40  # more than any tokenizer needs, four times over
 
 
 def parse_budget(text: str | None) -> float | None:
@@ -44,23 +47,28 @@ class Speed:
         if answer.error or answer.first_token_s is None or not answer.usage:
             return
         with self._lock:
-            self.prompt_tokens += answer.prompt_tokens or 0
-            self.prompt_s += answer.first_token_s
-            self.output_tokens += max(0, answer.completion_tokens - 1)
-            self.output_s += answer.seconds - answer.first_token_s
+            if (answer.prompt_tokens or 0) >= _LONG_PROMPT:
+                self.prompt_tokens += answer.prompt_tokens or 0
+                self.prompt_s += answer.first_token_s
+            if answer.completion_tokens >= _LONG_OUTPUT:
+                self.output_tokens += answer.completion_tokens - 1
+                self.output_s += answer.seconds - answer.first_token_s
 
     def seconds(self, cost: Cost) -> float:
         """Return how long a probe takes if its requests go one after the other."""
-        trusted = self.prompt_tokens >= _TRUSTED_TOKENS and self.prompt_s > 0
-        prompt_rate = self.prompt_tokens / self.prompt_s if trusted else _FIRST_PROMPT_RATE
+        prompt_rate = self.prompt_tokens / self.prompt_s if self.prompt_s > 0 else _FIRST_PROMPT_RATE
         output_rate = self.output_tokens / self.output_s if self.output_s > 0 else _FIRST_OUTPUT_RATE
         reading, writing = cost.prompt_tokens / prompt_rate, cost.output_tokens / max(output_rate, 1e-3)
         return cost.requests * _OVERHEAD_S + reading + writing
 
 
-def warm_up(client: Client) -> None:
-    """Ask one short stream, so that there is a speed to start with; not from the trace, it is the time that counts."""
-    client.ask(client.chat_ask("Count from 1 to 20.", max_tokens=32, stream=True, always=True))
+def warm_up(setting: Setting) -> None:
+    """Ask a stream twice, so that there is a speed to start with; not from the trace, it is the time that counts."""
+    words, client = setting.lengths.words, setting.client
+    number = min(_WARM_ENTRIES, setting.context // _TOKENS_AN_ENTRY)
+    for seed in (setting.seed + 1, setting.seed + 2):
+        text = f"{words.instruction}\n\n{listed(entries(words, number, seed))}\n\nWrite the first three entries again."
+        client.ask(client.chat_ask(text, max_tokens=32, stream=True, always=True))
 
 
 def choose(probes: Sequence[Probe], setting: Setting, speed: Speed, seconds: float | None) -> set[str]:

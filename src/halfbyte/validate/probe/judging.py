@@ -39,7 +39,8 @@ def judged(
 ) -> Finding:
     """Return the finding over answers, each with what is wrong in it; `needed` of them must be right, else all.
 
-    A request without an answer is not right. If none has one, the probe is broken, not failed.
+    A request without an answer is not right. If none has one, the probe is broken, not failed. A loop or a broken
+    character fails the probe however many answers are right: no sound model writes them.
     """
     nothing = no_answers(answers)
     if nothing:
@@ -50,13 +51,15 @@ def judged(
             found[place].append(Shown(answer.error, "no usable answer", 0, 0, answer.id))
     right, needed = sum(not wrong for wrong in found), len(answers) if needed is None else needed
     shown = tuple(one for wrong in found for one in wrong)
+    hard = _cause_of(shown)
+    passed = right >= needed and hard is None
     return Finding(
-        Verdict.PASSED if right >= needed else Verdict.FAILED,
+        Verdict.PASSED if passed else Verdict.FAILED,
         f"{right} / {len(answers)} {what}",
         f"{needed} / {len(answers)}",
         {**(numbers or {}), "right": share_of(right, len(answers))},
         shown,
-        (_cause_of(shown) or cause) if right < needed else None,
+        None if passed else hard or cause,
     )
 
 

@@ -30,6 +30,7 @@ class Trace(Lines):
     def __init__(self, path: Path) -> None:
         self.probe = ""
         self.used: list[str] = []  # by the present probe
+        self.sent = 0  # requests of this run, not those that were kept
         self.kept = 0  # answers that an earlier run left
         self._answers: dict[str, dict[str, Any]] = {}
         self._open_run: Any = None
@@ -59,6 +60,11 @@ class Trace(Lines):
     def get(self, key: str) -> dict[str, Any] | None:
         """Return the answer of that name, if there is one."""
         return self._answers.get(key)
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Append one line, and count it if it is a request."""
+        super().add(record)
+        self.sent += record["kind"] == "request"
 
     def begin(self, probe: str) -> None:
         """Say which probe asks from now on."""

@@ -154,6 +154,16 @@ def test_no_answer_is_not_right_and_none_at_all_is_broken():
     assert judged([good, good], [[], []]).verdict is Verdict.PASSED
 
 
+def test_a_loop_fails_however_many_are_right():
+    from halfbyte.validate.probe.answers import Answer
+
+    answers = [Answer(str(number), content="x") for number in range(4)]
+    miss, loop = Shown("x", "3 where 4 is right"), Shown("x", "loop: 'x' is repeated, about 9 times")
+    assert judged(answers, [[], [], [], [miss]], needed=3).verdict is Verdict.PASSED
+    looping = judged(answers, [[], [], [], [loop]], needed=3)
+    assert (looping.verdict, looping.cause) == (Verdict.FAILED, "loop")
+
+
 @pytest.mark.parametrize("name", ["kimi", "mini"])
 def test_every_section_that_a_probe_reads_can_be_read(name):
     lengths = SimpleNamespace(limit=262_144, at=lambda share: round(share * 262_144))

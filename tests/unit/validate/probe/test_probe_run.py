@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,14 @@ def command(server, tmp_path, monkeypatch):
     return call
 
 
-def rows(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "probe.jsonl").read_text().splitlines()]
+def rows(folder: Path, *, whole: bool = True) -> list[dict]:
+    lines = (folder / "probe.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in (lines if whole else lines[:-1])]
+
+
+def sent(records) -> list[str]:
+    found = [row for row in records if row["kind"] == "request" and row["probe"] != "warm-up"]
+    return [json.dumps(row["request"], sort_keys=True) for row in found]
 
 
 def test_passing_gates_exit_0_and_write_both_files(command, capsys):
@@ -103,22 +110,26 @@ def test_a_killed_run_goes_on_without_asking_twice(server, fake, tmp_path):
     killed = subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.DEVNULL)
     trace = tmp_path / "out" / "probe.jsonl"
     end = time.monotonic() + 60
-    while not trace.exists() or trace.read_text().count('"request"') < 6:
+    while not trace.exists() or trace.read_text().count('"kind": "request"') < 12:
         assert time.monotonic() < end
         time.sleep(0.05)
     killed.send_signal(signal.SIGKILL)
     killed.wait(10)
     with trace.open("a") as file:
         file.write('{"kind": "request", "id": "half a li')  # as a kill in the middle of a line leaves it
-    finished = trace.read_text().count('"kind": "request"') - 1
+    recorded = Counter(sent(rows(tmp_path / "out", whole=False)))
     before = len(fake.asked)
     fake.token_delay = 0.0
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "requests are finished already" in done.stderr
-    total = 20 + 6
-    assert len(fake.asked) - before <= total - finished + 2  # the warm-up, and one that was under way
-    assert len([row for row in rows(tmp_path / "out") if row["kind"] == "request"]) >= total
+    asked_again = Counter(json.dumps(body, sort_keys=True) for body in fake.asked[before:])
+    all_of_them = Counter(sent({row["id"]: row for row in rows(tmp_path / "out") if row["kind"] == "request"}.values()))
+    assert sum(all_of_them.values()) == 20 + 6
+    assert sum(recorded.values()) >= 10
+    assert {body: asked_again[body] for body in all_of_them} == dict(all_of_them - recorded) | {
+        body: 0 for body in all_of_them if all_of_them[body] == recorded[body]
+    }
 
 
 def test_a_finished_run_is_asked_again(command, fake):
@@ -239,7 +250,7 @@ def test_ctrl_c_ends_with_130_and_keeps_what_is_there(server, fake, tmp_path):
     running = subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
     trace = tmp_path / "out" / "probe.jsonl"
     end = time.monotonic() + 60
-    while not trace.exists() or trace.read_text().count('"request"') < 3:
+    while not trace.exists() or trace.read_text().count('"kind": "request"') < 4:
         assert time.monotonic() < end
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)

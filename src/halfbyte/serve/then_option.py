@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from halfbyte.errors import HalfbyteError, UsageError
+from halfbyte.errors import UsageError
 from halfbyte.suggest import did_you_mean
 
 URL_COMMANDS = ("probe", "eval", "bench")  # those that take a URL
@@ -57,16 +57,13 @@ def _read(name: str, options: list[str], commands: dict[str, click.Command]) -> 
     where = f"--then '{shlex.join([name, *options])}'"
     try:
         context = commands[name].make_context(name, [_SOME_URL, *options])
-        if name == "eval":  # before a model of a terabyte is loaded for data that is not there
-            _find_data(context)
     except click.exceptions.Exit:
         raise UsageError("it only prints and asks no server", where=where, fix=f"halfbyte {name} --help") from None
     except click.ClickException as error:
         fix = f"see halfbyte {name} --help"
         raise UsageError(error.format_message().rstrip("."), where=where, fix=fix) from None
-    except HalfbyteError as error:
-        error.where = where if not error.where else f"{where}, {error.where}"
-        raise
+    if name == "eval":  # before a model of a terabyte is loaded for data that is not there
+        _find_data(context)
 
 
 def _find_data(context: click.Context) -> None:

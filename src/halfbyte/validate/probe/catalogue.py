@@ -8,14 +8,21 @@ from halfbyte.validate.probe.card.programs import PROGRAMS, RUN_PROGRAMS
 from halfbyte.validate.probe.card.short import SHORT
 from halfbyte.validate.probe.card.tool_call import TOOL_CALL
 from halfbyte.validate.probe.card.vision import VISION
+from halfbyte.validate.probe.copying import COPYING
+from halfbyte.validate.probe.drift import DRIFT
+from halfbyte.validate.probe.garbage import GARBAGES
 from halfbyte.validate.probe.kinds import Probe
+from halfbyte.validate.probe.prose import PROSE
 from halfbyte.validate.probe.server.malformed import MALFORMED
 from halfbyte.validate.probe.server.options import OPTIONS
 from halfbyte.validate.probe.server.sameness import SAMENESS
 from halfbyte.validate.probe.server.streams import STREAMS
+from halfbyte.validate.probe.thinking import THINKING
+from halfbyte.validate.probe.tools.probes import TOOLS
 
 PROBES: tuple[Probe, ...] = (
     *SHORT, *PROGRAMS, TOOL_CALL, VISION, *RUN_PROGRAMS,
     *OPTIONS, *STREAMS, *SAMENESS, *MALFORMED,
-    *AFTER_LONG, *CONTEXTS,
+    *TOOLS, COPYING, *GARBAGES, *THINKING, *PROSE,
+    *AFTER_LONG, *CONTEXTS, DRIFT,
 )  # fmt: skip

@@ -27,6 +27,8 @@ from halfbyte.usage import Command
 @click.option("--model", metavar="NAME", help="The model's name, where a server has several.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True),
               help="Seconds for one request.  [default: the profile's]")  # fmt: skip
+@click.option("--tool-calls", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+              help="Requests for the tool probes, as the K2 vendor verifier has them.")  # fmt: skip
 @click.option("--list", "listed", is_flag=True, help="List the probes with their reasons, and ask nothing.")
 @click.pass_context
 def probe_command(ctx: click.Context, listed: bool, **asked: Any) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from halfbyte.validate.probe.client import Client
     from halfbyte.validate.probe.context import Lengths
     from halfbyte.validate.probe.profiles import Profile
+    from halfbyte.validate.probe.tools.cases import Case
 
 
 class Verdict(Enum):
@@ -42,6 +43,7 @@ class Setting:
     profile: Profile
     seed: int
     sandbox: Tier | None = None  # where code of the model may run
+    tool_cases: tuple[Case, ...] | None = None  # of --tool-calls FILE, in place of the profile's
 
     @property
     def context(self) -> int:

@@ -1,6 +1,7 @@
 """The questions as data: `kimi` for the real model, `mini` for kimi-mini, which can answer little else.
 
-A probe reads its section with a model of its own, so that a wrong file is refused before anything is asked.
+A probe reads its section with a model of its own, so that a wrong file is refused before anything is asked. A section
+stands in the profile's file, or in a file of its own name in the profile's folder.
 """
 
 from __future__ import annotations
@@ -59,4 +60,7 @@ def load_profile(name: str) -> Profile:
     names = profile_names()
     if name not in names:
         raise UsageError(f"there is no profile '{name}'", where="--profile", fix=did_you_mean(name, names))
-    return Profile.model_validate(yaml.safe_load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")))
+    found = yaml.safe_load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    for path in (_FOLDER / name).iterdir():
+        found["questions"][path.name.removesuffix(".yaml")] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return Profile.model_validate(found)

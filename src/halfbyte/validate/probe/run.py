@@ -26,6 +26,7 @@ from halfbyte.validate.probe.kinds import Finding, Probe, Setting, broken, skipp
 from halfbyte.validate.probe.profiles import load_profile
 from halfbyte.validate.probe.progress import Progress, duration
 from halfbyte.validate.probe.report import Report, Result, write_report
+from halfbyte.validate.probe.tools.vendor import read_cases
 from halfbyte.validate.probe.trace import FILE, Trace
 
 _LOOK_S = 15.0
@@ -46,6 +47,7 @@ class Asked:
     seed: int
     model: str | None
     timeout_s: float | None
+    tool_calls: Path | None = None
 
 
 def chosen(only: Sequence[str], skip: Sequence[str]) -> list[Probe]:
@@ -64,6 +66,7 @@ def probe_endpoint(asked: Asked, out: Output) -> Report:
     probes, budget_s, profile = chosen(asked.only, asked.skip), parse_budget(asked.budget), load_profile(asked.profile)
     if not probes:
         raise UsageError("--only and --skip leave no probe", where="halfbyte probe", fix="see halfbyte probe --list")
+    cases = tuple(read_cases(asked.tool_calls)) if asked.tool_calls else None
     timeout_s = asked.timeout_s or profile.timeout_s
     endpoint = parse_url(asked.url, timeout_s)
     other = parse_url(asked.against, timeout_s) if asked.against else None
@@ -77,7 +80,7 @@ def probe_endpoint(asked: Asked, out: Output) -> Report:
         client = Client(endpoint, ours.model, trace, profile, asked.seed)
         reference = Client(other, theirs.model, trace, profile, asked.seed) if other and theirs else None
         lengths = Lengths(client, profile, ours.max_context, asked.context)
-        setting = Setting(client, reference, lengths, profile, asked.seed, _sandbox(probes))
+        setting = Setting(client, reference, lengths, profile, asked.seed, _sandbox(probes), cases)
         try:
             results = _Run(setting, clock, Progress(out)).all(probes)
         except KeyboardInterrupt:

@@ -1,0 +1,88 @@
+"""Files of the K2 vendor verifier: requests are read, results are written, in its form.
+
+A line of requests is the body of a chat. A line of results has such a body under `request`, and what that server did
+under `finish_reason`: given as input, it is a reference that was recorded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, cast
+
+from halfbyte.errors import UsageError
+from halfbyte.validate.probe.answers import Answer
+from halfbyte.validate.probe.tools.calls import invalid
+from halfbyte.validate.probe.tools.cases import Case
+
+RESULTS = "tool_calls.jsonl"
+_OURS = frozenset({"messages", "tools", "model", "stream", "stream_options"})  # of a body: not options of the request
+_ROLES = {"_input": "system"}
+
+
+def read_cases(path: Path) -> list[Case]:
+    """Read a file; a line that is no request with tools is refused with its number."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"it cannot be read: {error}", where=str(path), fix="give a JSONL file of requests") from None
+    cases = [_case(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not cases:
+        raise UsageError("it has no requests", where=str(path), fix="give a JSONL file of requests")
+    return cases
+
+
+def _case(line: str, where: str) -> Case:
+    fix = "each line is the body of a chat with messages and tools, as in the K2 vendor verifier's samples.jsonl"
+    try:
+        row: Any = json.loads(line)
+        body: dict[str, Any] = row.get("request", row)
+        messages = [{**one, "role": _ROLES.get(one["role"], one["role"])} for one in body["messages"]]
+        told: Any = row.get("finish_reason") if "request" in row else None
+        options = {key: value for key, value in body.items() if key not in _OURS}
+        return Case.model_validate(
+            {
+                "messages": messages,
+                "tools": body["tools"],
+                "triggered": None if told is None else told == "tool_calls",
+                "options": options,
+            }
+        )
+    except (ValueError, LookupError, TypeError, AttributeError):  # pydantic's errors are ValueErrors
+        raise UsageError("this line is no request with tools", where=where, fix=fix) from None
+
+
+def write_results(folder: Path, cases: Sequence[Case], answers: Sequence[Answer]) -> Path:
+    """Write what was answered, one line for each request."""
+    path = folder / RESULTS
+    rows = [_row(number, case, answer) for number, (case, answer) in enumerate(zip(cases, answers, strict=True), 1)]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+    return path
+
+
+def _row(number: int, case: Case, answer: Answer) -> dict[str, Any]:
+    request: dict[str, Any] = {"messages": case.messages, "tools": case.tools, **case.options}
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content, "tool_calls": list(answer.tool_calls)}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    choice = cast("dict[str, Any]", {"message": message, "finish_reason": answer.finish_reason})
+    response = {"error": answer.error} if answer.error else {"choices": [choice], "usage": dict(answer.usage)}
+    called = answer.finish_reason == "tool_calls"
+    return {
+        "data_index": number,
+        "request": request,
+        "extra_body": {},
+        "response": response,
+        "status": "failed" if answer.error else "success",
+        "finish_reason": answer.finish_reason,
+        "tool_calls_valid": not any(invalid(one, case, answer) for one in answer.tool_calls) if called else None,
+        "last_run_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "duration_ms": round(1000 * answer.seconds),
+        "hash": hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest(),
+    }

@@ -16,7 +16,7 @@ from halfbyte.recipe import load_recipe
 REPOSITORY = Path(__file__).parents[1]
 KIMI_MINI = REPOSITORY / "models" / "kimi-mini"
 DATA = f"news={REPOSITORY / 'data' / 'calibration' / 'instructions.jsonl'}"
-KEPT, HALF, BLOCK = 28, 16, 128  # of 32 experts
+KEPT, HALF, QUARTER, BLOCK = 28, 16, 8, 128  # of 32 experts
 _NO_KV = ["quantize.kv_cache=null", "quantize.kv_scale_min=null"]
 _MODELOPT = ["quantize.kv_cache=none", "quantize.kv_scale_min=null"]
 _PATTERNS = '["re:.*self_attn.*", "re:.*lm_head.*", "re:.*vision_tower.*", "re:.*mm_projector.*"]'
@@ -100,6 +100,7 @@ VARIANTS: dict[str, Callable[[Path], None]] = {
     ),
     "nvfp4-pruned": _pruned(KEPT),
     "nvfp4-half-pruned": _pruned(HALF),
+    "nvfp4-quarter-pruned": _pruned(QUARTER),
 }
 
 

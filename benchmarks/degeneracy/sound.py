@@ -5,9 +5,9 @@ import random
 from collections.abc import Callable
 
 from benchmarks.degeneracy.sources import (
-    ROOT,
     Labelled,
     documents,
+    licence,
     modules,
     pages,
     phrase,
@@ -227,7 +227,7 @@ def _talk(rng: random.Random, part: str) -> str:
 
 
 def _licence(rng: random.Random, part: str) -> str:
-    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    text = licence()
     start = rng.randrange(len(text) - 2000)
     return text[start : start + rng.randint(1000, 6000)]
 

@@ -89,11 +89,11 @@ async def guarded(url: str) -> list[tuple[str, str, dict, float]]:
     return found
 
 
-def test_a_loop_is_ended_and_the_engine_stops(pruned, vllm_server, cpu_options):
-    server = vllm_server(pruned, *OPTIONS, *cpu_options)
-    started = time.monotonic()
-    answers = asyncio.run(guarded(server.url))
-    print(f"{time.monotonic() - started:.0f} s")
+def test_a_loop_is_ended_and_the_engine_stops(pruned, start_vllm, cpu_options):
+    with start_vllm(pruned, *OPTIONS, *cpu_options) as server:
+        started = time.monotonic()
+        answers = asyncio.run(guarded(server.url))
+        print(f"{time.monotonic() - started:.0f} s")
     for text, reason, usage, tokens in answers:
         print(f"{reason}: {len(text)} characters, {tokens:.0f} tokens computed, usage {usage}: {text[-80:]!r}")
     looped = [(usage, tokens) for _, reason, usage, tokens in answers if reason == "repetition"]

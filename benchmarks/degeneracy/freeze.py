@@ -22,7 +22,12 @@ from benchmarks.degeneracy.sources import ROOT, STORED
 LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 LONG = 600
 # Characters of one text, and of all of one kind.
-SIZES = {"documents": (8000, 160_000), "modules": (12_000, 130_000), "pages": (10_000, 60_000), "records": (6000, 40_000)}
+SIZES = {
+    "documents": (8000, 160_000),
+    "modules": (12_000, 130_000),
+    "pages": (10_000, 60_000),
+    "records": (6000, 40_000),
+}
 _NOT_TAKEN = {"test", "tests", "idlelib", "site-packages", "dist-packages", "lib2to3", "ensurepip", "pydoc_data"}
 
 

@@ -4,6 +4,8 @@ import base64
 import random
 from collections.abc import Callable
 
+from benchmarks.degeneracy.held_out_sound import FAMILIES as HELD_OUT
+from benchmarks.degeneracy.sound_copies import FAMILIES as COPIES
 from benchmarks.degeneracy.sources import (
     Labelled,
     documents,
@@ -276,13 +278,6 @@ def _yaml(rng: random.Random, part: str) -> str:
     )
 
 
-def _letters(rng: random.Random, part: str) -> str:
-    """The same letter to two or three people."""
-    body = prose(rng, part, rng.randint(150, 500))
-    names = rng.sample(("Anna", "Ben", "Carla", "David", "Eva"), rng.randint(2, 3))
-    return "\n\n".join(f"Dear {name},\n\n{body}\n\nYours, {_word(rng, part)}" for name in names)
-
-
 def _weather(rng: random.Random, part: str) -> str:
     sky = ("sunny", "cloudy", "rainy", "windy", "foggy")
     towns = rng.sample(vocabulary(part), rng.randint(8, 25))
@@ -330,8 +325,6 @@ TUNE_ONLY: dict[str, tuple[str, Maker]] = {
     "sums in words": ("any", _in_words),
     "numbered tests": ("any", _numbered_tests),
     "SQL": ("any", _sql),
-}
-HELD_OUT: dict[str, tuple[str, Maker]] = {
     "chants": ("prose", _chant),
     "DNA": ("any", _dna),
     "LaTeX": ("any", _latex),
@@ -363,7 +356,6 @@ HELD_OUT: dict[str, tuple[str, Maker]] = {
         ),
     ),
     "YAML": ("code", _yaml),
-    "letters": ("prose", _letters),
     "weather": ("prose", _weather),
     "twelve days": ("prose", _twelve_days),
     "questions": (
@@ -386,7 +378,7 @@ HELD_OUT: dict[str, tuple[str, Maker]] = {
 
 def sound(part: str, each: int, seed: int = 0) -> list[Labelled]:
     """Return the sound texts of one part, `each` of every family."""
-    families = BOTH | (TUNE_ONLY if part == "tune" else HELD_OUT)
+    families = BOTH | (TUNE_ONLY | COPIES if part == "tune" else HELD_OUT)
     found: list[Labelled] = []
     for family, (kind, make) in families.items():
         rng = random.Random(f"{part} {family} {seed}")

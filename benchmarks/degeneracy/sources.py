@@ -58,7 +58,8 @@ def licence() -> str:
 @cache
 def sentences(part: str) -> tuple[str, ...]:
     text = " ".join(" ".join(document.split()) for document in documents(part))
-    return tuple(one for one in re.findall(r"[A-Z][a-z][^.!?]{20,160}[.!?]", text) if one.isascii() and "*" not in one)
+    found = dict.fromkeys(re.findall(r"[A-Z][a-z][^.!?]{20,160}[.!?]", text))
+    return tuple(one for one in found if one.isascii() and "*" not in one)
 
 
 @cache

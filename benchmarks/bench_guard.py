@@ -8,6 +8,7 @@ Clocks are the machine's monotonic one, which processes share.
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -23,16 +24,18 @@ from halfbyte.serve.guard.proxy import Guard
 RESULTS = Path(__file__).parent / "results" / "guard_202611"
 PAUSE_S, CHUNKS, STREAMS = 0.02, 200, (1, 16, 64)
 WORDS = Path(__file__).read_text(encoding="utf-8").split()
+ASKED = itertools.count()
 HEAD = {"Content-Type": "text/event-stream"}
 
 
 async def stream(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers=HEAD)
     await response.prepare(request)
+    first = 37 * next(ASKED)  # other words for each, so that not all are checked at the same moment
     start = time.monotonic()
     for at in range(CHUNKS):
         await asyncio.sleep(max(0.0, start + at * PAUSE_S - time.monotonic()))
-        delta = {"content": f"{WORDS[at * 7 % len(WORDS)]}{at} "}
+        delta = {"content": f"{WORDS[(first + at * 7) % len(WORDS)]}{at} "}
         event = {"choices": [{"index": 0, "delta": delta, "finish_reason": None}], "at": time.monotonic()}
         await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
     await response.write(b"data: [DONE]\n\n")

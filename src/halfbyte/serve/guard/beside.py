@@ -13,7 +13,7 @@ import sys
 from collections.abc import Generator
 
 from halfbyte.console import Output
-from halfbyte.errors import HalfbyteError, MachineError
+from halfbyte.errors import MachineError
 from halfbyte.serve.front import Front
 from halfbyte.serve.guard.command import needs_aiohttp, serve_until_stopped
 from halfbyte.serve.keeper import end_with_parent
@@ -36,9 +36,10 @@ def guard_before(engine_url: str, port: int) -> Generator[Front]:
     ) as process:
         try:
             assert process.stdout is not None
-            if process.stdout.readline() != _READY:
-                fix = "read what it says above, or leave out --guard"
-                raise MachineError("the guard did not start", where=f"--port {port}", fix=fix)
+            said = process.stdout.readline()
+            if said != _READY:
+                what = f"the guard did not start: {said.decode(errors='replace').strip() or 'it said nothing'}"
+                raise MachineError(what, where=f"--port {port}", fix="name another --port, or leave out --guard")
             yield Front(f"http://{HOST}:{port}", lambda: process.poll() is not None)
         finally:
             process.terminate()
@@ -48,21 +49,18 @@ def guard_before(engine_url: str, port: int) -> Generator[Front]:
                 process.kill()
 
 
-def main(url: str, port: int) -> int:
-    """Serve until SIGTERM; the parent reads one line once the port is taken."""
-    out = Output()
+def main(url: str, port: int) -> None:
+    """Serve until SIGTERM; the parent reads one line: that the port is ours, or why it is not."""
 
-    def ready() -> None:
-        sys.stdout.buffer.write(_READY)
+    def say(line: bytes) -> None:
+        sys.stdout.buffer.write(line)
         sys.stdout.flush()
 
     try:
-        asyncio.run(serve_until_stopped(out, url, port, ready))
-    except HalfbyteError as error:
-        out.error(error)
-        return error.exit_code
-    return 0
+        asyncio.run(serve_until_stopped(Output(), url, port, lambda: say(_READY)))
+    except MachineError as error:
+        say(f"{error.what}\n".encode())
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    main(sys.argv[1], int(sys.argv[2]))

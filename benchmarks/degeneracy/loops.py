@@ -7,6 +7,7 @@ or rulers; that is what is left of an answer of a few hundred tokens. Text may f
 import random
 from collections.abc import Callable
 
+from benchmarks.degeneracy.held_out_loops import FAMILIES as HELD_OUT
 from benchmarks.degeneracy.sources import Labelled, modules, phrase, prose, sentences, slice_of, vocabulary
 
 REPEATS, CHARACTERS, DRAWN_CHARACTERS = 6, 600, 2400
@@ -83,6 +84,25 @@ def _left_again(rng: random.Random, part: str) -> str:
     return repeated(rng, rng.choice(sentences(part)) + " ", 900) + " " + prose(rng, part, 500)
 
 
+def _near_paragraphs(rng: random.Random, part: str) -> str:
+    """A paragraph again and again, with another word here and there."""
+    given = prose(rng, part, rng.randint(150, 500)).split()
+
+    def changed() -> str:
+        copy = list(given)
+        for at in rng.sample(range(len(copy)), rng.randint(0, 2)):
+            copy[at] = rng.choice(vocabulary(part))
+        return " ".join(copy)
+
+    return "\n\n".join(changed() for _ in range(rng.randint(9, 14)))
+
+
+def _near_list(rng: random.Random, part: str) -> str:
+    """Points that differ in one word, one of a few."""
+    few, before, after = rng.sample(vocabulary(part), 4), phrase(rng, part, 4, 8), phrase(rng, part, 3, 8)
+    return "\n".join(f"- {before} {rng.choice(few)} {after}." for _ in range(rng.randint(25, 40)))
+
+
 BOTH: dict[str, tuple[str, Maker]] = {
     "card": ("prose", lambda rng, part: repeated(rng, rng.choice(CARD))),
     "word": ("prose", lambda rng, part: repeated(rng, phrase(rng, part, 1, 1) + " ")),
@@ -106,8 +126,6 @@ TUNE_ONLY: dict[str, tuple[str, Maker]] = {
     "sentence and blanks": ("prose", lambda rng, part: _blanks(rng, rng.choice(sentences(part)))),
     "digits": ("prose", lambda rng, part: "0." + repeated(rng, rng.choice(("3", "142857", "1, ")), DRAWN_CHARACTERS)),
     "bullets": ("prose", lambda rng, part: repeated(rng, "- **" + phrase(rng, part, 1, 3) + "**\n", 1200)),
-}
-HELD_OUT: dict[str, tuple[str, Maker]] = {
     "two sentences": ("prose", lambda rng, part: _blanks(rng, " ".join(rng.sample(sentences(part), 2)))),
     "Japanese": ("prose", lambda rng, part: repeated(rng, _glued(rng, KANA_WORDS, 1, 8, rng.choice(("", "。"))))),
     "other scripts": ("prose", lambda rng, part: repeated(rng, rng.choice(OTHER_WORDS)[: rng.randint(6, 60)] + " ")),
@@ -127,6 +145,9 @@ HELD_OUT: dict[str, tuple[str, Maker]] = {
     "counted days": ("prose", lambda rng, part: "".join(
         f"On day {at} {say}. " for say in [phrase(rng, part, 6, 14)] for at in range(1, rng.randint(30, 60)))),
     "left again": ("prose", _left_again),
+    "near paragraphs": ("prose", _near_paragraphs),
+    "near list": ("prose", _near_list),
+    "pages": ("prose", lambda rng, part: repeated(rng, prose(rng, part, rng.randint(1500, 3000)) + "\n\n")),
 }  # fmt: skip
 
 

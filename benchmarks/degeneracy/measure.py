@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from benchmarks.degeneracy import held_out_loops, held_out_sound
 from benchmarks.degeneracy.loops import loops
 from benchmarks.degeneracy.sound import sound
 from benchmarks.degeneracy.sources import Labelled
@@ -29,13 +30,29 @@ def measured(texts: list[Labelled], *, told: bool) -> dict:
     for one, hit in zip(texts, found, strict=True):
         of[one.family] += 1
         hits[one.family] += hit
-    return {
-        "texts": len(texts),
-        "found": sum(found),
-        "share": sum(found) / len(texts),
-        "interval": wilson(sum(found), len(texts)),
-        "families": {family: [hits[family], of[family]] for family in of},
-    }
+    return {**_rate(hits.total(), of.total()), "families": {family: [hits[family], of[family]] for family in of}}
+
+
+def _rate(found: int, texts: int) -> dict:
+    return {"texts": texts, "found": found, "share": found / texts, "interval": wilson(found, texts)}
+
+
+def of_new_families(found: dict, label: str) -> dict:
+    """Return the rate over the families that only the held-out part has."""
+    names = (held_out_loops if label == "loops" else held_out_sound).FAMILIES
+    rows = [found["families"][name] for name in names]
+    return _rate(sum(hits for hits, _ in rows), sum(of for _, of in rows))
+
+
+def by_repeats(each: int, part: str = "held-out") -> dict[str, dict[str, list[int]]]:
+    """Return how many loops are found that were cut after so many repeats, knowing nothing and knowing the kind."""
+    table: dict[str, dict[str, list[int]]] = {}
+    for unit in held_out_loops.UNITS:
+        for repeats in held_out_loops.REPEATS:
+            texts = held_out_loops.cut_loops(part, each, repeats, unit)
+            row = [measured(texts, told=told)["found"] for told in (False, True)]
+            table.setdefault(unit, {})[str(repeats)] = [*row, len(texts)]
+    return table
 
 
 def measure(part: str, each: int = EACH) -> dict:
@@ -45,11 +62,16 @@ def measure(part: str, each: int = EACH) -> dict:
         name: {"loops": measured(bad, told=told), "sound": measured(good, told=told)}
         for name, told in (("any", False), ("told", True))
     }
+    spent = time.process_time() - started
     characters = 2 * sum(len(one.text) for one in [*bad, *good])
+    if part == "held-out":
+        for one in found.values():
+            one["new"] = {label: of_new_families(one[label], label) for label in ("loops", "sound")}
+        found["by_repeats"] = by_repeats(each)
     return {
         "part": part,
         **found,
-        "microseconds_per_1000_characters": (time.process_time() - started) * 1e9 / characters,
+        "microseconds_per_1000_characters": spent * 1e9 / characters,
     }
 
 
@@ -60,9 +82,10 @@ def as_table(found: dict) -> str:
         "|---|---|---|---|",
     ]
     for name, said in (("any", "knows nothing of the text"), ("told", "knows the kind of text")):
-        bad, good = found[name]["loops"], found[name]["sound"]
-        precision = bad["share"] / (bad["share"] + good["share"])
-        lines.append(f"| {said} | {_share(bad)} | {_share(good)} | {100 * precision:.2f} % |")
+        lines.append(_row(said, found[name]))
+        if "new" in found[name]:
+            lines.append(_row(f"{said}, new families only", found[name]["new"]))
+    lines += _repeats_table(found.get("by_repeats", {}))
     lines += ["", "| family | text | found, knowing nothing | found, knowing the kind |", "|---|---|---|---|"]
     for label in ("loops", "sound"):
         told = found["told"][label]["families"]
@@ -71,6 +94,25 @@ def as_table(found: dict) -> str:
                 f"| {family} | {'loop' if label == 'loops' else label} | {hits} of {of} | {told[family][0]} of {of} |"
             )
     return "\n".join(lines)
+
+
+def _row(said: str, rates: dict) -> str:
+    bad, good = rates["loops"], rates["sound"]
+    precision = bad["share"] / (bad["share"] + good["share"])
+    return f"| {said} | {_share(bad)} | {_share(good)} | {100 * precision:.2f} % |"
+
+
+def _repeats_table(table: dict) -> list[str]:
+    """Loops of few repeats are not part of the rates: letters and forms have as many."""
+    if not table:
+        return []
+    heads = list(held_out_loops.REPEATS)
+    lines = ["", "Found when cut after so many repeats, knowing nothing / knowing the kind:", ""]
+    lines += ["| repeated | " + " | ".join(map(str, heads)) + " |", "|---" * (len(heads) + 1) + "|"]
+    for unit, row in table.items():
+        cells = [f"{nothing} / {kind} of {of}" for nothing, kind, of in row.values()]
+        lines.append(f"| {unit} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def _share(one: dict) -> str:

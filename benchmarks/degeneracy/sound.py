@@ -4,10 +4,12 @@ import base64
 import random
 from collections.abc import Callable
 
+from benchmarks.degeneracy.held_out_sound import FAMILIES as HELD_OUT
+from benchmarks.degeneracy.sound_copies import FAMILIES as COPIES
 from benchmarks.degeneracy.sources import (
-    ROOT,
     Labelled,
     documents,
+    licence,
     modules,
     pages,
     phrase,
@@ -227,7 +229,7 @@ def _talk(rng: random.Random, part: str) -> str:
 
 
 def _licence(rng: random.Random, part: str) -> str:
-    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    text = licence()
     start = rng.randrange(len(text) - 2000)
     return text[start : start + rng.randint(1000, 6000)]
 
@@ -274,13 +276,6 @@ def _yaml(rng: random.Random, part: str) -> str:
             f"  {keys[0]}-{at}:\n    {keys[1]}: true\n    {keys[2]}: {rng.choice((0, 1, 80))}\n    restart: always"
         ),
     )
-
-
-def _letters(rng: random.Random, part: str) -> str:
-    """The same letter to two or three people."""
-    body = prose(rng, part, rng.randint(150, 500))
-    names = rng.sample(("Anna", "Ben", "Carla", "David", "Eva"), rng.randint(2, 3))
-    return "\n\n".join(f"Dear {name},\n\n{body}\n\nYours, {_word(rng, part)}" for name in names)
 
 
 def _weather(rng: random.Random, part: str) -> str:
@@ -330,8 +325,6 @@ TUNE_ONLY: dict[str, tuple[str, Maker]] = {
     "sums in words": ("any", _in_words),
     "numbered tests": ("any", _numbered_tests),
     "SQL": ("any", _sql),
-}
-HELD_OUT: dict[str, tuple[str, Maker]] = {
     "chants": ("prose", _chant),
     "DNA": ("any", _dna),
     "LaTeX": ("any", _latex),
@@ -363,7 +356,6 @@ HELD_OUT: dict[str, tuple[str, Maker]] = {
         ),
     ),
     "YAML": ("code", _yaml),
-    "letters": ("prose", _letters),
     "weather": ("prose", _weather),
     "twelve days": ("prose", _twelve_days),
     "questions": (
@@ -386,7 +378,7 @@ HELD_OUT: dict[str, tuple[str, Maker]] = {
 
 def sound(part: str, each: int, seed: int = 0) -> list[Labelled]:
     """Return the sound texts of one part, `each` of every family."""
-    families = BOTH | (TUNE_ONLY if part == "tune" else HELD_OUT)
+    families = BOTH | (TUNE_ONLY | COPIES if part == "tune" else HELD_OUT)
     found: list[Labelled] = []
     for family, (kind, make) in families.items():
         rng = random.Random(f"{part} {family} {seed}")

@@ -1,20 +1,19 @@
-"""Words and true text for the labelled set: the standard library's documentation and code, and our own pages.
+"""Words and true text for the labelled set, stored in texts.json.xz: freeze.py says where they come from.
 
-Every text is made from a seed when it is asked for; nothing is stored. The tuning part and the held-out part read
-different documents.
+Every labelled text is made from a seed when it is asked for. The tuning part and the held-out part read different
+documents.
 """
 
 import json
-import pydoc_data.topics
+import lzma
 import random
 import re
-import sysconfig
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("tune", "held-out")
+STORED = Path(__file__).with_name("texts.json.xz")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,43 +27,39 @@ class Labelled:
 
 
 @cache
-def documents(part: str) -> tuple[str, ...]:
-    """Return documentation as prose, half of the topics for each part."""
-    found = [text for _, text in sorted(pydoc_data.topics.topics.items()) if len(text) > 600]
-    return tuple(found[PARTS.index(part) :: 2])
+def _stored() -> dict[str, dict[str, list[str]]]:
+    return json.loads(lzma.decompress(STORED.read_bytes()))
 
 
-@cache
-def modules(part: str) -> tuple[str, ...]:
-    """Return source files of the standard library."""
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    names = [path for path in sorted(folder.glob("*.py")) if path.stat().st_size > 4000]
-    return tuple(path.read_text(encoding="utf-8") for path in names[PARTS.index(part) :: 2])
+def documents(part: str) -> list[str]:
+    """Return documentation as prose."""
+    return _stored()[part]["documents"]
 
 
-@cache
-def pages(part: str) -> tuple[str, ...]:
-    """Return our own Markdown."""
-    found = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *_results("md")])
-    return tuple(path.read_text(encoding="utf-8") for path in found[PARTS.index(part) :: 2])
+def modules(part: str) -> list[str]:
+    """Return source code."""
+    return _stored()[part]["modules"]
 
 
-@cache
-def records(part: str) -> tuple[str, ...]:
-    """Return our own JSON."""
-    found = _results("json")
-    return tuple(json.dumps(json.loads(path.read_text()), indent=1) for path in found[PARTS.index(part) :: 2])
+def pages(part: str) -> list[str]:
+    """Return Markdown."""
+    return _stored()[part]["pages"]
 
 
-def _results(ending: str) -> list[Path]:
-    """All but what is measured with them."""
-    return [path for path in sorted(ROOT.glob(f"benchmarks/results/*.{ending}")) if "degeneracy" not in path.name]
+def records(part: str) -> list[str]:
+    """Return JSON."""
+    return _stored()[part]["records"]
+
+
+def licence() -> str:
+    return _stored()["licence"]["licence"][0]
 
 
 @cache
 def sentences(part: str) -> tuple[str, ...]:
     text = " ".join(" ".join(document.split()) for document in documents(part))
-    return tuple(one for one in re.findall(r"[A-Z][a-z][^.!?]{20,160}[.!?]", text) if one.isascii() and "*" not in one)
+    found = dict.fromkeys(re.findall(r"[A-Z][a-z][^.!?]{20,160}[.!?]", text))
+    return tuple(one for one in found if one.isascii() and "*" not in one)
 
 
 @cache
@@ -72,7 +67,7 @@ def vocabulary(part: str) -> tuple[str, ...]:
     return tuple(sorted({word for one in sentences(part) for word in re.findall(r"\b[a-z]{3,10}\b", one)}))
 
 
-def slice_of(rng: random.Random, texts: tuple[str, ...], low: int = 400, high: int = 8000) -> str:
+def slice_of(rng: random.Random, texts: list[str], low: int = 400, high: int = 8000) -> str:
     """Return a part of one of the texts, from a line's beginning."""
     text = rng.choice(texts)
     start = text.rfind("\n", 0, rng.randrange(max(1, len(text) - low))) + 1

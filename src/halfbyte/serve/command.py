@@ -48,7 +48,8 @@ _POSITIVE = click.IntRange(1)
 @click.option("--then", "then_names", metavar="NAME,...", cls=ThenOption, multiple=True)
 @click.option("--exec", "shell", metavar="COMMAND", help="With --run: a shell command that gets HALFBYTE_URL.")
 @click.option("--log", type=_PATH, help="With --run: the engine's log.  [default: serve.log]")
-@click.option("--guard", metavar="URL", help="Stand before this server instead and end its loops.  [port: 8100]")
+@click.option("--guard", metavar="[URL]", is_flag=False, flag_value="",
+              help="Stand before this server and end its loops (port 8100); with --run before the engine.")  # fmt: skip
 @click.pass_context
 def serve_command(ctx: click.Context, out_folder: Path | None, **choice: Any) -> None:
     """Say how to serve the checkpoint OUT: a script for an engine, each setting with its reason.
@@ -57,7 +58,7 @@ def serve_command(ctx: click.Context, out_folder: Path | None, **choice: Any) ->
     """
     out: Output = ctx.obj
     url = choice["guard"]
-    if url is not None:
+    if url or (url is not None and not choice["runs"]):
         from halfbyte.serve.guard.command import guard
 
         return guard(out, url, out_folder, choice)
@@ -208,6 +209,7 @@ def _warn(out: Output, made: Launch, said: list[str]) -> None:
 
 
 def _run(out: Output, served: Served, choice: Mapping[str, Any], commands: dict[str, click.Command]) -> int:
+    from contextlib import ExitStack
     from dataclasses import replace
 
     from halfbyte.serve.installed import installed
@@ -226,13 +228,20 @@ def _run(out: Output, served: Served, choice: Mapping[str, Any], commands: dict[
     local = installed(name or "vllm")
     wish = _wish(choice, engine_here(name, local), local.version)
     gpus = gpus_here(choice["gpus"], local)
-    with held_port(choice["port"]) as port:
-        made = launch(served, gpus, replace(wish, port=port))
+    with ExitStack() as held:
+        port = held.enter_context(held_port(choice["port"]))
+        front = None if choice["guard"] is None else port
+        made = launch(served, gpus, replace(wish, port=port if front is None else held.enter_context(held_port(None))))
         _warn(out, made, [])
-        return _start(out, made, choice, local.command, then)
+        return _start(out, made, choice, local.command, then, front)
 
 
-def _start(out: Output, made: Launch, choice: Mapping[str, Any], command: Path, commands: list[list[str]]) -> int:
+def _start(
+    out: Output, made: Launch, choice: Mapping[str, Any], command: Path, commands: list[list[str]], front: int | None
+) -> int:
+    from contextlib import nullcontext
+
+    from halfbyte.serve.guard.beside import guard_before
     from halfbyte.serve.log_file import default_log
     from halfbyte.serve.ports import HOST
     from halfbyte.serve.run import run_engine
@@ -246,4 +255,7 @@ def _start(out: Output, made: Launch, choice: Mapping[str, Any], command: Path, 
     log = choice["log"] or default_log(made.port)
     url = f"http://{HOST}:{made.port}"
     hub = loads_from_hub(made)
-    return run_engine(words, environment, url, log=log, out=out, served_name=made.name, then=then, hub=hub)
+    with nullcontext() if front is None else guard_before(url, front) as guard:
+        return run_engine(
+            words, environment, url, log=log, out=out, served_name=made.name, then=then, hub=hub, front=guard
+        )

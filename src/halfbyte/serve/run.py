@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ from halfbyte.errors import EXIT_MACHINE, HalfbyteError, MachineError
 from halfbyte.serve.boot_time import Boot, cached_before, tell
 from halfbyte.serve.engine_log import EngineLog
 from halfbyte.serve.engine_process import EngineProcess, how_it_ended
+from halfbyte.serve.front import Front
 from halfbyte.serve.installed import engine_environment
 from halfbyte.serve.known_errors import known_error
 from halfbyte.serve.ports import own_listener, taken
@@ -40,13 +41,14 @@ def run_engine(  # noqa: PLR0913 - what a launch consists of
     served_name: str,
     then: Then | None = None,
     hub: bool = False,
+    front: Front | None = None,
     silent_s: float = SILENT_S,
     patience: float = 1.0,
 ) -> int:
     """Start an engine and wait until it is healthy; then call `then`, or serve until Ctrl-C. Return the exit code.
 
-    `environment` is what the engine needs beside ours; with `hub` it may load files from the Hub. An engine that does
-    not start, or ends, is a MachineError.
+    `environment` is what the engine needs beside ours; with `hub` it may load files from the Hub. The URL of a `front`
+    is said and handed on in place of the engine's. An engine that does not start, or ends, is a MachineError.
     """
     whole = engine_environment(Path(command[0]), environment, hub=hub)
     cached, begin = cached_before(command), time.monotonic()
@@ -55,8 +57,12 @@ def run_engine(  # noqa: PLR0913 - what a launch consists of
         try:
             out.note(f"starting {url}, log: {log}")
             wait_until_healthy(engine, url, EngineLog(log), served_name, out=out, silent_s=silent_s)
-            tell(Boot(url, round(time.monotonic() - begin, 1), cached))
-            code = _serve(engine, url, log, out, served_name) if then is None else _hand_on(engine, url, log, out, then)
+            shown = front or Front(url)
+            tell(Boot(shown.url, round(time.monotonic() - begin, 1), cached))
+            if then is None:
+                code = _serve(engine, shown, log, out, served_name)
+            else:
+                code = _hand_on(engine, url, log, out, lambda: then(shown.url))
         except Stopped as stopped:
             out.note(f"{stopped}; ending the engine (once more to kill it)")
             code = stopped.exit_code
@@ -141,23 +147,26 @@ def _say_how_far(line: StatusLine, log: EngineLog, seconds: float, silent: float
     line.show(log.phase + (f" (no new log line for {minutes} min)" if minutes else ""), seconds)
 
 
-def _serve(engine: EngineProcess, url: str, path: Path, out: Output, served_name: str) -> int:
+def _serve(engine: EngineProcess, front: Front, path: Path, out: Output, served_name: str) -> int:
     """Say where it listens and how to try it; return only when the engine ends by itself, which is an error."""
     body = json.dumps({"model": served_name, "messages": [{"role": "user", "content": "Hello!"}]})
-    ask = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
-    value = {"url": url, "model": served_name, "log": str(path)}
+    ask = f"curl {front.url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    value = {"url": front.url, "model": served_name, "log": str(path)}
     out.facts(value, list(value.items()))
     out.note(f"try: {ask}")  # one line, however narrow the terminal: it is there to be copied
     out.note("Ctrl-C ends it")
     sys.stdout.flush()  # into a pipe too: from now on nothing more is printed
     while engine.exit_code() is None:
+        if front.ended():
+            what = "the guard before the engine ended"
+            raise MachineError(what, where=front.url, fix="start it again, or leave out --guard")
         time.sleep(POLL_S)
     raise _ended_while_serving(engine, path)
 
 
-def _hand_on(engine: EngineProcess, url: str, path: Path, out: Output, then: Then) -> int:
-    """Return the exit code of what is done with the URL; an engine that ended meanwhile is never a success."""
-    code = then(url)
+def _hand_on(engine: EngineProcess, url: str, path: Path, out: Output, then: Callable[[], int]) -> int:
+    """Return the exit code of what is done with the engine; one that ended meanwhile is never a success."""
+    code = then()
     if engine.exit_code() is None and (code == 0 or healthy(url)):
         return code
     out.error(_ended_while_serving(engine, path))

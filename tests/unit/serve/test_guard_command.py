@@ -23,6 +23,7 @@ pytest.importorskip("aiohttp")
     ("words", "said"),
     [
         (["OUT"], "serves no checkpoint"),
+        (["OUT", "--run"], "serves no checkpoint"),
         (["--run"], "--run does nothing beside --guard"),
         (["--gpus", "8xB200"], "--gpus does nothing beside --guard"),
         (["--text-only"], "--text-only does nothing beside --guard"),
@@ -32,6 +33,11 @@ pytest.importorskip("aiohttp")
 def test_what_it_refuses(words, said, capsys):
     assert run(["serve", "--guard", "http://127.0.0.1:8000", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_neither_a_server_nor_run(capsys):
+    assert run(["serve", "OUT", "--guard"]) == 2
+    assert "give its URL, or write serve OUT --run --guard" in capsys.readouterr().err
 
 
 def test_an_address_that_is_none_and_the_server_itself(capsys):

@@ -1,6 +1,7 @@
 """`halfbyte serve` on the command line: what it prints and writes, what it refuses, and what it starts."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -172,6 +173,22 @@ def test_run_starts_what_is_installed_as_it_was_decided(halfbyte, fake_vllm, tmp
     assert started["env"]["VLLM_CPU_KVCACHE_SPACE"] == "1"
     port = words[words.index("--port") + 1]
     assert out.read_text() == f"http://127.0.0.1:{port} kimi-mini\n"
+
+
+def test_run_with_a_guard_hands_on_the_guards_port_and_the_engine_has_another(halfbyte, fake_vllm, tmp_path):
+    pytest.importorskip("aiohttp")
+    notes, out = fake_vllm(), tmp_path / "url"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        free = listener.getsockname()[1]
+    asks = "import os, urllib.request; urllib.request.urlopen(os.environ['HALFBYTE_URL'])"
+    shell = f'echo "$HALFBYTE_URL" > {out}; {sys.executable} -c "{asks}"'
+    options = ["--run", "--emulate", "--guard", "--port", free, "--exec", shell, "--log", tmp_path / "log"]
+    code, _, said = halfbyte("serve", MINI, *options)
+    assert code == 0, said
+    words = json.loads(notes.read_text())["argv"]
+    assert out.read_text() == f"http://127.0.0.1:{free}\n"
+    assert words[words.index("--port") + 1] != str(free)
 
 
 def test_run_hands_the_exit_code_on(halfbyte, fake_vllm, tmp_path):

@@ -1,4 +1,4 @@
-"""`halfbyte serve --guard URL`: the proxy on a port, until Ctrl-C."""
+"""`halfbyte serve --guard URL`: the proxy on a port, until Ctrl-C. Before an engine of our own: beside.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from halfbyte.console import Output
@@ -22,19 +22,31 @@ _OPTIONS = {"runs": "--run", "then_names": "--then", "shell": "--exec", "write_t
 def guard(out: Output, url: str, out_folder: Any, choice: Mapping[str, Any]) -> None:
     """Check what was asked, and serve."""
     _refuse_others(out_folder, choice, url)
-    if importlib.util.find_spec("aiohttp") is None:
-        raise MachineError("the guard needs aiohttp", where="--guard", fix="pip install 'halfbyte[guard]'")
+    needs_aiohttp()
     server = parse_url(url, timeout_s=10.0).url
     with held_port(choice["port"] or PORT) as port:
         if server in (f"http://{HOST}:{port}", f"http://localhost:{port}"):
             what = "the guard cannot listen where its server does"
             raise UsageError(what, where=f"--port {port}", fix="choose another --port")
-        asyncio.run(_serve(out, server, port))
+
+        def ready() -> None:
+            out.note(f"http://{HOST}:{port} passes everything on to {server} and ends loops; Ctrl-C ends it")
+
+        asyncio.run(serve_until_stopped(out, server, port, ready))
+
+
+def needs_aiohttp() -> None:
+    """Say at once that an extra is missing."""
+    if importlib.util.find_spec("aiohttp") is None:
+        raise MachineError("the guard needs aiohttp", where="--guard", fix="pip install 'halfbyte[guard]'")
 
 
 def _refuse_others(out_folder: Any, choice: Mapping[str, Any], url: str) -> None:
+    if not url:
+        what = "--guard stands before a server: one that runs, or the one that --run starts"
+        raise UsageError(what, where="--guard", fix="give its URL, or write serve OUT --run --guard")
     if out_folder is not None:
-        fix = f"serve it first: halfbyte serve {out_folder} --run; then halfbyte serve --guard {url}"
+        fix = f"for both write halfbyte serve {out_folder} --run --guard, without the URL"
         raise UsageError("--guard stands before a server that runs, and serves no checkpoint", where="OUT", fix=fix)
     for name, value in choice.items():
         if value and name not in _BESIDE:
@@ -42,7 +54,8 @@ def _refuse_others(out_folder: Any, choice: Mapping[str, Any], url: str) -> None
             raise UsageError(f"{option} does nothing beside --guard", where=option, fix=f"leave out {option}")
 
 
-async def _serve(out: Output, url: str, port: int) -> None:
+async def serve_until_stopped(out: Output, url: str, port: int, ready: Callable[[], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `ready` is called when the port is ours."""
     from aiohttp import web  # noqa: PLC0415 - an extra
 
     from halfbyte.serve.guard.proxy import Guard  # noqa: PLC0415 - which needs it
@@ -60,7 +73,7 @@ async def _serve(out: Output, url: str, port: int) -> None:
         except OSError as error:
             what = f"port {port} cannot be used: {error.strerror}"
             raise MachineError(what, where=f"--port {port}", fix="name another one with --port") from None
-        out.note(f"http://{HOST}:{port} passes everything on to {url} and ends loops; Ctrl-C ends it")
+        ready()
         await stop.wait()
     finally:
         await runner.cleanup()

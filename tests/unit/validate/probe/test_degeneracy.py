@@ -171,3 +171,25 @@ def test_copied_lines_and_compression_are_soft():
     assert {one.kind for one in found} == {"copied-lines", "compression"}
     assert {one.severity for one in found} == {Severity.SOFT}
     assert find_defects("\n".join(lines), kind_of_text="code") == []
+
+
+BODY = (
+    "We are writing to let you know that the library will be closed for two weeks in August. Books that are due in"
+    " these days may be brought back in September, and nobody will be asked to pay for them. If you need something for"
+    " an exam, please come before the first of the month, or write to us, so that we can find a way together."
+)
+NAMES = ("Anna", "Ben", "Carla", "David", "Eva", "Farid", "Grace", "Hugo", "Ines", "Jan", "Kim", "Lea")
+
+
+@pytest.mark.parametrize("kind", ["any", "prose"])
+def test_a_letter_to_five_people_is_none_and_one_to_everybody_is(kind):
+    letters = [f"Dear {name},\n\n{BODY}\n\nYours, {NAMES[at - 3]}\n\n" for at, name in enumerate(NAMES)]
+    assert find_loop("".join(letters[:5]), kind) is None
+    assert find_loop(f"{BODY}\n\n" * 5, kind) is None
+    assert find_loop("".join(letters), kind).rule == "sameness"
+    assert find_loop(f"{BODY}\n\n" * 7, kind).rule == "cycle"
+
+
+def test_a_page_need_not_come_six_times():
+    page = " ".join(f"{one}{two} goes to {two} and {one} stays." for one in NAMES for two in NAMES)[:3500]
+    assert find_loop(page * 2) is None and find_loop(page * 4) is not None

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from halfbyte.validate.probe.degeneracy.units import FEWEST_REPEATS
+
 _NEEDLE = 24
-FEWEST_REPEATS = 3  # of any loop
 _MOST_TRIED = 64  # places; a period that repeats inside itself has many
 
 

@@ -1,7 +1,8 @@
 """How often a thing must be repeated to be a loop: that depends on what it is.
 
-People repeat rulers, empty cells and zeros hundreds of times, log lines a few times, a chorus three times in a song,
-and no sentence six times in a row. The limits were chosen on the tuning part of the labelled set only.
+People repeat rulers, empty cells and zeros hundreds of times, log lines a few times, a chorus three times in a song, a
+paragraph in five letters, and no sentence six times in a row. The limits were chosen on the tuning part of the labelled
+set only.
 """
 
 from __future__ import annotations
@@ -44,17 +45,19 @@ class Limit:
 
     characters: int
     repeats: int
-    long_repeats: int  # of units of LONG characters and more: nobody writes a page three times
+    long_repeats: int  # of units of LONG characters and more: paragraphs, which letters and forms have up to five times
 
 
 LONG = 250
+ENOUGH = 10_000  # characters of copies to the letter, whatever their number: pages
+FEWEST_REPEATS = 3  # of any loop
 _STRICT = {  # for texts that may be anything
-    Stuff.WORDS: Limit(300, 5, 3),
-    Stuff.MARKUP: Limit(600, 6, 4),
+    Stuff.WORDS: Limit(300, 5, 6),
+    Stuff.MARKUP: Limit(600, 6, 6),
     Stuff.DRAWN: Limit(1500, 16, 6),
     Stuff.NOISE: Limit(200, 10, 4),
 }
-_PROSE = {**_STRICT, Stuff.WORDS: Limit(200, 4, 3), Stuff.MARKUP: Limit(300, 5, 3), Stuff.DRAWN: Limit(300, 12, 4)}
+_PROSE = {**_STRICT, Stuff.WORDS: Limit(200, 5, 6), Stuff.MARKUP: Limit(300, 5, 6), Stuff.DRAWN: Limit(300, 12, 4)}
 _LIMITS: dict[KindOfText, dict[Stuff, Limit]] = {"prose": _PROSE, "code": _STRICT, "json": _STRICT, "any": _STRICT}
 
 
@@ -102,4 +105,5 @@ def needed_cover(unit: str, kind: KindOfText) -> int:
     limit = _LIMITS[kind][stuff_of(unit)]
     heavy = weight(unit)
     repeats = limit.long_repeats if heavy >= LONG else limit.repeats
-    return max(-(-limit.characters * len(unit) // heavy), repeats * len(unit))
+    often = max(FEWEST_REPEATS * len(unit), min(repeats * len(unit), ENOUGH))
+    return max(-(-limit.characters * len(unit) // heavy), often)

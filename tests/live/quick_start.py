@@ -8,6 +8,7 @@ server answers. With VLLM_ENABLE_V1_MULTIPROCESSING=0 it takes the one-process e
 OPTIONS = ["--distributed-executor-backend", "uni"]
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_NUM_THREADS": "1",  # threads that wait for each other on a busy machine make it many times slower
     "VLLM_CPU_KVCACHE_SPACE": "1",  # the models are tiny
     "VLLM_LOGGING_LEVEL": "INFO",
     "VLLM_NO_USAGE_STATS": "1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 
@@ -56,7 +57,9 @@ def _read(name: str, options: list[str], commands: dict[str, click.Command]) -> 
         raise UsageError(f"this halfbyte has no command '{name}' that takes a URL", where="--then", fix=fix)
     where = f"--then '{shlex.join([name, *options])}'"
     try:
-        context = commands[name].make_context(name, [_SOME_URL, *options])
+        context = commands[name].make_context(
+            name, [_SOME_URL, *options], parent=click.get_current_context(silent=True)
+        )
     except click.exceptions.Exit:
         raise UsageError("it only prints and asks no server", where=where, fix=f"halfbyte {name} --help") from None
     except click.ClickException as error:
@@ -70,4 +73,9 @@ def _find_data(context: click.Context) -> None:
     from halfbyte.validate.evaluate.harness import load_harness  # noqa: PLC0415 - lm-eval is heavy
     from halfbyte.validate.evaluate.suites import load_suite  # noqa: PLC0415
 
-    load_harness(load_suite(context.params["suite"]), context.params["data_dir"])
+    before = dict(os.environ)
+    try:
+        load_harness(load_suite(context.params["suite"]), context.params["data_dir"])
+    finally:  # what lm-eval is told, offline for one, is not for the engine
+        os.environ.clear()
+        os.environ.update(before)

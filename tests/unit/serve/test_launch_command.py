@@ -240,7 +240,7 @@ def test_run_needs_to_know_the_gpus_and_a_version_that_will_do(halfbyte, fake_vl
         (["--gpus", "nonsense"], "'nonsense' is no number of GPUs"),
         (["--engine", "vllm-rocm"], "vllm 0.32.0+cpu, which is installed here, is vllm and not vllm-rocm"),
         (["--engine", "atom"], "halfbyte cannot start atom itself"),
-        (["--then", "probe"], "this halfbyte has no command 'probe' that takes a URL"),
+        (["--then", "audit"], "this halfbyte has no command 'audit' that takes a URL"),
     ],
 )
 def test_run_refuses_what_would_do_nothing_here(halfbyte, fake_vllm, tmp_path, monkeypatch, options, what):

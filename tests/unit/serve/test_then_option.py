@@ -1,5 +1,6 @@
 """What --then takes, and that whatever would fail for what was typed is said before an engine starts."""
 
+import os
 from pathlib import Path
 
 import click
@@ -11,6 +12,13 @@ from halfbyte.serve.then_option import then_commands
 
 ROOT = Path(__file__).parents[3]
 HERE = dict(cli.commands)
+
+
+@pytest.fixture(autouse=True)
+def as_in_the_command():
+    """Commands keep what they were first read with, such as the names of --help."""
+    with click.Context(cli, info_name="halfbyte", **cli.context_settings):
+        yield
 
 
 @click.command()
@@ -25,6 +33,12 @@ def test_names_and_commands_with_options():
     mini = ["eval", "--suite", "mini", "--data-dir", str(ROOT)]
     assert then_commands([" ".join(mini), "bench --concurrency 1,8"], HERE) == [mini, ["bench", "--concurrency", "1,8"]]
     assert then_commands([], HERE) == []
+
+
+def test_reading_changes_nothing_for_the_engine():
+    before = dict(os.environ)
+    then_commands([f"eval --suite mini --data-dir {ROOT}"], HERE)
+    assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,13 @@ class Plan:
     trust_remote_code: bool = False
 
     def settings(self) -> dict[str, Any]:
-        """Return what decides whether an earlier file is the beginning of this run."""
+        """Return what decides whether an earlier file is the beginning of this run.
+
+        A server that was started anew, or with another checkpoint at the same address, is another server.
+        """
         return {
-            "servers": {arm.name: {"url": arm.server.url, "model": arm.server.model} for arm in self.arms},
+            "servers": {arm.name: arm.server.identity() for arm in self.arms},
+            "tokenizer": self.tokenizer,
             "points": [str(point) for point in self.points],
             "blocks": self.blocks,
             "seed": self.seed,

@@ -57,6 +57,14 @@ class Server:
             return "the server computes on a CPU"
         return "" if self.device == "gpu" else "nobody knows what the server computes on; --gpus tells"
 
+    def identity(self) -> dict[str, Any]:
+        """Return what tells it from another server at the same address.
+
+        What the user says of it (--gpus, --emulated) is not in here: labels may change when a bench goes on.
+        """
+        names = ("url", "model", "root", "context", "version", "started", "kv_tokens")
+        return {name: getattr(self, name) for name in names} | {"settings": dict(self.settings)}
+
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
         boot = {**asdict(self.boot), "kind": self.boot.kind} if self.boot else None

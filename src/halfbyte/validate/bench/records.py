@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from halfbyte.errors import UsageError
 from halfbyte.validate.bench.shapes import Point
@@ -152,8 +152,7 @@ def open_records(folder: Path, settings: Mapping[str, Any]) -> Records:
     if path.exists():
         before, blocks = read_records(path)
         if before and before != json.loads(json.dumps(settings)):
-            differ = sorted(key for key in {*before, *settings} if before.get(key) != settings.get(key))
-            what = f"there is another bench in this folder ({', '.join(differ)} differ)"
+            what = f"there is another bench in this folder ({'; '.join(_differences(before, settings))})"
             raise UsageError(what, where=str(path), fix="name another folder with -o")
     # Written anew: without a torn last line, and without half a pair. What failed stays: it happened.
     whole = whole_pairs(blocks, settings["servers"])
@@ -161,6 +160,19 @@ def open_records(folder: Path, settings: Mapping[str, Any]) -> Records:
     lines = [json.dumps({"settings": settings}), *(json.dumps(block.as_dict()) for block in kept)]
     write_whole(path, ("\n".join(lines) + "\n").encode())
     return Records(path, settings, kept)
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], of: str = "") -> list[str]:
+    """Return in words in what two settings differ, those of the servers one by one."""
+    said: list[str] = []
+    for name in sorted({*before, *now}):
+        was, has = before.get(name), now.get(name)
+        if isinstance(was, Mapping) and isinstance(has, Mapping):
+            inner = "" if name == "servers" else f"{of}{name} "
+            said += _differences(cast("Mapping[str, Any]", was), cast("Mapping[str, Any]", has), inner)
+        elif was != has:
+            said.append(f"{of}{name}: {was} there, {has} now")
+    return said
 
 
 def whole_pairs(blocks: Iterable[Block], arms: Iterable[str]) -> list[Block]:

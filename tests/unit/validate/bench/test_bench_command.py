@@ -64,7 +64,7 @@ def bench(tmp_path, monkeypatch, serve):
         basic = ["bench", urls[0], *against_it, "--shape", "32:8", "--concurrency", "1,2", "-o", str(folder), "--json"]
         return run([*basic, *options])
 
-    call.folder = folder
+    call.folder, call.pages = folder, pages
     return call
 
 
@@ -100,6 +100,31 @@ def test_ctrl_c_keeps_whole_blocks_and_the_same_command_goes_on(bench, capsys):
     assert len((bench.folder / "bench.jsonl").read_text().splitlines()) == 1 + 24
     assert bench() == 0
     assert Generator.orders == [], "nothing is left to do"
+
+
+@pytest.mark.parametrize(
+    ("page", "other", "why"),
+    [
+        ("/metrics", "process_start_time_seconds 2.0\n", "A started: 1.0 there, 2.0 now"),
+        ("/version", {"version": "0.33.0"}, "A version: 0.32.0 there, 0.33.0 now"),
+        ("/v1/models", {"data": [{"id": "mini", "root": "/pruned", "max_model_len": 512}]}, "A root: "),
+    ],
+)
+def test_another_server_at_the_same_address_does_not_go_on_with_its_blocks(bench, capsys, page, other, why):
+    bench.pages |= {"/metrics": "process_start_time_seconds 1.0\n", "/version": {"version": "0.32.0"}}
+    Generator.stop_at = 5
+    tokenizer = ["--tokenizer", "/mini"]
+    assert bench(*tokenizer) == 130
+    before = (bench.folder / "bench.jsonl").read_bytes()
+    Generator.stop_at = None
+    assert bench("--tokenizer", "/other") == 2
+    assert "tokenizer: /mini there, /other now" in capsys.readouterr().err
+    bench.pages[page] = other
+    assert bench(*tokenizer) == 2
+    said = capsys.readouterr().err
+    assert why in said
+    assert "another bench in this folder" in said
+    assert (bench.folder / "bench.jsonl").read_bytes() == before
 
 
 def test_a_server_that_hangs_costs_one_block_and_is_reported(bench, capsys):

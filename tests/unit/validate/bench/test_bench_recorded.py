@@ -138,7 +138,7 @@ def test_half_a_pair_is_measured_again_and_failures_stay(tmp_path, block):
 def test_another_bench_in_the_folder_is_left_alone(tmp_path, block):
     open_records(tmp_path, SETTINGS).add(block)
     before = (tmp_path / "bench.jsonl").read_bytes()
-    with pytest.raises(UsageError, match="blocks differ"):
+    with pytest.raises(UsageError, match="blocks: 6 there, 7 now"):
         open_records(tmp_path, SETTINGS | {"blocks": 7})
     assert (tmp_path / "bench.jsonl").read_bytes() == before
 

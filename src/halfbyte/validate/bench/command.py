@@ -101,6 +101,7 @@ def _refuse_contradictions(url: str | None, choice: dict[str, Any]) -> None:
 
 def _measure(out: Output, url: str, choice: dict[str, Any]) -> tuple[dict[str, Server], list[Block]]:
     """Run the load; an interrupt ends it with what is whole on disk."""
+    from halfbyte.folders import alone_measuring  # noqa: PLC0415
     from halfbyte.validate.bench.blocks import Arm, Plan, measure  # noqa: PLC0415
     from halfbyte.validate.bench.machine import look_at  # noqa: PLC0415
     from halfbyte.validate.bench.records import open_records  # noqa: PLC0415
@@ -126,15 +127,16 @@ def _measure(out: Output, url: str, choice: dict[str, Any]) -> tuple[dict[str, S
         trust_remote_code=choice["trust_remote_code"],
     )
     folder: Path = choice["folder"]
-    records = open_records(folder, plan.settings())
-    if records.blocks:
-        out.note(f"{len(records.blocks)} blocks are there already")
-    try:
-        with VllmGenerator(folder / "generator.log") as generator:
-            measure(plan, generator, records, out.note)
-    except KeyboardInterrupt:
-        what = f"interrupted; {len(records.blocks)} blocks are kept"
-        raise InterruptedRunError(what, where=str(records.path), fix="the same command goes on") from None
+    with alone_measuring(folder):
+        records = open_records(folder, plan.settings())
+        if records.blocks:
+            out.note(f"{len(records.blocks)} blocks are there already")
+        try:
+            with VllmGenerator(folder / "generator.log") as generator:
+                measure(plan, generator, records, out.note)
+        except KeyboardInterrupt:
+            what = f"interrupted; {len(records.blocks)} blocks are kept"
+            raise InterruptedRunError(what, where=str(records.path), fix="the same command goes on") from None
     return servers, records.blocks
 
 

@@ -177,14 +177,27 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], of: str = ""
 
 def whole_pairs(blocks: Iterable[Block], arms: Iterable[str]) -> list[Block]:
     """Leave out failed blocks, and those whose partner in an A/B is missing: neighbours must be neighbours in time."""
-    measured = [block for block in blocks if not block.problem]
+    measured = once(block for block in blocks if not block.problem)
     arms = tuple(arms)
     turns = {(block.arm, block.point, block.turn) for block in measured}
     return [block for block in measured if all((arm, block.point, block.turn) in turns for arm in arms)]
 
 
+def once(blocks: Iterable[Block]) -> list[Block]:
+    """Leave out a turn that was measured before: twice the same turn is not more evidence. What failed stays."""
+    seen: set[tuple[str, Point, int]] = set()
+    kept: list[Block] = []
+    for block in blocks:
+        turn = (block.arm, block.point, block.turn)
+        if block.problem or turn not in seen:
+            kept.append(block)
+        if not block.problem:
+            seen.add(turn)
+    return kept
+
+
 def read_records(path: Path) -> tuple[dict[str, Any], list[Block]]:
-    """Return settings and blocks of a file; a torn last line is left out, anything else wrong is an error."""
+    """Return settings and blocks of a file, each turn once; a torn last line is left out, more is an error."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
@@ -203,4 +216,4 @@ def read_records(path: Path) -> tuple[dict[str, Any], list[Block]]:
                 continue
             what = f"line {number + 1} is no block of a bench"
             raise UsageError(what, where=str(path), fix="measure again, in another folder") from None
-    return settings, blocks
+    return settings, once(blocks)

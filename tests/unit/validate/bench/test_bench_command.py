@@ -102,6 +102,24 @@ def test_ctrl_c_keeps_whole_blocks_and_the_same_command_goes_on(bench, capsys):
     assert Generator.orders == [], "nothing is left to do"
 
 
+def test_a_second_bench_in_the_same_folder_is_refused(bench, capsys, monkeypatch):
+    second = []
+
+    def block(self, order):
+        if not second:
+            second.append(None)  # or the second would start a third
+            second[0] = bench()
+        return own(self, order)
+
+    own = Generator.block
+    monkeypatch.setattr(Generator, "block", block)
+    assert bench() == 0
+    assert second == [2]
+    assert "another run is writing into this folder" in capsys.readouterr().err
+    assert len((bench.folder / "bench.jsonl").read_text().splitlines()) == 1 + 24
+    assert bench() == 0, "the lock is gone with the run"
+
+
 @pytest.mark.parametrize(
     ("page", "other", "why"),
     [

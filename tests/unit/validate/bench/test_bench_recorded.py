@@ -8,7 +8,7 @@ import pytest
 
 from halfbyte.errors import UsageError
 from halfbyte.validate.bench.metrics_page import between, read_page
-from halfbyte.validate.bench.records import Block, open_records, read_records, requests_of
+from halfbyte.validate.bench.records import Block, open_records, read_records, requests_of, whole_pairs
 from halfbyte.validate.bench.shapes import Point
 from halfbyte.validate.bench.summary import steady, summarize
 
@@ -133,6 +133,18 @@ def test_half_a_pair_is_measured_again_and_failures_stay(tmp_path, block):
         records.add(one)
     kept = open_records(tmp_path, SETTINGS).blocks
     assert [(one.arm, one.turn, one.failed) for one in kept] == [("B", 0, "gone"), ("A", 1, ""), ("B", 1, "")]
+
+
+def test_a_turn_that_is_there_twice_counts_once(tmp_path, block):
+    records = open_records(tmp_path, SETTINGS)
+    failed = Block("B", POINT, 0, 0.0, (), failed="gone")
+    again = replace(block, seconds=2 * block.seconds)
+    for one in (failed, block, replace(block, arm="B"), again, replace(again, arm="B")):
+        records.add(one)
+    once = [failed, block, replace(block, arm="B")]
+    assert whole_pairs(records.blocks, "AB") == once[1:]
+    assert read_records(tmp_path / "bench.jsonl")[1] == once
+    assert open_records(tmp_path, SETTINGS).blocks == once
 
 
 def test_another_bench_in_the_folder_is_left_alone(tmp_path, block):

@@ -50,7 +50,8 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 def bench_command(out: Output, url: str | None, **choice: Any) -> None:
     """Measure how fast the server at URL answers, with vLLM's own load generator, and compare it with another.
 
-    Exit code 1 if requests failed. Ctrl-C keeps the blocks that are whole; the same command goes on.
+    Exit code 1 if requests failed. Ctrl-C keeps the blocks that are whole; the same command goes on. Keys for servers
+    come from HALFBYTE_API_KEY or OPENAI_API_KEY.
     """
     from halfbyte.validate.bench.importers import read_results  # noqa: PLC0415 - `halfbyte --help` stays instant
     from halfbyte.validate.bench.report import COLUMNS, make_report  # noqa: PLC0415

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from halfbyte.errors import UsageError
 from halfbyte.validate.bench.shapes import Point
+from halfbyte.validate.endpoint import without_keys
 from halfbyte.write import write_whole
 
 FILE = "bench.jsonl"
@@ -117,7 +118,7 @@ def requests_of(result: Mapping[str, Any], point: Point, *, exact: bool = True) 
 
 def _problem(error: str, prompt: int, output: int, point: Point, *, exact: bool) -> str:
     if error:
-        lines = [line.strip() for line in error.strip().splitlines()]
+        lines = [line.strip() for line in without_keys(error).strip().splitlines()]
         return lines[-1][:_FIRST_WORDS] if lines else "failed"
     if not output:
         return "failed without a word"

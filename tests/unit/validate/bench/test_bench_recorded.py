@@ -64,6 +64,12 @@ def test_lengths_other_than_asked_are_errors(result):
     assert requests_of(result, POINT)[0].error == "failed without a word"
 
 
+def test_a_reason_does_not_repeat_the_key(result, monkeypatch):
+    monkeypatch.setenv("HALFBYTE_API_KEY", "sk-very-secret")
+    result["errors"][0] = "HTTP 401: Bearer sk-very-secret is not known"
+    assert requests_of(result, POINT)[0].error == "HTTP 401: Bearer *** is not known"
+
+
 def test_a_failed_block_is_an_error_and_no_zero(block):
     dead = Block("A", POINT, 1, 0.0, (), failed="the block did not end within 90 s")
     found = summarize([dead], {})

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from halfbyte.validate.bench.records import Block
     from halfbyte.validate.bench.report import Report
 
+_LONGEST_S = 86_400
+_MOST_BLOCKS = 10_000
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -30,7 +32,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--content", default="random", show_default=True,
               help="What prompts are: random, prose, code, json; with commas for several.")  # fmt: skip
 @click.option("--chat", is_flag=True, help="Ask through the chat template; prompts are then only about as long.")
-@click.option("--blocks", type=click.IntRange(1), default=6, show_default=True,
+@click.option("--blocks", type=click.IntRange(1, _MOST_BLOCKS), default=6, show_default=True,
               help="Blocks of each server at each point; fewer than 6 support no claim.")  # fmt: skip
 @click.option("--slo", help="Count the requests that are fast enough, as in ttft=1s,tpot=50ms.")
 @click.option("--gpus", metavar="NxGPU", help="What it runs on, as in 8xB200: for the roofline.")
@@ -95,6 +97,9 @@ def bench_command(out: Output, url: str | None, **choice: Any) -> None:
 def _refuse_contradictions(url: str | None, choice: dict[str, Any]) -> None:
     if url is None and not choice["imported"]:
         raise UsageError("nothing to measure", where="URL", fix="name a server, or results with --import")
+    if not choice["timeout"] <= _LONGEST_S:  # "nan" is a number too, and smaller than none
+        what = f"a request cannot be given {choice['timeout']:g} seconds"
+        raise UsageError(what, where="--timeout", fix=f"give at most {_LONGEST_S:,} (a day)")
     if choice["against"] and (url is None or choice["imported"] or choice["against_results"]):
         what = "--against takes turns with URL, and results from files cannot"
         raise UsageError(what, where="--against", fix="leave out --import and --against-results")

@@ -26,7 +26,10 @@ Spread = dict[str, float] | None
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One server at one point; seconds unless a name says otherwise. A rate without an answer is None, never 0."""
+    """One server at one point; seconds unless a name says otherwise.
+
+    A rate without an answer is None, never 0. A goodput of 0 is one: all answers came, and all too late.
+    """
 
     arm: str
     point: Point
@@ -102,7 +105,7 @@ def summarize(blocks: Sequence[Block], slo: Mapping[str, float]) -> Summary:
         itl=_spread([gap for request in good for gap in request.gaps]),
         tpot=_spread(paces),
         e2e=_spread([request.latency for request in good]),
-        goodput_per_second=_rate(len(within), seconds) if slo else None,
+        goodput_per_second=len(within) / seconds if slo and good and seconds else None,
         good_share=len(within) / len(requests) if slo and requests else None,
         drift=_drift(measured),
         client_share=max((block.processor_share for block in whole), default=0.0),

@@ -213,6 +213,12 @@ def test_imported_results_make_a_table(tmp_path, capsys):
         (["http://127.0.0.1:1", "--gpus", "8xB9"], "is not known"),
         (["--import", "x.json", "--against", "http://127.0.0.1:1"], "--against takes turns with URL"),
         (["--import", "x.json"], "cannot read these results"),
+        (["http://127.0.0.1:1", "--timeout", "nan"], "cannot be given nan seconds"),
+        (["http://127.0.0.1:1", "--timeout", "inf"], "cannot be given inf seconds"),
+        (["http://127.0.0.1:1", "--timeout", "1e30"], "cannot be given 1e+30 seconds"),
+        (["http://127.0.0.1:1", "--timeout", "86400"], "does not say which models"),
+        (["http://127.0.0.1:1", "--timeout", "-1"], "-1"),
+        (["http://127.0.0.1:1", "--blocks", "1000000000000"], "1000000000000"),
     ],
 )
 def test_what_cannot_be(arguments, why, tmp_path, capsys):

@@ -45,7 +45,10 @@ def test_goodput_counts_requests_within_every_target(block):
     found = summarize([block], {"ttft": ttfts[1]})
     assert found.good_share == 0.5
     assert found.goodput_per_second == pytest.approx(2 / block.seconds)
-    assert summarize([block], {"ttft": ttfts[1], "tpot": 1e-6}).good_share == 0
+    late = summarize([block], {"ttft": ttfts[1], "tpot": 1e-6})
+    assert (late.good_share, late.goodput_per_second) == (0, 0), "answers that are all too late are no missing figure"
+    dead = Block("A", POINT, 1, 0.0, (), failed="gone")
+    assert summarize([dead], {"ttft": 1.0}).goodput_per_second is None
     assert summarize([block], {}).goodput_per_second is None
 
 

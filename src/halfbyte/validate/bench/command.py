@@ -55,7 +55,8 @@ def bench_command(out: Output, url: str | None, **choice: Any) -> None:
     Exit code 1 if requests failed. Ctrl-C keeps the blocks that are whole; the same command goes on. Keys for servers
     come from HALFBYTE_API_KEY or OPENAI_API_KEY.
     """
-    from halfbyte.validate.bench.importers import read_results  # noqa: PLC0415 - `halfbyte --help` stays instant
+    from halfbyte.validate.bench.import_checks import refuse_twice  # noqa: PLC0415 - `halfbyte --help` stays instant
+    from halfbyte.validate.bench.importers import read_results  # noqa: PLC0415
     from halfbyte.validate.bench.report import COLUMNS, make_report  # noqa: PLC0415
     from halfbyte.validate.bench.shapes import targets  # noqa: PLC0415
     from halfbyte.write import disk_error  # noqa: PLC0415
@@ -66,8 +67,11 @@ def bench_command(out: Output, url: str | None, **choice: Any) -> None:
 
         parse_gpus(choice["gpus"])
     _refuse_contradictions(url, choice)
-    blocks: list[Block] = [block for file in choice["imported"] for block in read_results(file, "A")]
-    blocks += [block for file in choice["against_results"] for block in read_results(file, "B")]
+    blocks: list[Block] = []
+    for option, arm in (("imported", "A"), ("against_results", "B")):
+        read = [block for file in choice[option] for block in read_results(file, arm)]
+        refuse_twice(read, arm)
+        blocks += read
     servers: dict[str, Server] = {}
     folder: Path = choice["folder"]
     sequential = bool(choice["imported"] or choice["against_results"])
@@ -160,7 +164,8 @@ def _save(found: Report, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     note = f"no claim: {found.no_claim_because}" if found.no_claim_because else ""
     picture = plot(found.summaries, note)
-    texts = {"bench.json": json.dumps(found.as_dict(), indent=1) + "\n"} | ({"bench.svg": picture} if picture else {})
+    facts = json.dumps(found.as_dict(), indent=1, allow_nan=False)
+    texts = {"bench.json": facts + "\n"} | ({"bench.svg": picture} if picture else {})
     if picture is None:
         with suppress(OSError):
             (folder / "bench.svg").unlink()

@@ -15,6 +15,7 @@ from statistics import median_low
 from typing import Any, cast
 
 from halfbyte.errors import UsageError
+from halfbyte.validate.bench.import_checks import NonsenseError, check_block, whole_number
 from halfbyte.validate.bench.records import Block, Request, read_records, requests_of
 from halfbyte.validate.bench.shapes import Point
 
@@ -30,10 +31,17 @@ def read_results(path: Path, arm: str) -> list[Block]:
         first = json.loads(text.partition("\n")[0]) if path.suffix == ".jsonl" else json.loads(text)
         rows = cast("dict[str, Any]", first if isinstance(first, dict) else {})
         blocks = _read(path, rows, text)
-    except (OSError, ValueError) as error:
+        for block in blocks:
+            check_block(block)
+    except NonsenseError as error:
+        raise UsageError(f"these results cannot be: {error}", where=str(path), fix=_FIX) from None
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError("cannot read these results", where=str(path), fix=_FIX) from error
-    except (KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
         what = f"these results lack something: {type(error).__name__}: {error}"
+        raise UsageError(what, where=str(path), fix=_FIX) from None
+    except (TypeError, AttributeError) as error:
+        what = f"something in these results is of another kind than it should be: {error}"
         raise UsageError(what, where=str(path), fix=_FIX) from None
     if not blocks:
         raise UsageError("there are no requests in these results", where=str(path), fix=_FIX)
@@ -54,7 +62,7 @@ def _read(path: Path, first: Row, text: str) -> list[Block]:
 
 
 def _vllm(found: Row) -> Block:
-    users = found["max_concurrency"] or found["num_prompts"]
+    users = whole_number(found["max_concurrency"] or found["num_prompts"], "the number of requests at once", 1)
     any_length = requests_of(found, Point(1, 1, users), exact=False)
     point = _point(any_length, users)
     return Block("", point, 0, found["duration"], any_length, source="vllm bench serve")

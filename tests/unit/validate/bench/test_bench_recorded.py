@@ -121,6 +121,11 @@ def test_counters_of_several_engines_are_added():
     assert read_page(page).counters == {"preemptions": 5.0}
 
 
+def test_a_figure_that_is_no_number_is_not_known():
+    page = read_page("vllm:kv_cache_usage_perc NaN\nvllm:num_preemptions_total +Inf\nprocess_start_time_seconds nan\n")
+    assert (page.kv_use, page.counters, page.started) == (None, {}, None)
+
+
 SETTINGS = {"servers": {"A": 1, "B": 2}, "blocks": 6}
 
 

@@ -53,6 +53,7 @@ class Block:
     gpus: Mapping[str, Any] | None = None
     processor_share: float = 0.0
     source: str = "vllm bench serve"
+    doubt: str = ""  # why its speed counts, but supports no claim
 
     @property
     def good(self) -> tuple[Request, ...]:

@@ -53,6 +53,7 @@ class Summary:
     client_share: float
     server: Mapping[str, Any]
     gpus: Mapping[str, Any] | None
+    doubt: str = ""
 
     @property
     def error_rate(self) -> float:
@@ -70,7 +71,7 @@ class Summary:
         known = self.server.get("prefix_hit_share") or 0.0
         if known > KNOWN_PREFIX:
             return f"{self.arm}'s prefix cache knew {known:.0%} of the prompts; another --seed makes new ones"
-        return ""
+        return self.doubt
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -111,6 +112,7 @@ def summarize(blocks: Sequence[Block], slo: Mapping[str, float]) -> Summary:
         client_share=max((block.processor_share for block in whole), default=0.0),
         server=_server([block.server for block in whole]),
         gpus=_gpus([block.gpus for block in whole if block.gpus]),
+        doubt=next((block.doubt for block in whole if block.doubt), ""),
     )
 
 

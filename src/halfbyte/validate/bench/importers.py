@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from halfbyte.errors import UsageError
 from halfbyte.validate.bench.import_checks import NonsenseError, check_block, whole_number
-from halfbyte.validate.bench.records import Block, Request, read_records, requests_of
+from halfbyte.validate.bench.records import COLUMNS, Block, Request, read_records, requests_of
 from halfbyte.validate.bench.shapes import Point
 
 Row = Mapping[str, Any]
@@ -64,6 +64,9 @@ def _read(path: Path, first: Row, text: str) -> list[Block]:
 
 
 def _vllm(found: Row) -> Block:
+    for name in COLUMNS:
+        if len(found[name]) != len(found["start_times"]):
+            raise NonsenseError(f"there are {len(found['start_times'])} start_times, but {len(found[name])} {name}")
     any_length = requests_of(found, Point(1, 1, 1), exact=False)
     rate = found.get("request_rate") or "inf"
     paced = "" if rate in ("inf", math.inf) else f"{_number(rate):g} requests a second"

@@ -18,6 +18,7 @@ from halfbyte.validate.endpoint import without_keys
 from halfbyte.write import write_whole
 
 FILE = "bench.jsonl"
+COLUMNS = ("start_times", "ttfts", "latencies", "itls", "input_lens", "output_lens", "errors")  # vLLM's, a request each
 _FIRST_WORDS = 200
 
 
@@ -108,9 +109,8 @@ def requests_of(result: Mapping[str, Any], point: Point, *, exact: bool = True) 
     """
     starts: list[float] = result["start_times"]
     first = min(starts, default=0.0)
-    columns = ("ttfts", "latencies", "itls", "input_lens", "output_lens", "errors")
     made: list[Request] = []
-    for start, *row in zip(starts, *(result[name] for name in columns), strict=True):
+    for start, *row in zip(starts, *(result[name] for name in COLUMNS[1:]), strict=True):
         ttft, latency, gaps, prompt, output, error = row
         made.append(Request(start - first, ttft, latency, tuple(gaps), prompt, output or 0,
                             _problem(error, prompt, output or 0, point, exact=exact)))  # fmt: skip

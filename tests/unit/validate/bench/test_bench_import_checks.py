@@ -46,7 +46,8 @@ def result() -> dict:
         ({"input_lens": ["64"] * 4}, "the prompt's length of request 1 is '64'"),
         ({"output_lens": [16, 16, -16, 16]}, "the answer's length of request 3 is -16"),
         ({"output_lens": [10**400] * 4}, "the answer's length of request 1"),
-        ({"ttfts": [0.1] * 3}, "cannot read"),
+        ({"ttfts": [0.1] * 3}, "there are 4 start_times, but 3 ttfts"),
+        ({"ttfts": 0.1}, "of another kind than it should be"),
     ],
 )
 def test_nonsense_in_vllms_file(tmp_path, capsys, result, change, why):

@@ -74,7 +74,7 @@ def alone(out: Path) -> Generator[None]:
 
 @contextmanager
 def alone_measuring(folder: Path) -> Generator[None]:
-    """One run at a time in a folder of statistics: what one has finished another would go on with."""
+    """One run at a time in a folder of statistics or speeds: what one has finished another would go on with."""
     with _locked(folder, folder, "wait until it has ended, or give another folder"):
         yield
 

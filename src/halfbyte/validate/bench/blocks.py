@@ -18,6 +18,7 @@ from halfbyte.validate.bench.metrics_page import between
 from halfbyte.validate.bench.records import Block, Records, requests_of
 from halfbyte.validate.bench.shapes import Point
 from halfbyte.validate.bench.vllm_generator import LoadGenerator, Order, seed_of
+from halfbyte.validate.endpoint import without_keys
 
 WARM_UP = -1  # its turn
 ROUNDS = 4  # requests of a block for each user
@@ -48,9 +49,13 @@ class Plan:
     trust_remote_code: bool = False
 
     def settings(self) -> dict[str, Any]:
-        """Return what decides whether an earlier file is the beginning of this run."""
+        """Return what decides whether an earlier file is the beginning of this run.
+
+        A server that was started anew, or with another checkpoint at the same address, is another server.
+        """
         return {
-            "servers": {arm.name: {"url": arm.server.url, "model": arm.server.model} for arm in self.arms},
+            "servers": {arm.name: arm.server.identity() for arm in self.arms},
+            "tokenizer": self.tokenizer,
             "points": [str(point) for point in self.points],
             "blocks": self.blocks,
             "seed": self.seed,
@@ -115,7 +120,8 @@ def run_block(plan: Plan, arm: Arm, point: Point, turn: int, generator: LoadGene
     after = metrics(arm.server.url)
     seen = {**between(before, after), "kv_use_peak": kv.most, "no_claim_because": arm.server.no_claim_because}
     if "failed" in answer:
-        return Block(arm.name, point, turn, 0.0, (), failed=answer["failed"], server=seen, gpus=power.found)
+        why = without_keys(answer["failed"])
+        return Block(arm.name, point, turn, 0.0, (), failed=why, server=seen, gpus=power.found)
     found: dict[str, Any] = answer["result"]
     return Block(
         arm=arm.name,

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from halfbyte.validate.bench.records import Block
     from halfbyte.validate.bench.report import Report
 
+_LONGEST_S = 86_400
+_MOST_BLOCKS = 10_000
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -30,7 +32,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--content", default="random", show_default=True,
               help="What prompts are: random, prose, code, json; with commas for several.")  # fmt: skip
 @click.option("--chat", is_flag=True, help="Ask through the chat template; prompts are then only about as long.")
-@click.option("--blocks", type=click.IntRange(1), default=6, show_default=True,
+@click.option("--blocks", type=click.IntRange(1, _MOST_BLOCKS), default=6, show_default=True,
               help="Blocks of each server at each point; fewer than 6 support no claim.")  # fmt: skip
 @click.option("--slo", help="Count the requests that are fast enough, as in ttft=1s,tpot=50ms.")
 @click.option("--gpus", metavar="NxGPU", help="What it runs on, as in 8xB200: for the roofline.")
@@ -50,9 +52,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 def bench_command(out: Output, url: str | None, **choice: Any) -> None:
     """Measure how fast the server at URL answers, with vLLM's own load generator, and compare it with another.
 
-    Exit code 1 if requests failed. Ctrl-C keeps the blocks that are whole; the same command goes on.
+    Exit code 1 if requests failed. Ctrl-C keeps the blocks that are whole; the same command goes on. Keys for servers
+    come from HALFBYTE_API_KEY or OPENAI_API_KEY.
     """
-    from halfbyte.validate.bench.importers import read_results  # noqa: PLC0415 - `halfbyte --help` stays instant
+    from halfbyte.validate.bench.import_checks import refuse_twice  # noqa: PLC0415 - `halfbyte --help` stays instant
+    from halfbyte.validate.bench.importers import read_results  # noqa: PLC0415
     from halfbyte.validate.bench.report import COLUMNS, make_report  # noqa: PLC0415
     from halfbyte.validate.bench.shapes import targets  # noqa: PLC0415
     from halfbyte.write import disk_error  # noqa: PLC0415
@@ -63,8 +67,11 @@ def bench_command(out: Output, url: str | None, **choice: Any) -> None:
 
         parse_gpus(choice["gpus"])
     _refuse_contradictions(url, choice)
-    blocks: list[Block] = [block for file in choice["imported"] for block in read_results(file, "A")]
-    blocks += [block for file in choice["against_results"] for block in read_results(file, "B")]
+    blocks: list[Block] = []
+    for option, arm in (("imported", "A"), ("against_results", "B")):
+        read = [block for file in choice[option] for block in read_results(file, arm)]
+        refuse_twice(read, arm)
+        blocks += read
     servers: dict[str, Server] = {}
     folder: Path = choice["folder"]
     sequential = bool(choice["imported"] or choice["against_results"])
@@ -94,6 +101,9 @@ def bench_command(out: Output, url: str | None, **choice: Any) -> None:
 def _refuse_contradictions(url: str | None, choice: dict[str, Any]) -> None:
     if url is None and not choice["imported"]:
         raise UsageError("nothing to measure", where="URL", fix="name a server, or results with --import")
+    if not choice["timeout"] <= _LONGEST_S:  # "nan" is a number too, and smaller than none
+        what = f"a request cannot be given {choice['timeout']:g} seconds"
+        raise UsageError(what, where="--timeout", fix=f"give at most {_LONGEST_S:,} (a day)")
     if choice["against"] and (url is None or choice["imported"] or choice["against_results"]):
         what = "--against takes turns with URL, and results from files cannot"
         raise UsageError(what, where="--against", fix="leave out --import and --against-results")
@@ -101,6 +111,7 @@ def _refuse_contradictions(url: str | None, choice: dict[str, Any]) -> None:
 
 def _measure(out: Output, url: str, choice: dict[str, Any]) -> tuple[dict[str, Server], list[Block]]:
     """Run the load; an interrupt ends it with what is whole on disk."""
+    from halfbyte.folders import alone_measuring  # noqa: PLC0415
     from halfbyte.validate.bench.blocks import Arm, Plan, measure  # noqa: PLC0415
     from halfbyte.validate.bench.machine import look_at  # noqa: PLC0415
     from halfbyte.validate.bench.records import open_records  # noqa: PLC0415
@@ -126,15 +137,16 @@ def _measure(out: Output, url: str, choice: dict[str, Any]) -> tuple[dict[str, S
         trust_remote_code=choice["trust_remote_code"],
     )
     folder: Path = choice["folder"]
-    records = open_records(folder, plan.settings())
-    if records.blocks:
-        out.note(f"{len(records.blocks)} blocks are there already")
-    try:
-        with VllmGenerator(folder / "generator.log") as generator:
-            measure(plan, generator, records, out.note)
-    except KeyboardInterrupt:
-        what = f"interrupted; {len(records.blocks)} blocks are kept"
-        raise InterruptedRunError(what, where=str(records.path), fix="the same command goes on") from None
+    with alone_measuring(folder):
+        records = open_records(folder, plan.settings())
+        if records.blocks:
+            out.note(f"{len(records.blocks)} blocks are there already")
+        try:
+            with VllmGenerator(folder / "generator.log") as generator:
+                measure(plan, generator, records, out.note)
+        except KeyboardInterrupt:
+            what = f"interrupted; {len(records.blocks)} blocks are kept"
+            raise InterruptedRunError(what, where=str(records.path), fix="the same command goes on") from None
     return servers, records.blocks
 
 
@@ -152,7 +164,8 @@ def _save(found: Report, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     note = f"no claim: {found.no_claim_because}" if found.no_claim_because else ""
     picture = plot(found.summaries, note)
-    texts = {"bench.json": json.dumps(found.as_dict(), indent=1) + "\n"} | ({"bench.svg": picture} if picture else {})
+    facts = json.dumps(found.as_dict(), indent=1, allow_nan=False)
+    texts = {"bench.json": facts + "\n"} | ({"bench.svg": picture} if picture else {})
     if picture is None:
         with suppress(OSError):
             (folder / "bench.svg").unlink()

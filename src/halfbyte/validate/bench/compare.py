@@ -70,6 +70,19 @@ def compare(blocks: Sequence[Block], summaries: Sequence[Summary], no_claim: str
     return found
 
 
+def not_compared(summaries: Sequence[Summary]) -> list[str]:
+    """Say where only one of two servers has a speed: nothing is compared there, however near the other's points are."""
+    measured = {arm: [one.point for one in summaries if one.arm == arm and one.tokens_per_second] for arm in "AB"}
+    if not all(measured.values()):
+        return []  # one server only, or one whose errors are said
+    return [
+        f"{point}: only {arm} has a speed here, so nothing is compared"
+        for arm, other in ("AB", "BA")
+        for point in measured[arm]
+        if point not in measured[other]
+    ]
+
+
 def _speeds(blocks: Sequence[Block], value: Callable[[Block], float], design: Design) -> tuple[list[Any], list[Any]]:
     """Return the speeds of both arms: of pairs in the order of time, or of each server start."""
     if design == "abba":

@@ -8,6 +8,7 @@ write these files (guidellm's GenerativeRequestStats, aiperf's MetricRecordInfo)
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,13 @@ from statistics import median_low
 from typing import Any, cast
 
 from halfbyte.errors import UsageError
-from halfbyte.validate.bench.records import Block, Request, read_records, requests_of
+from halfbyte.validate.bench.import_checks import NonsenseError, check_block, whole_number
+from halfbyte.validate.bench.records import COLUMNS, Block, Request, read_records, requests_of
 from halfbyte.validate.bench.shapes import Point
 
 Row = Mapping[str, Any]
 _NS = 1e-9
+_ONE_USER = "synchronous"  # guidellm's word for a user who waits for an answer before asking again
 _FIX = "take a bench.jsonl, the file of `vllm bench serve --save-detailed`, guidellm's JSON or aiperf's JSONL"
 
 
@@ -30,10 +33,17 @@ def read_results(path: Path, arm: str) -> list[Block]:
         first = json.loads(text.partition("\n")[0]) if path.suffix == ".jsonl" else json.loads(text)
         rows = cast("dict[str, Any]", first if isinstance(first, dict) else {})
         blocks = _read(path, rows, text)
-    except (OSError, ValueError) as error:
+        for block in blocks:
+            check_block(block)
+    except NonsenseError as error:
+        raise UsageError(f"these results cannot be: {error}", where=str(path), fix=_FIX) from None
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError("cannot read these results", where=str(path), fix=_FIX) from error
-    except (KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
         what = f"these results lack something: {type(error).__name__}: {error}"
+        raise UsageError(what, where=str(path), fix=_FIX) from None
+    except (TypeError, AttributeError) as error:
+        what = f"something in these results is of another kind than it should be: {error}"
         raise UsageError(what, where=str(path), fix=_FIX) from None
     if not blocks:
         raise UsageError("there are no requests in these results", where=str(path), fix=_FIX)
@@ -54,20 +64,32 @@ def _read(path: Path, first: Row, text: str) -> list[Block]:
 
 
 def _vllm(found: Row) -> Block:
-    users = found["max_concurrency"] or found["num_prompts"]
-    any_length = requests_of(found, Point(1, 1, users), exact=False)
-    point = _point(any_length, users)
-    return Block("", point, 0, found["duration"], any_length, source="vllm bench serve")
+    for name in COLUMNS:
+        if len(found[name]) != len(found["start_times"]):
+            raise NonsenseError(f"there are {len(found['start_times'])} start_times, but {len(found[name])} {name}")
+    any_length = requests_of(found, Point(1, 1, 1), exact=False)
+    rate = found.get("request_rate") or "inf"
+    paced = "" if rate in ("inf", math.inf) else f"{_number(rate):g} requests a second"
+    users = found["max_concurrency"] or (at_once(any_length) if paced else found["num_prompts"])
+    point = _point(any_length, whole_number(users, "the number of requests at once", 1), paced)
+    return Block("", point, 0, found["duration"], any_length, source="vllm bench serve", doubt=_lengths(any_length))
 
 
 def _guidellm(found: Row) -> Block:
-    """One of guidellm's benchmarks. Requests that it cut off at its end are left out, as it does itself."""
+    """One of guidellm's benchmarks. Requests that it cut off at its end are left out, as it does itself.
+
+    Only some of its loads keep a number of requests under way; of the others the most at once is counted, and they are
+    named, as a load that does not wait for answers is another one.
+    """
     failed: list[Row] = found["requests"]["errored"] or []
     requests = [_guidellm_request(row, "") for row in found["requests"]["successful"]]
     requests += [_guidellm_request(row, _words(row)) for row in failed]
     strategy: Row = found["config"]["strategy"]
-    users = strategy.get("streams") or strategy.get("max_concurrency") or 1
-    return _block(requests, int(users), "guidellm")
+    users, kind, rate = strategy.get("streams"), strategy.get("type_"), strategy.get("rate")
+    if users is not None:
+        return _block(requests, whole_number(users, "the number of requests at once", 1), "guidellm")
+    paced = f"{kind} load" + (f" of {_number(rate):g} a second" if rate else "")
+    return _block(requests, at_once(requests), "guidellm", "" if kind == _ONE_USER else paced)
 
 
 def _words(row: Row) -> str:
@@ -93,7 +115,11 @@ def _aiperf(rows: Sequence[Row]) -> Block:
     """All records of a profile_export.jsonl; those of a warm-up are left out."""
     asked = [row for row in rows if row["metadata"].get("benchmark_phase") != "warmup"]
     requests = [_aiperf_request(row) for row in asked]
-    return _block(requests, at_once(requests), "aiperf")
+    block = _block(requests, at_once(requests), "aiperf")
+    if any("usage_completion_tokens" not in row["metrics"] for row in asked if not row.get("error")):
+        what = "aiperf counted tokens itself, which need not be the server's (--use-server-token-count asks the server)"
+        return replace(block, doubt=what)
+    return block
 
 
 def _aiperf_request(row: Row) -> Request:
@@ -139,18 +165,31 @@ def at_once(requests: Sequence[Request]) -> int:
     return most
 
 
-def _block(requests: Sequence[Request], users: int, source: str) -> Block:
+def _block(requests: Sequence[Request], users: int, source: str, paced: str = "") -> Block:
     if not requests:
         raise UsageError("there are no requests in these results", where=source, fix=_FIX)
     first = min(one.start for one in requests)
     last = max(one.start + one.latency for one in requests)
     moved = tuple(replace(one, start=one.start - first) for one in requests)
-    return Block("", _point(moved, users), 0, last - first, moved, source=source)
+    return Block("", _point(moved, users, paced), 0, last - first, moved, source=source, doubt=_lengths(moved))
 
 
-def _point(requests: Sequence[Request], users: int) -> Point:
+def _lengths(requests: Sequence[Request]) -> str:
+    """Say it if answers differ in length. The file does not tell which were asked for, and who stops early is fast."""
+    lengths = {one.output_tokens for one in requests if not one.error}
+    if len(lengths) < 2:  # noqa: PLR2004 - all alike
+        return ""
+    return f"its answers have {min(lengths)} to {max(lengths)} tokens, so that two servers need not do the same work"
+
+
+def _number(value: object) -> float:
+    if isinstance(value, (int, float)) and 0 < value < math.inf:
+        return float(value)
+    raise NonsenseError(f"the rate of requests is {value!r:.40}, not a number above 0")
+
+
+def _point(requests: Sequence[Request], users: int, paced: str = "") -> Point:
     """Return where it was measured, by the lengths in the middle."""
     good = [one for one in requests if not one.error] or list(requests)
-    return Point(
-        median_low(one.prompt_tokens for one in good), median_low(one.output_tokens for one in good), users, "imported"
-    )
+    prompt, output = median_low(one.prompt_tokens for one in good), median_low(one.output_tokens for one in good)
+    return Point(prompt, output, users, f"imported, {paced}" if paced else "imported")

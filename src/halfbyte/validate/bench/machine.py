@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import shutil
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -22,11 +22,12 @@ from halfbyte.errors import MachineError, UsageError
 from halfbyte.serve.boot_time import Boot, told
 from halfbyte.serve.ports import listening_process
 from halfbyte.validate.bench.metrics_page import Page, read_page
-from halfbyte.validate.endpoint import parse_url
+from halfbyte.validate.endpoint import KEY_VARIABLES, api_key, parse_url
 
 ANSWERS_WITHIN_S = 10.0
 EMULATION = "halfbyte_emulate"
 EMULATED = "the server emulates its number format"
+_NOT_LET_IN = (401, 403)
 _LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 _FLAG_LABELS = ("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization", "kv_cache_dtype")
 
@@ -57,6 +58,14 @@ class Server:
             return "the server computes on a CPU"
         return "" if self.device == "gpu" else "nobody knows what the server computes on; --gpus tells"
 
+    def identity(self) -> dict[str, Any]:
+        """Return what tells it from another server at the same address.
+
+        What the user says of it (--gpus, --emulated) is not in here: labels may change when a bench goes on.
+        """
+        names = ("url", "model", "root", "context", "version", "started", "kv_tokens")
+        return {name: getattr(self, name) for name in names} | {"settings": dict(self.settings)}
+
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
         boot = {**asdict(self.boot), "kind": self.boot.kind} if self.boot else None
@@ -67,7 +76,7 @@ class Server:
 def look_at(url: str, *, emulated: bool = False, gpus: str | None = None, model: str | None = None) -> Server:
     """Ask a server what it is; one that does not answer, or serves nothing, is an error before any load."""
     url = parse_url(url, ANSWERS_WITHIN_S).url
-    models = _json(url, "/v1/models")
+    models = _models(url)
     if models is None:
         fix = "is it up? `halfbyte serve OUT --run` starts one"
         raise MachineError("the server does not say which models it has", where=f"{url}/v1/models", fix=fix)
@@ -114,18 +123,41 @@ def metrics(url: str) -> Page | None:
 
 def fetch(address: str) -> str | None:
     """GET a page within a few seconds; None if there is none."""
-    key = os.environ.get("OPENAI_API_KEY")  # where vLLM's benchmark takes it from, too
-    call = urllib.request.Request(address, headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
-        with urllib.request.urlopen(call, timeout=ANSWERS_WITHIN_S) as answer:
-            return answer.read().decode("utf-8", errors="replace")
+        return _get(address)
     except (OSError, ValueError, http.client.HTTPException):  # URLError and timeouts are OSErrors
         return None
 
 
-def _json(url: str, path: str) -> dict[str, Any] | None:
+def _get(address: str) -> str:
+    key = api_key()
+    call = urllib.request.Request(address, headers={"Authorization": f"Bearer {key}"} if key else {})
+    with urllib.request.urlopen(call, timeout=ANSWERS_WITHIN_S) as answer:
+        return answer.read().decode("utf-8", errors="replace")
+
+
+def _models(url: str) -> dict[str, Any] | None:
+    """Return what the server says of its models; one that is up but does not let us in is an error of its own."""
+    address = f"{url}/v1/models"
     try:
-        found: Any = json.loads(fetch(f"{url}{path}") or "")
+        return _object(_get(address))
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code not in _NOT_LET_IN:
+                return None
+        what = f"the server {'refuses the key' if api_key() else 'wants a key'} (HTTP {error.code})"
+        raise MachineError(what, where=address, fix=f"set {' or '.join(KEY_VARIABLES)} in the environment") from None
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+
+
+def _json(url: str, path: str) -> dict[str, Any] | None:
+    return _object(fetch(f"{url}{path}") or "")
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        found: Any = json.loads(text)
     except ValueError:
         return None
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None

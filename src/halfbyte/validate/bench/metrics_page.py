@@ -5,6 +5,7 @@ The names are vLLM's; a server without the page has no figures, and that is said
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ def read_page(text: str) -> Page:
         if match is None:
             continue
         name, value = match["name"], _number(match["value"])
+        if value is None:
+            continue
         if name == _CACHE_CONFIG:
             cache = dict(_LABEL.findall(match["labels"] or ""))
         elif name in ours:
@@ -75,11 +78,13 @@ def read_page(text: str) -> Page:
     return Page(counters, cache, max(use, default=None), started, emulated, sum(running) if running else None)
 
 
-def _number(text: str) -> float:
+def _number(text: str) -> float | None:
+    """Return a sample's value; None for what tells nothing ("NaN", "+Inf", no number)."""
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        return 0.0
+        return None
+    return value if math.isfinite(value) else None
 
 
 def between(before: Page | None, after: Page | None) -> dict[str, Any]:

@@ -10,13 +10,15 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from halfbyte.errors import UsageError
 from halfbyte.validate.bench.shapes import Point
+from halfbyte.validate.endpoint import without_keys
 from halfbyte.write import write_whole
 
 FILE = "bench.jsonl"
+COLUMNS = ("start_times", "ttfts", "latencies", "itls", "input_lens", "output_lens", "errors")  # vLLM's, a request each
 _FIRST_WORDS = 200
 
 
@@ -52,6 +54,7 @@ class Block:
     gpus: Mapping[str, Any] | None = None
     processor_share: float = 0.0
     source: str = "vllm bench serve"
+    doubt: str = ""  # why its speed counts, but supports no claim
 
     @property
     def good(self) -> tuple[Request, ...]:
@@ -106,9 +109,8 @@ def requests_of(result: Mapping[str, Any], point: Point, *, exact: bool = True) 
     """
     starts: list[float] = result["start_times"]
     first = min(starts, default=0.0)
-    columns = ("ttfts", "latencies", "itls", "input_lens", "output_lens", "errors")
     made: list[Request] = []
-    for start, *row in zip(starts, *(result[name] for name in columns), strict=True):
+    for start, *row in zip(starts, *(result[name] for name in COLUMNS[1:]), strict=True):
         ttft, latency, gaps, prompt, output, error = row
         made.append(Request(start - first, ttft, latency, tuple(gaps), prompt, output or 0,
                             _problem(error, prompt, output or 0, point, exact=exact)))  # fmt: skip
@@ -117,7 +119,7 @@ def requests_of(result: Mapping[str, Any], point: Point, *, exact: bool = True) 
 
 def _problem(error: str, prompt: int, output: int, point: Point, *, exact: bool) -> str:
     if error:
-        lines = [line.strip() for line in error.strip().splitlines()]
+        lines = [line.strip() for line in without_keys(error).strip().splitlines()]
         return lines[-1][:_FIRST_WORDS] if lines else "failed"
     if not output:
         return "failed without a word"
@@ -152,8 +154,7 @@ def open_records(folder: Path, settings: Mapping[str, Any]) -> Records:
     if path.exists():
         before, blocks = read_records(path)
         if before and before != json.loads(json.dumps(settings)):
-            differ = sorted(key for key in {*before, *settings} if before.get(key) != settings.get(key))
-            what = f"there is another bench in this folder ({', '.join(differ)} differ)"
+            what = f"there is another bench in this folder ({'; '.join(_differences(before, settings))})"
             raise UsageError(what, where=str(path), fix="name another folder with -o")
     # Written anew: without a torn last line, and without half a pair. What failed stays: it happened.
     whole = whole_pairs(blocks, settings["servers"])
@@ -163,16 +164,42 @@ def open_records(folder: Path, settings: Mapping[str, Any]) -> Records:
     return Records(path, settings, kept)
 
 
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], of: str = "") -> list[str]:
+    """Return in words in what two settings differ, those of the servers one by one."""
+    said: list[str] = []
+    for name in sorted({*before, *now}):
+        was, has = before.get(name), now.get(name)
+        if isinstance(was, Mapping) and isinstance(has, Mapping):
+            inner = "" if name == "servers" else f"{of}{name} "
+            said += _differences(cast("Mapping[str, Any]", was), cast("Mapping[str, Any]", has), inner)
+        elif was != has:
+            said.append(f"{of}{name}: {was} there, {has} now")
+    return said
+
+
 def whole_pairs(blocks: Iterable[Block], arms: Iterable[str]) -> list[Block]:
     """Leave out failed blocks, and those whose partner in an A/B is missing: neighbours must be neighbours in time."""
-    measured = [block for block in blocks if not block.problem]
+    measured = once(block for block in blocks if not block.problem)
     arms = tuple(arms)
     turns = {(block.arm, block.point, block.turn) for block in measured}
     return [block for block in measured if all((arm, block.point, block.turn) in turns for arm in arms)]
 
 
+def once(blocks: Iterable[Block]) -> list[Block]:
+    """Leave out a turn that was measured before: twice the same turn is not more evidence. What failed stays."""
+    seen: set[tuple[str, Point, int]] = set()
+    kept: list[Block] = []
+    for block in blocks:
+        turn = (block.arm, block.point, block.turn)
+        if block.problem or turn not in seen:
+            kept.append(block)
+        if not block.problem:
+            seen.add(turn)
+    return kept
+
+
 def read_records(path: Path) -> tuple[dict[str, Any], list[Block]]:
-    """Return settings and blocks of a file; a torn last line is left out, anything else wrong is an error."""
+    """Return settings and blocks of a file, each turn once; a torn last line is left out, more is an error."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
@@ -191,4 +218,4 @@ def read_records(path: Path) -> tuple[dict[str, Any], list[Block]]:
                 continue
             what = f"line {number + 1} is no block of a bench"
             raise UsageError(what, where=str(path), fix="measure again, in another folder") from None
-    return settings, blocks
+    return settings, once(blocks)

@@ -11,7 +11,7 @@ from halfbyte.console import Column, Level
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.serve.gpus import Gpus, parse_gpus
 from halfbyte.serve.served import Served, served
-from halfbyte.validate.bench.compare import Comparison, compare, headlines
+from halfbyte.validate.bench.compare import Comparison, compare, headlines, not_compared
 from halfbyte.validate.bench.equal_pace import EqualPace, equal_pace
 from halfbyte.validate.bench.machine import EMULATED, Server, differences
 from halfbyte.validate.bench.records import Block
@@ -65,6 +65,7 @@ class Report:
             "slo": dict(self.slo),
             "points": [{**one.as_dict(), "where": str(one.point)} for one in self.summaries],
             "comparisons": [one.as_dict() for one in self.comparisons],
+            "not_compared": not_compared(self.summaries),
             "same_pace": [one.as_dict() for one in self.same_pace],
             "headlines": headlines(self.comparisons),
             "roofline": [dict(limit) for limit in self.limits],
@@ -91,8 +92,11 @@ class Report:
             bad += [f"{one.arm} at {one.point}: {count}x {error}" for error, count in one.errors.items()]
             if one.drift is not None:
                 notes.append(f"{one.arm} at {one.point}: throughput changed by {one.drift:+.0%} over the run")
+            if one.doubt:
+                notes.append(f"{one.arm} at {one.point}: {one.doubt}")
             notes += _server_sentences(one)
         notes += [limit["sentence"] for limit in self.limits]
+        notes += not_compared(self.summaries)
         notes += [one.sentence() for one in self.comparisons]
         notes += [one.sentence() for one in self.same_pace]
         claims = headlines(self.comparisons)

@@ -50,7 +50,7 @@ def points(shapes: Sequence[str], concurrency: str, contents: str, *, chat: bool
 
 
 def _shape(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"\s*(\d+k?)\s*:\s*(\d+k?)\s*", text, re.ASCII | re.IGNORECASE)
+    found = re.fullmatch(r"\s*(\d{1,9}k?)\s*:\s*(\d{1,9}k?)\s*", text, re.ASCII | re.IGNORECASE)
     lengths = [_tokens(part) for part in found.groups()] if found else [0, 0]
     if not all(lengths):
         raise UsageError(f"'{text}' is no shape of requests", where="--shape", fix="write it like 8k:1k, or 512:128")
@@ -76,7 +76,7 @@ def targets(text: str | None) -> dict[str, float]:
     """Read `ttft=1s,tpot=50ms`; return seconds by name, nothing where nothing is asked."""
     found: dict[str, float] = {}
     for part in text.split(",") if text else []:
-        match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d+(?:\.\d+)?)\s*(ms|s)\s*", part, re.ASCII)
+        match = re.fullmatch(r"\s*(\w+)\s*=\s*(\d{1,9}(?:\.\d+)?)\s*(ms|s)\s*", part, re.ASCII)
         if match is None:
             raise UsageError(f"'{part}' is no latency target", where="--slo", fix="write it like ttft=1s,tpot=50ms")
         name, number, unit = match.groups()

@@ -26,7 +26,10 @@ Spread = dict[str, float] | None
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One server at one point; seconds unless a name says otherwise. A rate without an answer is None, never 0."""
+    """One server at one point; seconds unless a name says otherwise.
+
+    A rate without an answer is None, never 0. A goodput of 0 is one: all answers came, and all too late.
+    """
 
     arm: str
     point: Point
@@ -50,6 +53,7 @@ class Summary:
     client_share: float
     server: Mapping[str, Any]
     gpus: Mapping[str, Any] | None
+    doubt: str = ""
 
     @property
     def error_rate(self) -> float:
@@ -67,7 +71,7 @@ class Summary:
         known = self.server.get("prefix_hit_share") or 0.0
         if known > KNOWN_PREFIX:
             return f"{self.arm}'s prefix cache knew {known:.0%} of the prompts; another --seed makes new ones"
-        return ""
+        return self.doubt
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -102,12 +106,13 @@ def summarize(blocks: Sequence[Block], slo: Mapping[str, float]) -> Summary:
         itl=_spread([gap for request in good for gap in request.gaps]),
         tpot=_spread(paces),
         e2e=_spread([request.latency for request in good]),
-        goodput_per_second=_rate(len(within), seconds) if slo else None,
+        goodput_per_second=len(within) / seconds if slo and good and seconds else None,
         good_share=len(within) / len(requests) if slo and requests else None,
         drift=_drift(measured),
         client_share=max((block.processor_share for block in whole), default=0.0),
         server=_server([block.server for block in whole]),
         gpus=_gpus([block.gpus for block in whole if block.gpus]),
+        doubt=next((block.doubt for block in whole if block.doubt), ""),
     )
 
 

@@ -22,7 +22,7 @@ from typing import IO, Any, Protocol
 from halfbyte.errors import MachineError
 from halfbyte.serve.installed import engine_environment, installed
 from halfbyte.validate.bench.shapes import Point
-from halfbyte.validate.endpoint import PATHS
+from halfbyte.validate.endpoint import PATHS, api_key, without_keys
 
 STARTS_WITHIN_S = 300.0  # importing vLLM from a cold disk, and loading a tokenizer
 _SPARE_S = 60.0  # beyond what the requests may take: making prompts, summing up
@@ -103,7 +103,8 @@ class VllmGenerator:
     def __init__(self, log: Path, python: Sequence[str] | None = None) -> None:
         command = installed("vllm").command if python is None else Path(python[0])
         self._command = [*(python or (str(command.with_name("python")),)), str(_SCRIPT)]
-        self._environment = engine_environment(command, {"TOKENIZERS_PARALLELISM": "false"})
+        key = {"OPENAI_API_KEY": api_key()} if api_key() else {}  # where vLLM's benchmark takes it from
+        self._environment = engine_environment(command, {"TOKENIZERS_PARALLELISM": "false", **key})
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._answered = False
@@ -189,7 +190,7 @@ class VllmGenerator:
         except OSError:
             return "without a word"
         said = [line.strip() for line in lines if line.strip()]
-        return " / ".join(said[-_TAIL:]) or "without a word"
+        return without_keys(" / ".join(said[-_TAIL:])) or "without a word"
 
 
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:

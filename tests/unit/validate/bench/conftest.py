@@ -13,9 +13,11 @@ def serve():
     """Return a function that serves pages by their path, and gives its URL."""
     running = []
 
-    def start(pages: dict) -> str:
+    def start(pages: dict, key: str = "") -> str:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
+                if key and self.path.startswith("/v1") and self.headers["Authorization"] != f"Bearer {key}":
+                    return self.send_error(401)
                 body = pages.get(self.path)
                 self.send_response(200 if body is not None else 404)
                 self.end_headers()

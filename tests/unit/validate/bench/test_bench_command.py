@@ -64,7 +64,7 @@ def bench(tmp_path, monkeypatch, serve):
         basic = ["bench", urls[0], *against_it, "--shape", "32:8", "--concurrency", "1,2", "-o", str(folder), "--json"]
         return run([*basic, *options])
 
-    call.folder = folder
+    call.folder, call.pages = folder, pages
     return call
 
 
@@ -100,6 +100,49 @@ def test_ctrl_c_keeps_whole_blocks_and_the_same_command_goes_on(bench, capsys):
     assert len((bench.folder / "bench.jsonl").read_text().splitlines()) == 1 + 24
     assert bench() == 0
     assert Generator.orders == [], "nothing is left to do"
+
+
+def test_a_second_bench_in_the_same_folder_is_refused(bench, capsys, monkeypatch):
+    second = []
+
+    def block(self, order):
+        if not second:
+            second.append(None)  # or the second would start a third
+            second[0] = bench()
+        return own(self, order)
+
+    own = Generator.block
+    monkeypatch.setattr(Generator, "block", block)
+    assert bench() == 0
+    assert second == [2]
+    assert "another run is writing into this folder" in capsys.readouterr().err
+    assert len((bench.folder / "bench.jsonl").read_text().splitlines()) == 1 + 24
+    assert bench() == 0, "the lock is gone with the run"
+
+
+@pytest.mark.parametrize(
+    ("page", "other", "why"),
+    [
+        ("/metrics", "process_start_time_seconds 2.0\n", "A started: 1.0 there, 2.0 now"),
+        ("/version", {"version": "0.33.0"}, "A version: 0.32.0 there, 0.33.0 now"),
+        ("/v1/models", {"data": [{"id": "mini", "root": "/pruned", "max_model_len": 512}]}, "A root: "),
+    ],
+)
+def test_another_server_at_the_same_address_does_not_go_on_with_its_blocks(bench, capsys, page, other, why):
+    bench.pages |= {"/metrics": "process_start_time_seconds 1.0\n", "/version": {"version": "0.32.0"}}
+    Generator.stop_at = 5
+    tokenizer = ["--tokenizer", "/mini"]
+    assert bench(*tokenizer) == 130
+    before = (bench.folder / "bench.jsonl").read_bytes()
+    Generator.stop_at = None
+    assert bench("--tokenizer", "/other") == 2
+    assert "tokenizer: /mini there, /other now" in capsys.readouterr().err
+    bench.pages[page] = other
+    assert bench(*tokenizer) == 2
+    said = capsys.readouterr().err
+    assert why in said
+    assert "another bench in this folder" in said
+    assert (bench.folder / "bench.jsonl").read_bytes() == before
 
 
 def test_a_server_that_hangs_costs_one_block_and_is_reported(bench, capsys):
@@ -170,6 +213,12 @@ def test_imported_results_make_a_table(tmp_path, capsys):
         (["http://127.0.0.1:1", "--gpus", "8xB9"], "is not known"),
         (["--import", "x.json", "--against", "http://127.0.0.1:1"], "--against takes turns with URL"),
         (["--import", "x.json"], "cannot read these results"),
+        (["http://127.0.0.1:1", "--timeout", "nan"], "cannot be given nan seconds"),
+        (["http://127.0.0.1:1", "--timeout", "inf"], "cannot be given inf seconds"),
+        (["http://127.0.0.1:1", "--timeout", "1e30"], "cannot be given 1e+30 seconds"),
+        (["http://127.0.0.1:1", "--timeout", "86400"], "does not say which models"),
+        (["http://127.0.0.1:1", "--timeout", "-1"], "-1"),
+        (["http://127.0.0.1:1", "--blocks", "1000000000000"], "1000000000000"),
     ],
 )
 def test_what_cannot_be(arguments, why, tmp_path, capsys):

@@ -84,6 +84,21 @@ for line in sys.stdin:
     assert given[given.index("--max-concurrency") + 1] == "2"
 
 
+def test_the_generator_has_the_key_and_no_reason_repeats_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HALFBYTE_API_KEY", "sk-very-secret")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    program = """
+import sys, os, json
+sys.stdin.readline()
+print(json.dumps({"key": os.environ["OPENAI_API_KEY"]}), flush=True)
+sys.stdin.readline()
+sys.exit("no entry with " + os.environ["OPENAI_API_KEY"])
+"""
+    with generator(tmp_path, program) as found:
+        assert found.block(ORDER) == {"key": "sk-very-secret"}
+        assert found.block(ORDER)["failed"].endswith("no entry with ***")
+
+
 def test_a_generator_that_hangs_is_ended_and_the_next_block_runs(tmp_path, monkeypatch):
     from halfbyte.validate.bench import vllm_generator
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from halfbyte.cli import run
 from halfbyte.errors import UsageError
 from halfbyte.validate.bench.importers import at_once, read_results
 from halfbyte.validate.bench.records import Request
@@ -48,6 +49,24 @@ def test_guidellm(tmp_path):
     assert (found.failed, found.requests, found.errors) == (1, 4, {"HTTP 503": 1})
 
 
+@pytest.mark.parametrize(
+    ("strategy", "point"),
+    [
+        ({"type_": "synchronous"}, "concurrency 1, 128 in / 5 out, imported"),
+        ({"type_": "concurrent", "streams": 4}, "concurrency 4, 128 in / 5 out, imported"),
+        ({"type_": "constant", "rate": 10.0}, "concurrency 1, 128 in / 5 out, imported, constant load of 10 a second"),
+        ({"type_": "throughput", "max_concurrency": 512}, "concurrency 3, 128 in / 5 out, imported, throughput load"),
+    ],
+)
+def test_a_load_of_guidellm_is_what_it_was(tmp_path, strategy, point):
+    apart = 0.0 if strategy["type_"] == "throughput" else 1.0
+    requests = {"successful": [guidellm_request(10 + apart * at) for at in range(3)], "errored": []}
+    path = tmp_path / "guide.json"
+    path.write_text(json.dumps({"benchmarks": [{"config": {"strategy": strategy}, "requests": requests}]}))
+    (block,) = read_results(path, "A")
+    assert str(block.point) == point
+
+
 def aiperf_record(start_ns: int, **more) -> dict:
     """One of aiperf 0.13's MetricRecordInfo."""
     return {
@@ -84,6 +103,12 @@ def test_aiperf(tmp_path):
     assert found.itl["p50"] == pytest.approx(0.1)
     assert found.errors == {"boom": 1}
     assert found.requests == 3, "without the warm-up"
+    assert block.doubt == ""
+    del rows[1]["metrics"]["usage_completion_tokens"]
+    path.write_text("\n".join(map(json.dumps, rows[:2])))
+    (block,) = read_results(path, "A")
+    assert block.point.output == 9
+    assert "aiperf counted tokens itself" in summarize([block], {}).no_claim_because
 
 
 def test_vllms_own_file():
@@ -91,6 +116,63 @@ def test_vllms_own_file():
     result = json.loads((RECORDED / "vllm_bench.json").read_text())
     assert (block.point.prompt, block.point.output, block.point.concurrency) == (64, 16, 2)
     assert summarize([block], {}).tokens_per_second == pytest.approx(result["output_throughput"])
+
+
+def test_a_rate_in_vllms_file_is_another_load(tmp_path):
+    result = json.loads((RECORDED / "vllm_bench.json").read_text()) | {"max_concurrency": None}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(result))
+    assert str(read_results(path, "A")[0].point) == "concurrency 4, 64 in / 16 out, imported"
+    path.write_text(json.dumps(result | {"request_rate": 2.5}))
+    said = "concurrency 2, 64 in / 16 out, imported, 2.5 requests a second"
+    assert str(read_results(path, "A")[0].point) == said, "two were under way at once"
+
+
+def vllm_file(path: Path, pace: float, *, prompt: int = 128, outputs: tuple = (64,) * 8) -> str:
+    """A file of 8 requests, one after the other; no two paces make the same one."""
+    latencies = [count / pace for count in outputs]
+    starts = [sum(latencies[:at]) for at in range(8)]
+    result = {"max_concurrency": 1, "num_prompts": 8, "duration": sum(latencies), "start_times": starts,
+              "ttfts": [1 / pace] * 8, "latencies": latencies, "itls": [[1 / pace] * (count - 1) for count in outputs],
+              "input_lens": [prompt] * 8, "output_lens": list(outputs), "errors": [""] * 8}  # fmt: skip
+    path.write_text(json.dumps(result))
+    return str(path)
+
+
+@pytest.fixture
+def against(tmp_path, capsys):
+    """Return a function that compares files of A, 50 % faster, with files of B, on GPUs, and returns the report."""
+
+    def call(**of_a) -> dict:
+        options = []
+        for at in range(3):
+            options += ["--import", vllm_file(tmp_path / f"a{at}.json", 60 + at / 10, **of_a)]
+            options += ["--against-results", vllm_file(tmp_path / f"b{at}.json", 40 + at / 10)]
+        assert run(["bench", *options, "--gpus", "8xB200", "-o", str(tmp_path / "out")]) == 0
+        call.said = "".join(capsys.readouterr())
+        return json.loads((tmp_path / "out" / "bench.json").read_text())
+
+    return call
+
+
+def test_answers_of_other_lengths_support_no_claim(against):
+    assert against()["headlines"]
+    assert "tokens, so that" not in against.said
+    found = against(outputs=(64,) * 5 + (16,) * 3)
+    assert found["headlines"] == []
+    assert "its answers have 16 to 64 tokens" in found["points"][0]["no_claim_because"]
+    assert "A at concurrency 1, 128 in / 64 out, imported: its answers have 16 to 64 tokens" in against.said
+
+
+def test_points_that_do_not_meet_are_told(against):
+    assert against()["not_compared"] == []
+    found = against(prompt=129)
+    assert found["comparisons"] == []
+    assert found["not_compared"] == [
+        "concurrency 1, 129 in / 64 out, imported: only A has a speed here, so nothing is compared",
+        "concurrency 1, 128 in / 64 out, imported: only B has a speed here, so nothing is compared",
+    ]
+    assert found["not_compared"][0] in against.said
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,20 @@ def test_servers_that_are_none(serve):
         look_at(serve(pages()), model="other")
 
 
+@pytest.mark.parametrize("variable", ["HALFBYTE_API_KEY", "OPENAI_API_KEY"])
+def test_a_key_comes_from_either_variable_and_a_refusal_is_named(serve, monkeypatch, variable):
+    for name in ("HALFBYTE_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    url = serve(pages(), key="sk-very-secret")
+    with pytest.raises(MachineError, match=r"wants a key \(HTTP 401\)"):
+        look_at(url)
+    monkeypatch.setenv(variable, "sk-very-secret")
+    assert look_at(url).model == "mini"
+    monkeypatch.setenv(variable, "sk-another")
+    with pytest.raises(MachineError, match=r"refuses the key \(HTTP 401\)"):
+        look_at(url)
+
+
 def test_differences_beside_the_checkpoint(serve):
     cache = 'vllm:cache_config_info{block_size="16",cache_dtype="auto"} 1\n'
     a, b = look_at(serve(pages())), look_at(serve(pages("0.33.0", **{"/metrics": cache})))

@@ -8,7 +8,7 @@ import pytest
 
 from halfbyte.errors import UsageError
 from halfbyte.validate.bench.metrics_page import between, read_page
-from halfbyte.validate.bench.records import Block, open_records, read_records, requests_of
+from halfbyte.validate.bench.records import Block, open_records, read_records, requests_of, whole_pairs
 from halfbyte.validate.bench.shapes import Point
 from halfbyte.validate.bench.summary import steady, summarize
 
@@ -45,7 +45,10 @@ def test_goodput_counts_requests_within_every_target(block):
     found = summarize([block], {"ttft": ttfts[1]})
     assert found.good_share == 0.5
     assert found.goodput_per_second == pytest.approx(2 / block.seconds)
-    assert summarize([block], {"ttft": ttfts[1], "tpot": 1e-6}).good_share == 0
+    late = summarize([block], {"ttft": ttfts[1], "tpot": 1e-6})
+    assert (late.good_share, late.goodput_per_second) == (0, 0), "answers that are all too late are no missing figure"
+    dead = Block("A", POINT, 1, 0.0, (), failed="gone")
+    assert summarize([dead], {"ttft": 1.0}).goodput_per_second is None
     assert summarize([block], {}).goodput_per_second is None
 
 
@@ -62,6 +65,12 @@ def test_lengths_other_than_asked_are_errors(result):
     ]
     result["output_lens"][0], result["errors"][0] = 0, ""  # a status without a reason leaves no words
     assert requests_of(result, POINT)[0].error == "failed without a word"
+
+
+def test_a_reason_does_not_repeat_the_key(result, monkeypatch):
+    monkeypatch.setenv("HALFBYTE_API_KEY", "sk-very-secret")
+    result["errors"][0] = "HTTP 401: Bearer sk-very-secret is not known"
+    assert requests_of(result, POINT)[0].error == "HTTP 401: Bearer *** is not known"
 
 
 def test_a_failed_block_is_an_error_and_no_zero(block):
@@ -112,6 +121,11 @@ def test_counters_of_several_engines_are_added():
     assert read_page(page).counters == {"preemptions": 5.0}
 
 
+def test_a_figure_that_is_no_number_is_not_known():
+    page = read_page("vllm:kv_cache_usage_perc NaN\nvllm:num_preemptions_total +Inf\nprocess_start_time_seconds nan\n")
+    assert (page.kv_use, page.counters, page.started) == (None, {}, None)
+
+
 SETTINGS = {"servers": {"A": 1, "B": 2}, "blocks": 6}
 
 
@@ -135,10 +149,22 @@ def test_half_a_pair_is_measured_again_and_failures_stay(tmp_path, block):
     assert [(one.arm, one.turn, one.failed) for one in kept] == [("B", 0, "gone"), ("A", 1, ""), ("B", 1, "")]
 
 
+def test_a_turn_that_is_there_twice_counts_once(tmp_path, block):
+    records = open_records(tmp_path, SETTINGS)
+    failed = Block("B", POINT, 0, 0.0, (), failed="gone")
+    again = replace(block, seconds=2 * block.seconds)
+    for one in (failed, block, replace(block, arm="B"), again, replace(again, arm="B")):
+        records.add(one)
+    once = [failed, block, replace(block, arm="B")]
+    assert whole_pairs(records.blocks, "AB") == once[1:]
+    assert read_records(tmp_path / "bench.jsonl")[1] == once
+    assert open_records(tmp_path, SETTINGS).blocks == once
+
+
 def test_another_bench_in_the_folder_is_left_alone(tmp_path, block):
     open_records(tmp_path, SETTINGS).add(block)
     before = (tmp_path / "bench.jsonl").read_bytes()
-    with pytest.raises(UsageError, match="blocks differ"):
+    with pytest.raises(UsageError, match="blocks: 6 there, 7 now"):
         open_records(tmp_path, SETTINGS | {"blocks": 7})
     assert (tmp_path / "bench.jsonl").read_bytes() == before
 

@@ -15,7 +15,7 @@ def test_every_combination_once():
     assert found[0].context == 8704
 
 
-@pytest.mark.parametrize("shape", ["8k", "0:1", "8k:", "a:b", "1m:1", "-1:5", ""])
+@pytest.mark.parametrize("shape", ["8k", "0:1", "8k:", "a:b", "1m:1", "-1:5", "", "1:" + "9" * 5000])
 def test_no_shape(shape):
     with pytest.raises(UsageError, match="is no shape"):
         points([shape], "1", "random")
@@ -35,6 +35,6 @@ def test_no_content():
 def test_targets():
     assert targets("ttft=1s, tpot=50ms,e2e=2.5s") == {"ttft": 1.0, "tpot": 0.05, "e2e": 2.5}
     assert targets(None) == {}
-    for wrong in ("ttft", "ttft=1", "ttft=1h", "pace=1s"):
+    for wrong in ("ttft", "ttft=1", "ttft=1h", "pace=1s", f"ttft={'9' * 400}s", "ttft=nans"):
         with pytest.raises(UsageError):
             targets(wrong)

@@ -32,6 +32,8 @@ _FOLDER = click.Path(path_type=Path)
               help="The largest loss that is none, in shares of 1.")  # fmt: skip
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True,
               help="Seconds for one request.")  # fmt: skip
+@click.option("--same-server", is_flag=True,
+              help="Go on with an earlier run although the server does not show that it is the same.")  # fmt: skip
 @click.pass_obj
 def eval_command(out: Output, **asked: Any) -> None:
     """Score the model at URL with lm-evaluation-harness, alone or against another. Exit code 1 if it is worse.

@@ -47,6 +47,7 @@ class Asked:
     concurrency: int | None
     margin: float
     timeout_s: float
+    same_server: bool = False
 
 
 @dataclass(slots=True)
@@ -57,15 +58,16 @@ class _Run:
     limit: int | None
     out: Output
     progress: Callable[[str, int, int], None]
+    trusted: bool
     sent: int = 0
 
     def arm(self, side: Side, ready: Preflight) -> Arm:
         """Make a side ready to be asked: the same endpoint as in an earlier run, or a new one."""
-        record = fingerprint(self.store.endpoints, ready.identity, ready.probes)
+        record = fingerprint(self.store.endpoints, ready.identity, ready.probes, trusted=self.trusted)
         if record not in self.store.endpoints:
             if any(record["stable"]["url"] == one["stable"]["url"] for one in self.store.endpoints):
                 self.out.note(
-                    f"! {ready.identity.url} has another checkpoint or engine than before: all is asked again"
+                    f"! {ready.identity.url} is not known to be the server of the earlier run: all is asked again"
                 )
             self.store.add(record)
         return Arm(side, ready, str(record["fingerprint"]), self.concurrency, self.store, self.progress)
@@ -103,7 +105,7 @@ def evaluate(asked: Asked, out: Output, progress: Callable[[str, int, int], None
     for note in [*suite.notes, *([f"programs run {harness.sandbox}"] if harness.sandbox else [])]:
         out.note(f"! {note}")
     with Store(asked.folder / REQUESTS) as store:
-        run = _Run(harness, store, concurrency, asked.limit, out, progress)
+        run = _Run(harness, store, concurrency, asked.limit, out, progress, asked.same_server)
         if store.damaged:
             out.note(f"! {store.damaged} lines of {store.path} cannot be read; what they held is asked again")
         try:

@@ -66,7 +66,7 @@ def test_another_checkpoint_at_the_same_address_is_asked_again(fake, mini, tmp_p
     asked = len(server.items())
     server.salt = "another "
     _, _, said = mini(url)
-    assert len(server.items()) == 2 * asked and "another checkpoint or engine than before" in said
+    assert len(server.items()) == 2 * asked and "is not known to be the server of the earlier run" in said
 
 
 def test_the_worse_of_two_is_found_and_the_cache_does_not_hide_it(start_fake, mini, tmp_path):

@@ -1,0 +1,60 @@
+"""Is it still the same server? Answers of one checkpoint are never given out as those of another."""
+
+import pytest
+from known_answers import knows
+
+from halfbyte.validate.evaluate.suites import load_suite
+
+pytest.importorskip("lm_eval")
+CHATS = 24
+
+
+@pytest.fixture
+def chats(mini, monkeypatch):
+    """Return a function that evaluates with a suite that only chats."""
+    whole = load_suite("mini")
+    only = whole.model_copy(update={"tasks": [task for task in whole.tasks if task.api == "chat"]})
+    monkeypatch.setattr("halfbyte.validate.evaluate.run.load_suite", lambda _: only)
+    return lambda *argv, out="out": mini(*argv, suite="mini", out=out)
+
+
+def test_a_chat_with_another_checkpoint_of_the_same_texts_is_asked_again(fake, chats):
+    url, server = fake
+    knows(server)
+    chats(url)
+    chats(url)
+    assert len(server.items()) == CHATS
+    server.weights = "another"
+    _, _, said = chats(url)
+    assert len(server.items()) == 2 * CHATS and "is not known to be the server of the earlier run" in said
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_without_log_probabilities_the_start_of_the_server_decides(fake, chats, refused):
+    url, server = fake
+    knows(server)
+    server.no_logprobs, server.refuses_logprobs, server.started = True, refused, "1.5e9"
+    chats(url)
+    _, _, said = chats(url)
+    assert len(server.items()) == CHATS and "--same-server" not in said
+    server.started = "1.6e9"
+    chats(url)
+    assert len(server.items()) == 2 * CHATS
+    server.started = "1.7e9"
+    chats(url, "--same-server")
+    assert len(server.items()) == 2 * CHATS
+
+
+def test_a_server_that_tells_nothing_is_new_unless_the_user_knows_it(fake, chats):
+    url, server = fake
+    knows(server)
+    server.no_logprobs = True
+    _, _, said = chats(url)
+    assert "answers of an earlier run are taken only with --same-server" in said
+    chats(url)
+    assert len(server.items()) == 2 * CHATS
+    _, _, said = chats(url, "--same-server")
+    assert len(server.items()) == 2 * CHATS and "all from an earlier run" in said
+    server.salt = "another "  # it shows: then nobody is believed
+    chats(url, "--same-server")
+    assert len(server.items()) == 3 * CHATS

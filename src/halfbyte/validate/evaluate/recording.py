@@ -60,8 +60,7 @@ class Recorder:
             nonlocal finished
             number = missing[position]
             record = self._record(keys[number], items[number], payloads[number], outcome, lambda b: read(number, b))
-            self.store.add(record)
-            found[number] = record
+            found[number] = self.store.add(record)  # scored as it is written down, so that a later run scores the same
             finished += 1
             self.progress(finished, len(items))
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.validate.endpoint import values_without_keys
 from halfbyte.validate.evaluate.programs import runs_of
+from halfbyte.validate.lines import encoded
 from halfbyte.write import write_whole
 
 Side = Literal["candidate", "reference"]
@@ -111,7 +113,7 @@ def _total(requests: Sequence[Mapping[str, Any]], name: str) -> int | None:
 
 def write_samples(folder: Path, samples: Iterable[Sample]) -> None:
     """Write eval.jsonl, all of it or nothing."""
-    lines = [json.dumps(asdict(one), ensure_ascii=False).encode() + b"\n" for one in samples]
+    lines = [encoded(values_without_keys(asdict(one))) for one in samples]
     write_whole(folder / FILE, b"".join(lines))
 
 

@@ -34,6 +34,7 @@ class Fake:
         self.cut: set[str] = set()
         self.delay = 0.0
         self.echo = "right"  # or "ignored", "shifted", "no null"
+        self.repeats_key = False  # in what it writes
         self.no_logprobs = False  # of answers; the echoed ones are `echo`
         self.refuses_logprobs = False
         self.weights = ""  # another checkpoint that writes the same texts
@@ -154,6 +155,8 @@ class Handler(BaseHTTPRequestHandler):
         if body.get("temperature"):
             text += f" drawn with {body.get('seed')}"
         finish = "length" if any(part in prompt for part in fake.cut) else "stop"
+        if fake.repeats_key:
+            text += f" {self.headers.get('Authorization')}"
         for stop in [] if fake.ignores_stop else body.get("stop") or []:
             text = text.split(stop)[0]
         return text, finish

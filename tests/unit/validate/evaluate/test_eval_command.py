@@ -305,11 +305,3 @@ def test_without_lm_eval_the_command_to_install_it_is_said(fake, mini, monkeypat
     url, server = fake
     code, _, said = mini(url)
     assert code == 3 and "pip install 'halfbyte[eval]'" in said and server.asked == []
-
-
-def test_results_have_no_key(fake, mini, tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
-    url, server = fake
-    knows(server)
-    mini(url)
-    assert all(b"very-secret" not in path.read_bytes() for path in (tmp_path / "out").iterdir())

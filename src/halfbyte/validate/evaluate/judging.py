@@ -171,7 +171,7 @@ def _scored(samples: list[Sample], task: Task) -> Scored:
             by_seed = {seed: sum(row[item] for item in items) / len(items) for seed, row in table.items()}
     empty = sum(task.kind == "generate" and one.error is None and not one.text.strip() for one in samples)
     errors = sum(one.error is not None for one in samples)
-    return Scored(len(samples), errors, truncated(samples), empty, by_metric, by_seed)
+    return Scored(len(samples), errors, truncated(samples, task), empty, by_metric, by_seed)
 
 
 def _compare(ours: list[Sample], theirs: list[Sample], metric: str, margin: float) -> Paired | Seeds | None:

@@ -16,6 +16,8 @@ from halfbyte.write import write_whole
 
 Side = Literal["candidate", "reference"]
 FILE = "eval.jsonl"
+# Why an answer ended that the model itself ended, in the words of the engines that there are.
+STOPPED = frozenset({"stop", "eos", "eos_token", "stop_sequence", "end_turn", "tool_calls", "function_call"})
 _Row = Mapping[str, Any]
 
 
@@ -51,6 +53,11 @@ class Sample:
     def place(self) -> tuple[str, str, int, int]:
         """What names the item in both runs of a comparison."""
         return self.task, self.subtask, self.seed, self.doc
+
+    @property
+    def cut(self) -> bool:
+        """Whether something else than the model ended the answer: a limit, an abort, or nobody knows."""
+        return self.error is None and self.finish_reason not in STOPPED
 
     @property
     def text(self) -> str:
@@ -90,7 +97,7 @@ def _sample(rows: Sequence[_Row], requests: Sequence[_Row], about: _Row, cluster
         output=answers[0] if len(answers) == 1 else answers,
         taken={str(row["filter"]): _plain(row["filtered_resps"]) for row in rows},
         scores=None if error else scores,
-        finish_reason="length" if "length" in finish else finish[0],
+        finish_reason=next((one for one in finish if one not in STOPPED), finish[0]),
         null=any(bool(one.get("null")) for one in requests),
         prompt_tokens=_total(requests, "prompt_tokens"),
         completion_tokens=_total(requests, "completion_tokens"),

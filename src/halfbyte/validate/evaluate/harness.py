@@ -145,6 +145,7 @@ class Arm:
     side: Side
     ready: Preflight
     fingerprint: str
+    again: bool  # the other side has the same fingerprint: its answers are not taken for this one's
     concurrency: int
     store: Store
     progress: Callable[[str, int, int], None]  # what, finished, of how many
@@ -169,7 +170,8 @@ def run_pass(harness: Harness, arm: Arm, one: Pass) -> tuple[list[Sample], int]:
     recording: Any = importlib.import_module("halfbyte.validate.evaluate.recording")
     simple_evaluate: Any = importlib.import_module("lm_eval").simple_evaluate
     task, identity = one.task, arm.ready.identity
-    scope = Scope(identity.url, identity.model, arm.fingerprint, harness.suite.name, task.task, one.seeds.fewshot)
+    asked = f"{arm.fingerprint} again" if arm.again else arm.fingerprint
+    scope = Scope(identity.url, identity.model, asked, harness.suite.name, task.task, one.seeds.fewshot)
     recorder = recording.Recorder(
         Sender(arm.ready.endpoint, arm.concurrency),
         arm.store,

@@ -54,7 +54,7 @@ class Preflight:
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         checks = [{"check": one.check, "level": one.level, "sentence": one.sentence} for one in self.findings]
-        return {**self.identity.as_dict(), "prompt_tokens": self.prompt_tokens, "checks": checks}
+        return {**self.identity.as_dict(), "prompt_tokens": self.prompt_tokens, "probes": self.probes, "checks": checks}
 
 
 def preflight(endpoint: Endpoint, model: str | None, suite: Suite, *, any_name: bool = False) -> Preflight:

@@ -16,8 +16,8 @@ from halfbyte.validate.endpoint import parse_url
 from halfbyte.validate.evaluate.harness import Arm, Harness, Pass, as_reference, load_harness, run_pass
 from halfbyte.validate.evaluate.identity import fingerprint
 from halfbyte.validate.evaluate.judging import judge
-from halfbyte.validate.evaluate.parity import Known, known_now, known_then, parity
-from halfbyte.validate.evaluate.preflight import Finding, Preflight, preflight
+from halfbyte.validate.evaluate.parity import Known, alike, known_now, known_then, parity
+from halfbyte.validate.evaluate.preflight import Preflight, preflight
 from halfbyte.validate.evaluate.results import (
     Evaluation,
     read_head,
@@ -61,7 +61,7 @@ class _Run:
     trusted: bool
     sent: int = 0
 
-    def arm(self, side: Side, ready: Preflight) -> Arm:
+    def arm(self, side: Side, ready: Preflight, other: Arm | None = None) -> Arm:
         """Make a side ready to be asked: the same endpoint as in an earlier run, or a new one."""
         record = fingerprint(self.store.endpoints, ready.identity, ready.probes, trusted=self.trusted)
         if record not in self.store.endpoints:
@@ -70,7 +70,9 @@ class _Run:
                     f"! {ready.identity.url} is not known to be the server of the earlier run: all is asked again"
                 )
             self.store.add(record)
-        return Arm(side, ready, str(record["fingerprint"]), self.concurrency, self.store, self.progress)
+        name = str(record["fingerprint"])
+        again = other is not None and other.fingerprint == name
+        return Arm(side, ready, name, again, self.concurrency, self.store, self.progress)
 
     def ask(self, arm: Arm) -> list[Sample]:
         """Ask everything of one side."""
@@ -98,7 +100,10 @@ def evaluate(asked: Asked, out: Output, progress: Callable[[str, int, int], None
     concurrency = asked.concurrency or suite.concurrency
     ready = preflight(endpoint, asked.model, suite)
     reference = preflight(other, asked.model, suite, any_name=True) if other else None  # its model may be named so
-    common = _common(ready, reference, earlier, {"concurrency": concurrency, "lm_eval": harness.version})
+    how = {"concurrency": concurrency, "lm_eval": harness.version}
+    here = known_now(ready, how)
+    there = known_now(reference, how) if reference else earlier.known if earlier else None
+    common = parity(here, there) if there else []
     for finding in [*ready.findings, *(reference.findings if reference else []), *common]:
         if finding.level != "good":
             out.note(f"! {finding.sentence}")
@@ -111,7 +116,7 @@ def evaluate(asked: Asked, out: Output, progress: Callable[[str, int, int], None
         try:
             ours = run.arm("candidate", ready)
             candidate = run.ask(ours)
-            theirs = run.arm("reference", reference) if reference else None
+            theirs = run.arm("reference", reference, ours) if reference else None
             compared = run.ask(theirs) if theirs else earlier.samples if earlier else None
         except KeyboardInterrupt:
             fix = "run the same command again: what is finished is kept"
@@ -129,6 +134,7 @@ def evaluate(asked: Asked, out: Output, progress: Callable[[str, int, int], None
         "candidate": {**ready.as_dict(), "fingerprint": ours.fingerprint},
         "reference": {**reference.as_dict(), "fingerprint": theirs.fingerprint} if reference and theirs else None,
         "baseline": earlier.about if earlier else None,
+        "alike": alike(here, there) if there else None,
         "differences": [one.sentence for one in common if one.level != "good"],
         "started": started.isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - clock, 1),
@@ -163,11 +169,3 @@ def _earlier(asked: Asked, about: dict[str, Any]) -> _Earlier | None:
     refuse_missing_items(head, place, len(samples))
     told = {"folder": str(place), "started": head.get("started"), "candidate": head["candidate"]}
     return _Earlier(known, samples, told)
-
-
-def _common(
-    ready: Preflight, reference: Preflight | None, earlier: _Earlier | None, how: dict[str, Any]
-) -> list[Finding]:
-    """Compare the candidate's server with the other one, which is up now or was up then."""
-    other = known_now(reference, how) if reference else earlier.known if earlier else None
-    return parity(known_now(ready, how), other) if other else []

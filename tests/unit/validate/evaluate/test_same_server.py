@@ -1,7 +1,7 @@
 """Is it still the same server? Answers of one checkpoint are never given out as those of another."""
 
 import pytest
-from known_answers import knows
+from known_answers import knows, saved
 
 from halfbyte.validate.evaluate.suites import load_suite
 
@@ -58,3 +58,36 @@ def test_a_server_that_tells_nothing_is_new_unless_the_user_knows_it(fake, chats
     server.salt = "another "  # it shows: then nobody is believed
     chats(url, "--same-server")
     assert len(server.items()) == 3 * CHATS
+
+
+def test_a_server_against_itself_is_asked_twice_and_said_to_be_itself(fake, chats, tmp_path):
+    url, server = fake
+    knows(server)
+    code, printed, _ = chats(url, "--against", url, "--margin", 0.9)
+    assert code == 0 and "ACCEPT" in printed and "compares a checkpoint with itself (A/A)" in printed
+    assert len(server.items()) == 2 * CHATS
+    assert "A/A" in saved(tmp_path / "out")["alike"]
+    chats(url, "--against", url)
+    assert len(server.items()) == 2 * CHATS, "what is finished of both sides is kept"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_baseline_of_the_same_server_is_said_to_be_itself(fake, chats, tmp_path, known):
+    url, server = fake
+    knows(server)
+    server.no_logprobs = not known
+    chats(url, out="first")
+    code, printed, _ = chats(url, "--baseline", tmp_path / "first", "--margin", 0.9)
+    assert code == 0 and "ACCEPT" in printed and "(A/A)" in printed
+    assert ("may compare" in printed) is not known
+    assert len(server.items()) == 2 * CHATS
+
+
+def test_one_checkpoint_at_two_addresses_is_seen_and_another_is_another(start_fake, chats, tmp_path):
+    (first, a), (second, b) = start_fake(), start_fake()
+    knows(a)
+    knows(b)
+    assert "(A/A)" in chats(first, "--against", second)[1]
+    b.weights = "another"
+    assert "A/A" not in chats(first, "--against", second)[1]
+    assert saved(tmp_path / "out")["alike"] is None

@@ -165,8 +165,8 @@ class Pass:
         return f"{self.task.task}, seed {self.seeds.fewshot}"
 
 
-def run_pass(harness: Harness, arm: Arm, one: Pass) -> tuple[list[Sample], int]:
-    """Ask one task once; return its items, and how many requests were sent for it now."""
+def run_pass(harness: Harness, arm: Arm, one: Pass) -> tuple[list[Sample], list[str]]:
+    """Ask one task once; return its items, and the names of the requests that were sent for it now."""
     recording: Any = importlib.import_module("halfbyte.validate.evaluate.recording")
     simple_evaluate: Any = importlib.import_module("lm_eval").simple_evaluate
     task, identity = one.task, arm.ready.identity

@@ -65,7 +65,7 @@ def preflight(endpoint: Endpoint, model: str | None, suite: Suite, *, any_name: 
     prompt_tokens: dict[str, list[int | None]] = {}
     probes: list[dict[str, Any]] = []
     try:
-        for api in _apis(suite):
+        for api in forms(suite):
             asker = Asker(endpoint, identity.model, api)
             prompt_tokens[api] = [asker.ask(text, max_tokens=1).prompt_tokens for text in PARITY_PROMPTS]
             findings += [_stop(asker), _repeats(asker), _seed(asker), _usage(prompt_tokens[api], api)]
@@ -88,9 +88,10 @@ def preflight(endpoint: Endpoint, model: str | None, suite: Suite, *, any_name: 
     return Preflight(endpoint, identity, findings, prompt_tokens, probes, tokens)
 
 
-def _apis(suite: Suite) -> list[Api]:
-    forms: list[Api] = ["completions", "chat"]
-    return [form for form in forms if form in suite.apis]
+def forms(suite: Suite) -> list[Api]:
+    """Return the forms in which a suite asks, in the order in which they are tried."""
+    both: list[Api] = ["completions", "chat"]
+    return [form for form in both if form in suite.apis]
 
 
 def _stop(asker: Asker) -> Finding:

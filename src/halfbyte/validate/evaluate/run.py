@@ -11,7 +11,7 @@ from typing import Any
 
 import halfbyte
 from halfbyte.console import Output
-from halfbyte.errors import InterruptedRunError, UsageError
+from halfbyte.errors import CheckFailedError, InterruptedRunError, UsageError
 from halfbyte.validate.endpoint import parse_url
 from halfbyte.validate.evaluate.harness import Arm, Harness, Pass, as_reference, load_harness, run_pass
 from halfbyte.validate.evaluate.identity import fingerprint
@@ -28,6 +28,7 @@ from halfbyte.validate.evaluate.results import (
 from halfbyte.validate.evaluate.samples import Sample, Side, check_pairs, load_samples, write_samples
 from halfbyte.validate.evaluate.store import Store
 from halfbyte.validate.evaluate.suites import load_suite
+from halfbyte.validate.evaluate.unchanged import what_changed
 
 REQUESTS = "requests.jsonl"
 
@@ -80,9 +81,19 @@ class _Run:
         suite = self.harness.suite
         for one in [Pass(task, seeds, self.limit) for task in suite.tasks for seeds in suite.passes]:
             found, sent = run_pass(self.harness, arm, one)
+            self._refuse_another_server(arm, one, sent)
             samples += found
-            self.sent += sent
+            self.sent += len(sent)
         return samples
+
+    def _refuse_another_server(self, arm: Arm, one: Pass, sent: list[str]) -> None:
+        """A checkpoint that was swapped while it was asked: nobody knows which answer is whose."""
+        changed = what_changed(arm.ready, self.harness.suite) if sent else None
+        if changed:
+            self.store.drop(sent)
+            what = f"ANOMALOUS: the server changed during {one.title} ({changed}); these answers are dropped"
+            fix = "serve one checkpoint, and run the same command again: what was finished before is kept"
+            raise CheckFailedError(what, where=arm.ready.identity.url, fix=fix)
 
 
 def evaluate(asked: Asked, out: Output, progress: Callable[[str, int, int], None]) -> Evaluation:

@@ -38,6 +38,7 @@ class Fake:
         self.no_logprobs = False  # of answers; the echoed ones are `echo`
         self.refuses_logprobs = False
         self.weights = ""  # another checkpoint that writes the same texts
+        self.changes: dict[int, dict[str, object]] = {}  # after so many items: what of all this is another
         self.started: str | None = None
         self.ignores_stop = self.no_tokenize = self.extra_token = False
         self.salt = ""  # another checkpoint under the same name
@@ -111,6 +112,9 @@ class Handler(BaseHTTPRequestHandler):
         fake, prompt = self.fake, prompt_of(body)
         with fake.lock:
             fake.asked.append(body)
+            items = sum(one.get("seed") == 1234 for one in fake.asked)
+            for name, value in fake.changes.pop(items, {}).items():
+                setattr(fake, name, value)
             failing, closing = once(fake.fails, prompt), once(fake.closes, prompt)
         time.sleep(fake.delay + next((s for part, s in fake.hangs.items() if part in prompt), 0))
         if closing:

@@ -91,3 +91,46 @@ def test_one_checkpoint_at_two_addresses_is_seen_and_another_is_another(start_fa
     b.weights = "another"
     assert "A/A" not in chats(first, "--against", second)[1]
     assert saved(tmp_path / "out")["alike"] is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weights": "another"},
+        {"salt": "another "},
+        {"version": "2"},
+        {"models": [{"id": "n", "root": "/checkpoint", "max_model_len": 100_000}]},
+        {"models": [{"id": "m", "root": "/another", "max_model_len": 100_000}]},
+    ],
+)
+def test_a_model_that_is_swapped_in_the_middle_is_no_score(fake, chats, tmp_path, change):
+    url, server = fake
+    knows(server)
+    before = {name: getattr(server, name) for name in change}
+    server.changes = {10: change}
+    code, _, said = chats(url)
+    assert code == 1 and "ANOMALOUS: the server changed during kimi_mini_copying" in said
+    assert not (tmp_path / "out" / "eval.json").exists()
+    for name, value in before.items():
+        setattr(server, name, value)
+    assert chats(url)[0] == 0
+    assert len(server.items()) == 2 * CHATS, "none of those answers is used, also by the checkpoint that gave some"
+
+
+def test_a_restart_of_the_same_checkpoint_is_none_where_log_probabilities_show_it(fake, chats):
+    url, server = fake
+    knows(server)
+    server.started, server.changes = "1", {10: {"started": "2"}}
+    assert chats(url, out="known")[0] == 0
+    server.no_logprobs, server.changes = True, {CHATS + 10: {"started": "3"}}
+    assert "started was 2 and is 3" in chats(url, out="unknown")[2]
+
+
+def test_what_was_finished_before_the_swap_is_kept(fake, mini):
+    url, server = fake
+    knows(server)
+    server.changes = {30: {"weights": "another"}}  # in the second of two tasks
+    assert mini(url)[0] == 1
+    server.weights = ""
+    assert mini(url)[0] == 0
+    assert len(server.items()) == 3 * CHATS

@@ -52,8 +52,11 @@ def load_harness(suite: Suite, data_dir: Path | None) -> Harness:
     os.environ["TQDM_DISABLE"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tasks_module, lm_eval = _import("lm_eval.tasks"), _import("lm_eval")
-    # It lists every installed package after each task, which takes seconds and which nobody reads here.
-    _import("lm_eval.evaluator").add_env_info = lambda _: None  # pyright: ignore[reportUnknownLambdaType]
+    # After each task it lists every installed package, and git complains where the data is in no repository. Both take
+    # time, and nobody reads them here.
+    evaluator = _import("lm_eval.evaluator")
+    evaluator.add_env_info = lambda _: None  # pyright: ignore[reportUnknownLambdaType]
+    evaluator.get_git_commit_hash = lambda: None
     cache = _own_cache() if local else None
     sandbox = use_sandbox().sentence if suite.needs_sandbox else None
     for name in ("lm_eval", "datasets"):

@@ -128,12 +128,20 @@ def load_samples(folder: Path) -> list[Sample]:
     """Read an earlier run's items."""
     try:
         lines = (folder / FILE).read_bytes().splitlines()
-        return [Sample(**json.loads(line)) for line in lines]
+        return [_checked(Sample(**json.loads(line))) for line in lines]
     except FileNotFoundError:
         fix = "give the folder that an earlier `halfbyte eval -o` wrote"
         raise UsageError("there are no results of an earlier run", where=str(folder), fix=fix) from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"not the results of this version: {error}", where=str(folder), fix="run it again") from None
+
+
+def _checked(sample: Sample) -> Sample:
+    """A file that somebody edited: what is no share of a right answer would end in the middle of the statistics."""
+    for name, score in (sample.scores or {}).items():
+        if type(score) not in (int, float) or not 0 <= score <= 1:
+            raise ValueError(f"item {sample.doc} of {sample.subtask} has the score {score!r} for {name}")
+    return sample
 
 
 def check_pairs(candidate: Sequence[Sample], reference: Sequence[Sample]) -> None:

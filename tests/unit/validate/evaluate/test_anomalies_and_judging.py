@@ -197,3 +197,12 @@ def test_other_questions_are_not_compared(name):
     check_pairs(items(), items())
     with pytest.raises(CheckFailedError, match="1 items are in one of the runs only"):
         check_pairs(items(), items()[:-1])
+
+
+def test_programs_that_reached_a_limit_are_said():
+    ended = [{"passed": False, "ended": how} for how in ("output", "time", "time", "exit")]
+    stopped = [replace(one, programs=[ended[one.doc]]) if one.doc < 4 else one for one in items()]
+    notes = judge(SUITE, whole(stopped), whole(items()), 0.01)[0].notes
+    assert notes == ["candidate: 3 programs reached a limit and count as wrong (output 1, time 2)"]
+    notes = judge(SUITE, whole(items()), whole(stopped), 0.01)[0].notes
+    assert notes == ["reference: 3 programs reached a limit and count as wrong (output 1, time 2)"]

@@ -55,3 +55,16 @@ def test_only_texts_lose_the_key(monkeypatch):
     clean = values_without_keys(record)
     assert clean == {"12345678": 12345678, "n": [1.5, None, True, "x***y"], "t": "say ***"}
     assert json.loads(json.dumps(clean)) == clean
+
+
+def test_a_key_in_the_items_of_an_older_run_is_not_copied(fake, mini, tmp_path, monkeypatch):
+    url, server = fake
+    knows(server)
+    mini(url, out="old")
+    old = lines(tmp_path / "old")
+    old[0]["output"] += " sk-very-secret"
+    (tmp_path / "old" / "eval.jsonl").write_text("".join(json.dumps(one) + "\n" for one in old))
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    mini(url, "--baseline", tmp_path / "old")
+    reference = next(one for one in lines(tmp_path / "out") if one["side"] == "reference")
+    assert reference["output"] == old[0]["output"].replace("sk-very-secret", "***")

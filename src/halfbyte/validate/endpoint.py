@@ -8,7 +8,7 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -17,6 +17,9 @@ from urllib.parse import quote, urlsplit
 from halfbyte.errors import UsageError
 
 KEY_VARIABLES = ("HALFBYTE_API_KEY", "OPENAI_API_KEY")  # the first that is set; never an option, never written down
+# What is shorter, or what people give to a server that wants none, is no secret, and stands in honest answers too.
+SHORTEST_KEY = 8
+PLACEHOLDERS = frozenset({"no-key-required", "not-needed", "not-required", "placeholder", "localhost", "undefined"})
 ERROR_CHARACTERS = 300
 ASK_AGAIN = frozenset({408, 409, 425, 429})  # refusals that time may heal
 _PIECE_NBYTES = 1 << 16
@@ -129,9 +132,21 @@ def api_key() -> str:
 def without_keys(text: str) -> str:
     """Take the keys out of a text: some servers repeat the key that they refuse."""
     for name in KEY_VARIABLES:
-        key = os.environ.get(name)
-        text = text.replace(key, "***") if key else text
+        key = os.environ.get(name, "")
+        if len(key) >= SHORTEST_KEY and key.lower() not in PLACEHOLDERS:
+            text = text.replace(key, "***")
     return text
+
+
+def values_without_keys(value: Any) -> Any:
+    """Take the keys out of every text inside a value for JSON; numbers, names and the form stay as they are."""
+    if isinstance(value, str):
+        return without_keys(value)
+    if isinstance(value, Mapping):
+        return {name: values_without_keys(inner) for name, inner in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [values_without_keys(inner) for inner in cast("list[Any]", value)]
+    return value
 
 
 def parse_url(url: str, timeout_s: float) -> Endpoint:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from halfbyte.errors import MachineError
-from halfbyte.validate.endpoint import without_keys
+from halfbyte.validate.endpoint import values_without_keys
 
 SYNC_EVERY = 32
 SYNC_SECONDS = 5.0
@@ -53,9 +53,13 @@ class Lines:
         """Take note of a record that was read or added; one that lacks something is an error."""
         raise NotImplementedError
 
-    def add(self, record: dict[str, Any]) -> None:
-        """Append one line, from any thread; it is on the disk after some more of them, or some seconds."""
-        line = _encoded(record)
+    def add(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Append one line, from any thread, and return it as a later run reads it: without keys.
+
+        It is on the disk after some more of them, or some seconds.
+        """
+        record = values_without_keys(record)
+        line = encoded(record)
         with self._lock:
             self._file.write(line)
             self._file.flush()
@@ -63,6 +67,7 @@ class Lines:
             self._unsynced += 1
             if self._unsynced >= SYNC_EVERY or time.monotonic() - self._synced_at > SYNC_SECONDS:
                 self.sync()
+        return record
 
     def sync(self) -> None:
         """Bring every line to the disk."""
@@ -75,9 +80,10 @@ class Lines:
         self._file.close()
 
 
-def _encoded(record: dict[str, Any]) -> bytes:
+def encoded(record: Any, indent: int | None = None) -> bytes:
+    """Return JSON with a line's end, readable where UTF-8 can hold it."""
     try:
-        line = without_keys(json.dumps(record, ensure_ascii=False)).encode()
+        text = json.dumps(record, ensure_ascii=False, indent=indent).encode()
     except UnicodeEncodeError:  # half a surrogate pair, which a broken server can send
-        line = without_keys(json.dumps(record)).encode()
-    return line + b"\n"
+        text = json.dumps(record, indent=indent).encode()
+    return text + b"\n"

@@ -27,6 +27,7 @@ MOST_ALIKE = 0.5
 MOST_ONE_CHOICE = 0.9
 ENOUGH = 20  # items; below that a share says little
 INVALID = "[invalid]"  # what lm-eval's filters give where they find nothing
+_LETTER = re.compile(r"\W*[A-Za-z]\W*")  # the score ignores marks and capitals
 _REFUSAL = re.compile(
     r"\s*(i['\u2019]?m sorry|i am sorry|sorry,|i can(no|['\u2019])t|i am unable|as an ai)", re.IGNORECASE
 )
@@ -55,9 +56,8 @@ def _of_texts(samples: Sequence[Sample], task: Task) -> list[str]:
     null = sum(one.null for one in samples)
     if empty > MOST_EMPTY * len(samples):
         found.append(f"{_of(empty, samples)} are empty, {null} of them without any content from the server")
-    cut = truncated(samples)
-    if cut > MOST_TRUNCATED * len(samples) and not task.short_answer:
-        found.append(f"{_of(cut, samples)} were cut at the limit of tokens (finish_reason length)")
+    if truncated(samples, task) > MOST_TRUNCATED * len(samples):
+        found.append(_ended(samples))
     looping = sum(find_loop(one.text) is not None for one in samples)
     if looping > MOST_LOOPING * len(samples):
         found.append(f"{_of(looping, samples)} repeat themselves without end")
@@ -70,10 +70,27 @@ def _of_texts(samples: Sequence[Sample], task: Task) -> list[str]:
     if len(samples) >= ENOUGH and count > most and text.strip() and right <= MOST_ALIKE * len(samples):
         found.append(f"{_of(count, samples)} are the same text: {text[:40]!r}")
     chosen = task.primary.split(",", 1)[1]
-    unparsed = sum(one.taken.get(chosen) == INVALID for one in samples)
+    unparsed = sum(_nothing_taken(one.taken.get(chosen), task) for one in samples)
     if unparsed > MOST_UNPARSED * len(samples):
         found.append(f"{_of(unparsed, samples)} have nothing that the filter {chosen} can take")
     return found
+
+
+def _ended(samples: Sequence[Sample]) -> str:
+    """Say how the answers ended that the model did not end."""
+    reasons = Counter(one.finish_reason for one in samples if one.cut)
+    parts: list[str] = []
+    if reasons["length"]:
+        parts.append(f"{_of(reasons.pop('length'), samples)} were cut at the limit of tokens (finish_reason length)")
+    if None in reasons:
+        parts.append(f"{_of(reasons.pop(None), samples)} have no finish_reason, so cut ones cannot be seen")
+    parts += [f"{_of(count, samples)} ended with finish_reason {reason}" for reason, count in reasons.items() if count]
+    return ", ".join(parts)
+
+
+def _nothing_taken(taken: object, task: Task) -> bool:
+    """Whether the filter found nothing; one that takes any text has found nothing where it is no letter."""
+    return taken == INVALID or (task.short_answer and not _LETTER.fullmatch(str(taken)))
 
 
 def _of_choices(samples: Sequence[Sample]) -> list[str]:
@@ -95,7 +112,9 @@ def _of_scores(samples: Sequence[Sample], task: Task) -> list[str]:
     found: list[str] = []
     right = sum((one.scores or {})[task.primary] for one in samples)
     low, _ = wilson(right, len(samples))
-    if task.chance and low <= task.chance:
+    if task.chance and low <= task.chance < right / len(samples) and len(samples) < ENOUGH:
+        found.append(f"{len(samples)} are too few items to be above chance, {task.chance:.0%}")
+    elif task.chance and low <= task.chance:
         found.append(f"{right / len(samples):.1%} is not above chance, {task.chance:.0%}")
     elif not right:
         found.append("no answer is right")
@@ -111,20 +130,23 @@ def _of_scores(samples: Sequence[Sample], task: Task) -> list[str]:
 
 def between(candidate: Sequence[Sample], reference: Sequence[Sample], task: Task) -> list[str]:
     """Return what makes two sides incomparable although each is a score."""
-    if task.kind != "generate" or task.short_answer:
+    if task.kind != "generate" or task.few_tokens:
         return []
-    ours, theirs = ({one.place: one.finish_reason == "length" for one in side} for side in (candidate, reference))
+    ours, theirs = ({one.place: one.cut for one in side} for side in (candidate, reference))
     more, less = (sum(a[place] and not b.get(place, False) for place in a) for a, b in ((ours, theirs), (theirs, ours)))
-    shares = [truncated(side) / len(side) for side in (candidate, reference)]
+    shares = [truncated(side, task) / len(side) for side in (candidate, reference)]
     unlike = min(sign_test(more, less), sign_test(less, more)) <= MOST_LIKELY_BY_CHANCE
     if unlike and abs(shares[0] - shares[1]) > MOST_TRUNCATED_APART:
-        return [f"{shares[0]:.1%} of the candidate's answers were cut and {shares[1]:.1%} of the reference's"]
+        return [
+            f"{shares[0]:.1%} of the candidate's answers were cut, or do not say how they ended, and {shares[1]:.1%} "
+            "of the reference's"
+        ]
     return []
 
 
-def truncated(samples: Sequence[Sample]) -> int:
-    """Return how many answers ended because they might not be longer."""
-    return sum(one.finish_reason == "length" for one in samples)
+def truncated(samples: Sequence[Sample], task: Task) -> int:
+    """Return how many answers the model did not end itself, where that is not the rule."""
+    return sum(one.cut for one in samples) if task.kind == "generate" and not task.few_tokens else 0
 
 
 def _of(count: int, samples: Sequence[Sample]) -> str:

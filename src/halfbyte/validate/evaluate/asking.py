@@ -30,8 +30,6 @@ class Asker:
         """Ask one question, greedily unless the options say otherwise."""
         body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "temperature": 0, **options}
         body |= {"prompt": prompt} if self.api == "completions" else {"messages": [{"role": "user", "content": prompt}]}
-        if self.api == "completions":
-            body.setdefault("logprobs", 1)
         answer = self.endpoint.post(PATHS[self.api], body)
         try:
             return _said(answer, self.api)
@@ -40,12 +38,25 @@ class Asker:
                 f"an answer that cannot be read: {type(error).__name__}: {error}", again=False
             ) from None
 
+    def ask_with_logprobs(self, prompt: str, *, max_tokens: int) -> Said:
+        """Ask one question, greedily, with the log-probabilities of the answer where the server gives them."""
+        try:
+            return self.ask(prompt, max_tokens=max_tokens, logprobs=1 if self.api == "completions" else True)
+        except EndpointError as error:
+            if error.status is None or error.again:
+                raise
+            return self.ask(prompt, max_tokens=max_tokens)  # some servers refuse the option
+
 
 def _said(answer: dict[str, Any], api: Api) -> Said:
     choice = answer["choices"][0]
     text = choice["text"] if api == "completions" else choice["message"]["content"]
-    told: dict[str, Any] = choice.get("logprobs") or {}
-    values: list[float | None] = told.get("token_logprobs") or []  # a chat has them under other names
     usage: dict[str, Any] = answer.get("usage") or {}
-    logprobs = tuple(float(value) for value in values if value is not None)
-    return Said(text, choice.get("finish_reason"), usage.get("prompt_tokens"), logprobs)
+    return Said(text, choice.get("finish_reason"), usage.get("prompt_tokens"), _logprobs(choice.get("logprobs") or {}))
+
+
+def _logprobs(told: dict[str, Any]) -> tuple[float, ...]:
+    """Return the values: a completion has a list of them, a chat has them in its list of tokens."""
+    of_chat: list[dict[str, Any]] = told.get("content") or []
+    values: list[float | None] = told.get("token_logprobs") or [one.get("logprob") for one in of_chat]
+    return tuple(float(value) for value in values if value is not None)

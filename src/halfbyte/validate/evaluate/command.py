@@ -10,6 +10,7 @@ import click
 
 from halfbyte.console import Output
 from halfbyte.errors import CheckFailedError
+from halfbyte.number_options import SECONDS, FiniteRange
 from halfbyte.usage import Command
 
 _FOLDER = click.Path(path_type=Path)
@@ -28,10 +29,12 @@ _FOLDER = click.Path(path_type=Path)
 @click.option("--limit", type=click.IntRange(1), help="Only the first items of each task.")
 @click.option("--model", metavar="NAME", help="The model's name, where a server has several.")
 @click.option("--concurrency", type=click.IntRange(1), help="Requests at once.  [default: the suite's]")
-@click.option("--margin", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.01, show_default=True,
+@click.option("--margin", type=FiniteRange(0, 1, min_open=True, max_open=True), default=0.01, show_default=True,
               help="The largest loss that is none, in shares of 1.")  # fmt: skip
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True,
+@click.option("--timeout", "timeout_s", type=SECONDS, default=600.0, show_default=True,
               help="Seconds for one request.")  # fmt: skip
+@click.option("--same-server", is_flag=True,
+              help="Go on with an earlier run although the server does not show that it is the same.")  # fmt: skip
 @click.pass_obj
 def eval_command(out: Output, **asked: Any) -> None:
     """Score the model at URL with lm-evaluation-harness, alone or against another. Exit code 1 if it is worse.

@@ -52,8 +52,11 @@ def load_harness(suite: Suite, data_dir: Path | None) -> Harness:
     os.environ["TQDM_DISABLE"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tasks_module, lm_eval = _import("lm_eval.tasks"), _import("lm_eval")
-    # It lists every installed package after each task, which takes seconds and which nobody reads here.
-    _import("lm_eval.evaluator").add_env_info = lambda _: None  # pyright: ignore[reportUnknownLambdaType]
+    # After each task it lists every installed package, and git complains where the data is in no repository. Both take
+    # time, and nobody reads them here.
+    evaluator = _import("lm_eval.evaluator")
+    evaluator.add_env_info = lambda _: None  # pyright: ignore[reportUnknownLambdaType]
+    evaluator.get_git_commit_hash = lambda: None
     cache = _own_cache() if local else None
     sandbox = use_sandbox().sentence if suite.needs_sandbox else None
     for name in ("lm_eval", "datasets"):
@@ -145,6 +148,7 @@ class Arm:
     side: Side
     ready: Preflight
     fingerprint: str
+    again: bool  # the other side has the same fingerprint: its answers are not taken for this one's
     concurrency: int
     store: Store
     progress: Callable[[str, int, int], None]  # what, finished, of how many
@@ -164,12 +168,13 @@ class Pass:
         return f"{self.task.task}, seed {self.seeds.fewshot}"
 
 
-def run_pass(harness: Harness, arm: Arm, one: Pass) -> tuple[list[Sample], int]:
-    """Ask one task once; return its items, and how many requests were sent for it now."""
+def run_pass(harness: Harness, arm: Arm, one: Pass) -> tuple[list[Sample], list[str]]:
+    """Ask one task once; return its items, and the names of the requests that were sent for it now."""
     recording: Any = importlib.import_module("halfbyte.validate.evaluate.recording")
     simple_evaluate: Any = importlib.import_module("lm_eval").simple_evaluate
     task, identity = one.task, arm.ready.identity
-    scope = Scope(identity.url, identity.model, arm.fingerprint, harness.suite.name, task.task, one.seeds.fewshot)
+    asked = f"{arm.fingerprint} again" if arm.again else arm.fingerprint
+    scope = Scope(identity.url, identity.model, asked, harness.suite.name, task.task, one.seeds.fewshot)
     recorder = recording.Recorder(
         Sender(arm.ready.endpoint, arm.concurrency),
         arm.store,

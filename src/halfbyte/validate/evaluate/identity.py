@@ -2,7 +2,8 @@
 
 An address and a model's name say nothing about the checkpoint behind them. So the fingerprint also has the answers to
 four short questions with their log-probabilities. A later run compares them with a tolerance: a server's own noise must
-not throw away a night's work, another checkpoint must.
+not throw away a night's work, another checkpoint must. Two checkpoints of one model may write the same four texts. So a
+server that gives no log-probabilities is known by the time of its start, and one that tells neither is new every time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
@@ -24,9 +26,12 @@ SAME_LOGPROB = 0.05  # natural logarithm; the same server repeats itself within 
 # Short: below 16 tokens no engine keeps a prefix, so the second time is computed like the first.
 PROBES = ("The capital of France is", "2 + 2 =", "def add(a, b):\n    return", "Q: What is 17 * 3?\nA:")
 _CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+_STARTED = re.compile(r"^process_start_time_seconds(?:\{.*\})? (\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 # What two servers may differ in without being unlike: what they were made to tell apart, and what follows from memory.
-EXPECTED = ("model", "root", "num_gpu_blocks", "num_cpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
+EXPECTED = (
+    "model", "root", "started", "num_gpu_blocks", "num_cpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency",
+)  # fmt: skip
 _MODEL_KEYS = ("root", "max_model_len", "owned_by", "parent")
 
 
@@ -53,7 +58,7 @@ def identify(endpoint: Endpoint, model: str | None, *, any_name: bool = False) -
         raise MachineError(f"nobody answers: {error}", where=endpoint.url, fix=fix) from None
     entry = _chosen(listed, model, endpoint.url, any_name)
     told = {key: str(entry[key]) for key in _MODEL_KEYS if entry.get(key) is not None}
-    told |= _version(endpoint) | _server_info(endpoint) | _cache_config(endpoint) | _chat_template(endpoint)
+    told |= _version(endpoint) | _server_info(endpoint) | _metrics(endpoint) | _chat_template(endpoint)
     context = entry.get("max_model_len")
     return Identity(endpoint.url, str(entry["id"]), int(context) if context else None, told)
 
@@ -93,10 +98,13 @@ def _server_info(endpoint: Endpoint) -> dict[str, str]:
     return {}
 
 
-def _cache_config(endpoint: Endpoint) -> dict[str, str]:
+def _metrics(endpoint: Endpoint) -> dict[str, str]:
+    """The cache's options, and when the server's process started."""
     said = _quietly(endpoint, "/metrics")
-    found = _CACHE_CONFIG.search(said) if isinstance(said, str) else None
-    return {f"cache.{name}": value for name, value in _LABEL.findall(found[1])} if found else {}
+    text = said if isinstance(said, str) else ""
+    cache, started = _CACHE_CONFIG.search(text), _STARTED.search(text)
+    told = {f"cache.{name}": value for name, value in _LABEL.findall(cache[1])} if cache else {}
+    return told | ({"started": started[1]} if started else {})
 
 
 def _chat_template(endpoint: Endpoint) -> dict[str, str]:
@@ -125,7 +133,7 @@ def differences(a: Identity, b: Identity) -> list[str]:
 
 def probe(asker: Asker) -> list[dict[str, Any]]:
     """Ask the four questions."""
-    said = [asker.ask(prompt, max_tokens=8) for prompt in PROBES]
+    said = [asker.ask_with_logprobs(prompt, max_tokens=8) for prompt in PROBES]
     return [{"text": one.text, "logprobs": [round(value, 4) for value in one.logprobs]} for one in said]
 
 
@@ -138,13 +146,31 @@ def same_probes(a: Sequence[dict[str, Any]], b: Sequence[dict[str, Any]]) -> boo
     return all(abs(u - v) <= SAME_LOGPROB for u, v in values)
 
 
-def fingerprint(known: Sequence[dict[str, Any]], identity: Identity, probes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the record of an endpoint: a known one if it is still the same, else a new one."""
-    stable = {"url": identity.url, "model": identity.model} | {
-        key: identity.told.get(key) for key in ("version", "root", "max_model_len")
-    }
+def has_logprobs(probes: Sequence[dict[str, Any]]) -> bool:
+    """Whether the answers can tell two checkpoints of one model apart; their texts cannot."""
+    return any(one["logprobs"] for one in probes)
+
+
+def can_be_told_apart(identity: Identity, probes: Sequence[dict[str, Any]]) -> bool:
+    """Whether a later run can know that this server is still the same."""
+    return has_logprobs(probes) or "started" in identity.told
+
+
+def fingerprint(
+    known: Sequence[dict[str, Any]], identity: Identity, probes: list[dict[str, Any]], *, trusted: bool = False
+) -> dict[str, Any]:
+    """Return the record of an endpoint: a known one if it is still the same, else a new one.
+
+    With `trusted` the user says that a server without log-probabilities is the one of the earlier run.
+    """
+    stable: dict[str, Any] = {"url": identity.url, "model": identity.model}
+    stable |= {key: identity.told.get(key) for key in ("version", "root", "max_model_len")}
+    exact = stable
+    if not has_logprobs(probes):
+        exact = stable | {"started": identity.told.get("started") or f"not told, {secrets.token_hex(8)}"}
     for record in known:
-        if record["stable"] == stable and same_probes(record["probes"], probes):
+        there = {key: value for key, value in record["stable"].items() if not trusted or key in stable}
+        if there == (stable if trusted else exact) and same_probes(record["probes"], probes):
             return record
-    name = hashlib.sha256(json.dumps([stable, probes]).encode()).hexdigest()[:16]
-    return {"kind": "endpoint", "fingerprint": name, "stable": stable, "probes": probes}
+    name = hashlib.sha256(json.dumps([exact, probes]).encode()).hexdigest()[:16]
+    return {"kind": "endpoint", "fingerprint": name, "stable": exact, "probes": probes}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -112,7 +113,8 @@ def _judge_task(task: Task, ours: list[Sample], theirs: list[Sample] | None, mar
         found = compared[task.primary]
         label = (found.decides if isinstance(found, Seeds) else found).verdict.label
     other = None if theirs is None else _scored(theirs, task)
-    return Judged(task, label, _scored(ours, task), other, compared, worst, wrong, _notes(ours, task))
+    notes = [*_notes(ours, task), *_ended_programs(ours, "candidate"), *_ended_programs(theirs or [], "reference")]
+    return Judged(task, label, _scored(ours, task), other, compared, worst, wrong, notes)
 
 
 def _notes(samples: list[Sample], task: Task) -> list[str]:
@@ -128,6 +130,13 @@ def _notes(samples: list[Sample], task: Task) -> list[str]:
     if len(seeds) > 1 and all(len(hashes) == 1 for hashes in prompts.values()):
         notes.append(f"all {len(seeds)} seeds asked with the same prompts: what differs is the server's own noise")
     return notes
+
+
+def _ended_programs(samples: list[Sample], side: str) -> list[str]:
+    """Programs that were not wrong but ended: right ones may be among them, so a reader must know of them."""
+    ended = Counter(str(run["ended"]) for one in samples for run in one.programs if run["ended"] != "exit")
+    told = ", ".join(f"{reason} {count}" for reason, count in sorted(ended.items()))
+    return [f"{side}: {ended.total()} programs reached a limit and count as wrong ({told})"] if ended else []
 
 
 def _metrics(samples: list[Sample]) -> list[str]:
@@ -171,7 +180,7 @@ def _scored(samples: list[Sample], task: Task) -> Scored:
             by_seed = {seed: sum(row[item] for item in items) / len(items) for seed, row in table.items()}
     empty = sum(task.kind == "generate" and one.error is None and not one.text.strip() for one in samples)
     errors = sum(one.error is not None for one in samples)
-    return Scored(len(samples), errors, truncated(samples), empty, by_metric, by_seed)
+    return Scored(len(samples), errors, truncated(samples, task), empty, by_metric, by_seed)
 
 
 def _compare(ours: list[Sample], theirs: list[Sample], metric: str, margin: float) -> Paired | Seeds | None:

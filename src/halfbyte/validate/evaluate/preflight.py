@@ -10,7 +10,7 @@ from halfbyte.errors import CheckFailedError, MachineError
 from halfbyte.validate.endpoint import Api, Endpoint, EndpointError
 from halfbyte.validate.evaluate.asking import Asker, Said
 from halfbyte.validate.evaluate.echo import echo_problem
-from halfbyte.validate.evaluate.identity import Identity, identify, probe
+from halfbyte.validate.evaluate.identity import Identity, can_be_told_apart, identify, probe
 from halfbyte.validate.evaluate.suites import Suite
 from halfbyte.validate.evaluate.tokens import ServerTokens, server_tokens
 
@@ -54,7 +54,7 @@ class Preflight:
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         checks = [{"check": one.check, "level": one.level, "sentence": one.sentence} for one in self.findings]
-        return {**self.identity.as_dict(), "prompt_tokens": self.prompt_tokens, "checks": checks}
+        return {**self.identity.as_dict(), "prompt_tokens": self.prompt_tokens, "probes": self.probes, "checks": checks}
 
 
 def preflight(endpoint: Endpoint, model: str | None, suite: Suite, *, any_name: bool = False) -> Preflight:
@@ -65,26 +65,33 @@ def preflight(endpoint: Endpoint, model: str | None, suite: Suite, *, any_name: 
     prompt_tokens: dict[str, list[int | None]] = {}
     probes: list[dict[str, Any]] = []
     try:
-        for api in _apis(suite):
+        for api in forms(suite):
             asker = Asker(endpoint, identity.model, api)
             prompt_tokens[api] = [asker.ask(text, max_tokens=1).prompt_tokens for text in PARITY_PROMPTS]
             findings += [_stop(asker), _repeats(asker), _seed(asker), _usage(prompt_tokens[api], api)]
-            probes = probes or probe(asker)
+            probes += probe(asker)
         findings += _likelihoods(endpoint, identity, suite, tokens)
     except EndpointError as error:
         fix = "ask it by hand with curl, and look at its log"
         raise MachineError(
             f"the endpoint does not answer a short question: {error}", where=endpoint.url, fix=fix
         ) from None
+    if not can_be_told_apart(identity, probes):
+        what = (
+            "the server tells neither log-probabilities nor when it started: another checkpoint at this address could "
+            "not be told from this one, so answers of an earlier run are taken only with --same-server"
+        )
+        findings.append(Finding("fingerprint", "note", what))
     if identity.max_context is None or tokens is None:
         what = "the server does not tell its context or its tokens: prompts that do not fit show only as errors"
         findings.append(Finding("context", "note", what))
     return Preflight(endpoint, identity, findings, prompt_tokens, probes, tokens)
 
 
-def _apis(suite: Suite) -> list[Api]:
-    forms: list[Api] = ["completions", "chat"]
-    return [form for form in forms if form in suite.apis]
+def forms(suite: Suite) -> list[Api]:
+    """Return the forms in which a suite asks, in the order in which they are tried."""
+    both: list[Api] = ["completions", "chat"]
+    return [form for form in both if form in suite.apis]
 
 
 def _stop(asker: Asker) -> Finding:

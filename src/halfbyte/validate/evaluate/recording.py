@@ -44,7 +44,7 @@ class Recorder:
     tokens: ServerTokens | None
     progress: Callable[[int, int], None]  # how many are finished, of how many
     records: dict[Item, dict[str, Any]] = field(default_factory=dict[Item, dict[str, Any]])
-    asked: int = 0
+    asked: list[str] = field(default_factory=list[str])  # the names of the requests that were sent now
 
     def answer(self, instances: Sequence[Any], payloads: Sequence[dict[str, Any]], api: Api, read: Read) -> list[Any]:
         """Return an answer for each; None where there is none after the last retry."""
@@ -60,12 +60,11 @@ class Recorder:
             nonlocal finished
             number = missing[position]
             record = self._record(keys[number], items[number], payloads[number], outcome, lambda b: read(number, b))
-            self.store.add(record)
-            found[number] = record
+            found[number] = self.store.add(record)  # scored as it is written down, so that a later run scores the same
             finished += 1
             self.progress(finished, len(items))
 
-        self.asked += len(missing)
+        self.asked += [keys[number] for number in missing]
         self.sender.send(PATHS[api], [payloads[number] for number in missing], keep)
         records = cast("list[dict[str, Any]]", found)
         self.records.update(zip(items, records, strict=True))

@@ -41,7 +41,8 @@ def show(out: Output, evaluation: Evaluation) -> None:
     compared = any(one.reference for one in evaluation.judged)
     rows = [row for one in evaluation.judged for row in _rows(one)]
     out.table(rows, _COMPARED if compared else _ALONE)
-    out.verdicts([sentence for one in evaluation.judged for sentence in _sentences(one)])
+    same: list[tuple[Level, str]] = [("note", evaluation.head["alike"])] if evaluation.head["alike"] else []
+    out.verdicts([*(sentence for one in evaluation.judged for sentence in _sentences(one)), *same])
 
 
 def _rows(judged: Judged) -> list[dict[str, Any]]:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from halfbyte.errors import UsageError
+from halfbyte.validate.endpoint import values_without_keys
 from halfbyte.validate.evaluate.judging import Judged, Label
+from halfbyte.validate.lines import encoded
 from halfbyte.write import write_whole
 
 FILE = "eval.json"
@@ -48,8 +50,7 @@ def _finite(value: Any) -> Any:
 
 def write_results(folder: Path, evaluation: Evaluation) -> None:
     """Write eval.json."""
-    text = json.dumps(evaluation.as_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-    write_whole(folder / FILE, text.encode() + b"\n")
+    write_whole(folder / FILE, encoded(values_without_keys(evaluation.as_dict()), indent=2))
 
 
 def read_head(folder: Path) -> dict[str, Any]:

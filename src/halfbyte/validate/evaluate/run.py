@@ -11,13 +11,13 @@ from typing import Any
 
 import halfbyte
 from halfbyte.console import Output
-from halfbyte.errors import InterruptedRunError, UsageError
+from halfbyte.errors import CheckFailedError, InterruptedRunError, UsageError
 from halfbyte.validate.endpoint import parse_url
 from halfbyte.validate.evaluate.harness import Arm, Harness, Pass, as_reference, load_harness, run_pass
 from halfbyte.validate.evaluate.identity import fingerprint
 from halfbyte.validate.evaluate.judging import judge
-from halfbyte.validate.evaluate.parity import Known, known_now, known_then, parity
-from halfbyte.validate.evaluate.preflight import Finding, Preflight, preflight
+from halfbyte.validate.evaluate.parity import Known, alike, known_now, known_then, parity
+from halfbyte.validate.evaluate.preflight import Preflight, preflight
 from halfbyte.validate.evaluate.results import (
     Evaluation,
     read_head,
@@ -28,6 +28,7 @@ from halfbyte.validate.evaluate.results import (
 from halfbyte.validate.evaluate.samples import Sample, Side, check_pairs, load_samples, write_samples
 from halfbyte.validate.evaluate.store import Store
 from halfbyte.validate.evaluate.suites import load_suite
+from halfbyte.validate.evaluate.unchanged import what_changed
 
 REQUESTS = "requests.jsonl"
 
@@ -47,6 +48,7 @@ class Asked:
     concurrency: int | None
     margin: float
     timeout_s: float
+    same_server: bool = False
 
 
 @dataclass(slots=True)
@@ -57,18 +59,21 @@ class _Run:
     limit: int | None
     out: Output
     progress: Callable[[str, int, int], None]
+    trusted: bool
     sent: int = 0
 
-    def arm(self, side: Side, ready: Preflight) -> Arm:
+    def arm(self, side: Side, ready: Preflight, other: Arm | None = None) -> Arm:
         """Make a side ready to be asked: the same endpoint as in an earlier run, or a new one."""
-        record = fingerprint(self.store.endpoints, ready.identity, ready.probes)
+        record = fingerprint(self.store.endpoints, ready.identity, ready.probes, trusted=self.trusted)
         if record not in self.store.endpoints:
             if any(record["stable"]["url"] == one["stable"]["url"] for one in self.store.endpoints):
                 self.out.note(
-                    f"! {ready.identity.url} has another checkpoint or engine than before: all is asked again"
+                    f"! {ready.identity.url} is not known to be the server of the earlier run: all is asked again"
                 )
             self.store.add(record)
-        return Arm(side, ready, str(record["fingerprint"]), self.concurrency, self.store, self.progress)
+        name = str(record["fingerprint"])
+        again = other is not None and other.fingerprint == name
+        return Arm(side, ready, name, again, self.concurrency, self.store, self.progress)
 
     def ask(self, arm: Arm) -> list[Sample]:
         """Ask everything of one side."""
@@ -76,9 +81,19 @@ class _Run:
         suite = self.harness.suite
         for one in [Pass(task, seeds, self.limit) for task in suite.tasks for seeds in suite.passes]:
             found, sent = run_pass(self.harness, arm, one)
+            self._refuse_another_server(arm, one, sent)
             samples += found
-            self.sent += sent
+            self.sent += len(sent)
         return samples
+
+    def _refuse_another_server(self, arm: Arm, one: Pass, sent: list[str]) -> None:
+        """A checkpoint that was swapped while it was asked: nobody knows which answer is whose."""
+        changed = what_changed(arm.ready, self.harness.suite) if sent else None
+        if changed:
+            self.store.drop(sent)
+            what = f"ANOMALOUS: the server changed during {one.title} ({changed}); these answers are dropped"
+            fix = "serve one checkpoint, and run the same command again: what was finished before is kept"
+            raise CheckFailedError(what, where=arm.ready.identity.url, fix=fix)
 
 
 def evaluate(asked: Asked, out: Output, progress: Callable[[str, int, int], None]) -> Evaluation:
@@ -96,20 +111,23 @@ def evaluate(asked: Asked, out: Output, progress: Callable[[str, int, int], None
     concurrency = asked.concurrency or suite.concurrency
     ready = preflight(endpoint, asked.model, suite)
     reference = preflight(other, asked.model, suite, any_name=True) if other else None  # its model may be named so
-    common = _common(ready, reference, earlier, {"concurrency": concurrency, "lm_eval": harness.version})
+    how = {"concurrency": concurrency, "lm_eval": harness.version}
+    here = known_now(ready, how)
+    there = known_now(reference, how) if reference else earlier.known if earlier else None
+    common = parity(here, there) if there else []
     for finding in [*ready.findings, *(reference.findings if reference else []), *common]:
         if finding.level != "good":
             out.note(f"! {finding.sentence}")
     for note in [*suite.notes, *([f"programs run {harness.sandbox}"] if harness.sandbox else [])]:
         out.note(f"! {note}")
     with Store(asked.folder / REQUESTS) as store:
-        run = _Run(harness, store, concurrency, asked.limit, out, progress)
+        run = _Run(harness, store, concurrency, asked.limit, out, progress, asked.same_server)
         if store.damaged:
             out.note(f"! {store.damaged} lines of {store.path} cannot be read; what they held is asked again")
         try:
             ours = run.arm("candidate", ready)
             candidate = run.ask(ours)
-            theirs = run.arm("reference", reference) if reference else None
+            theirs = run.arm("reference", reference, ours) if reference else None
             compared = run.ask(theirs) if theirs else earlier.samples if earlier else None
         except KeyboardInterrupt:
             fix = "run the same command again: what is finished is kept"
@@ -127,6 +145,7 @@ def evaluate(asked: Asked, out: Output, progress: Callable[[str, int, int], None
         "candidate": {**ready.as_dict(), "fingerprint": ours.fingerprint},
         "reference": {**reference.as_dict(), "fingerprint": theirs.fingerprint} if reference and theirs else None,
         "baseline": earlier.about if earlier else None,
+        "alike": alike(here, there) if there else None,
         "differences": [one.sentence for one in common if one.level != "good"],
         "started": started.isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - clock, 1),
@@ -161,11 +180,3 @@ def _earlier(asked: Asked, about: dict[str, Any]) -> _Earlier | None:
     refuse_missing_items(head, place, len(samples))
     told = {"folder": str(place), "started": head.get("started"), "candidate": head["candidate"]}
     return _Earlier(known, samples, told)
-
-
-def _common(
-    ready: Preflight, reference: Preflight | None, earlier: _Earlier | None, how: dict[str, Any]
-) -> list[Finding]:
-    """Compare the candidate's server with the other one, which is up now or was up then."""
-    other = known_now(reference, how) if reference else earlier.known if earlier else None
-    return parity(known_now(ready, how), other) if other else []

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.validate.endpoint import values_without_keys
 from halfbyte.validate.evaluate.programs import runs_of
+from halfbyte.validate.lines import encoded
 from halfbyte.write import write_whole
 
 Side = Literal["candidate", "reference"]
 FILE = "eval.jsonl"
+# Why an answer ended that the model itself ended, in the words of the engines that there are.
+STOPPED = frozenset({"stop", "eos", "eos_token", "stop_sequence", "end_turn", "tool_calls", "function_call"})
 _Row = Mapping[str, Any]
 
 
@@ -49,6 +53,11 @@ class Sample:
     def place(self) -> tuple[str, str, int, int]:
         """What names the item in both runs of a comparison."""
         return self.task, self.subtask, self.seed, self.doc
+
+    @property
+    def cut(self) -> bool:
+        """Whether something else than the model ended the answer: a limit, an abort, or nobody knows."""
+        return self.error is None and self.finish_reason not in STOPPED
 
     @property
     def text(self) -> str:
@@ -88,7 +97,7 @@ def _sample(rows: Sequence[_Row], requests: Sequence[_Row], about: _Row, cluster
         output=answers[0] if len(answers) == 1 else answers,
         taken={str(row["filter"]): _plain(row["filtered_resps"]) for row in rows},
         scores=None if error else scores,
-        finish_reason="length" if "length" in finish else finish[0],
+        finish_reason=next((one for one in finish if one not in STOPPED), finish[0]),
         null=any(bool(one.get("null")) for one in requests),
         prompt_tokens=_total(requests, "prompt_tokens"),
         completion_tokens=_total(requests, "completion_tokens"),
@@ -111,7 +120,7 @@ def _total(requests: Sequence[Mapping[str, Any]], name: str) -> int | None:
 
 def write_samples(folder: Path, samples: Iterable[Sample]) -> None:
     """Write eval.jsonl, all of it or nothing."""
-    lines = [json.dumps(asdict(one), ensure_ascii=False).encode() + b"\n" for one in samples]
+    lines = [encoded(values_without_keys(asdict(one))) for one in samples]
     write_whole(folder / FILE, b"".join(lines))
 
 
@@ -119,12 +128,20 @@ def load_samples(folder: Path) -> list[Sample]:
     """Read an earlier run's items."""
     try:
         lines = (folder / FILE).read_bytes().splitlines()
-        return [Sample(**json.loads(line)) for line in lines]
+        return [_checked(Sample(**json.loads(line))) for line in lines]
     except FileNotFoundError:
         fix = "give the folder that an earlier `halfbyte eval -o` wrote"
         raise UsageError("there are no results of an earlier run", where=str(folder), fix=fix) from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"not the results of this version: {error}", where=str(folder), fix="run it again") from None
+
+
+def _checked(sample: Sample) -> Sample:
+    """A file that somebody edited: what is no share of a right answer would end in the middle of the statistics."""
+    for name, score in (sample.scores or {}).items():
+        if type(score) not in (int, float) or not 0 <= score <= 1:
+            raise ValueError(f"item {sample.doc} of {sample.subtask} has the score {score!r} for {name}")
+    return sample
 
 
 def check_pairs(candidate: Sequence[Sample], reference: Sequence[Sample]) -> None:

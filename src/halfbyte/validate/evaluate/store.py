@@ -44,12 +44,19 @@ class Store(Lines):
     def _remember(self, record: dict[str, Any]) -> None:
         if record["kind"] == "endpoint":
             self.endpoints.append({key: record[key] for key in ("kind", "fingerprint", "stable", "probes")})
+        elif record["kind"] == "void":
+            for key in record["keys"]:
+                self._answers.pop(key, None)
         elif record["error"] is None:  # what failed is asked again
             self._answers[record["key"]] = {**record, "answer": record["answer"]}
 
     def get(self, key: str) -> dict[str, Any] | None:
         """Return the finished request of that name."""
         return self._answers.get(key)
+
+    def drop(self, keys: list[str]) -> None:
+        """Forget requests that turned out to be answered by somebody else; the file only grows, so it says so."""
+        self.add({"kind": "void", "keys": keys})
 
     def __enter__(self) -> Store:
         return self

@@ -43,7 +43,8 @@ class Task(_Strict):
     chance: float = 0.0
     cluster: str | None = None  # a column: items with the same value in it are not independent
     generative: str | None = None  # the suite to take where a server cannot compare likelihoods
-    short_answer: bool = False  # a letter: equal and cut answers are normal then
+    short_answer: bool = False  # a letter: equal answers are normal then, and what is no letter is no answer
+    few_tokens: bool = False  # so small a limit of tokens that every answer may be cut
     multiturn: bool = False
 
 

@@ -9,6 +9,7 @@ import click
 
 from halfbyte.console import Column, Output
 from halfbyte.errors import CheckFailedError, MachineError
+from halfbyte.number_options import SECONDS
 from halfbyte.usage import Command
 
 
@@ -25,7 +26,7 @@ from halfbyte.usage import Command
               show_default=True, help="For probe.jsonl and probe.json.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of questions and of sampling.")
 @click.option("--model", metavar="NAME", help="The model's name, where a server has several.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True),
+@click.option("--timeout", "timeout_s", type=SECONDS,
               help="Seconds for one request.  [default: the profile's]")  # fmt: skip
 @click.option("--tool-calls", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
               help="Requests for the tool probes, as the K2 vendor verifier has them.")  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from halfbyte.validate.endpoint import without_keys
+from halfbyte.validate.endpoint import values_without_keys
 from halfbyte.validate.probe.kinds import Finding, Probe, Verdict
 
 FILE = "probe.json"
@@ -73,6 +73,8 @@ class Report:
 def write_report(folder: Path, report: Report) -> None:
     """Write probe.json, whole or not at all."""
     part = folder / f"{FILE}.part"
-    text = json.dumps(report.as_dict(), indent=2)  # ASCII: halves of surrogate pairs must not stop it
-    part.write_text(without_keys(text) + "\n", encoding="utf-8")
+    text = json.dumps(
+        values_without_keys(report.as_dict()), indent=2
+    )  # ASCII: halves of surrogate pairs must not stop it
+    part.write_text(text + "\n", encoding="utf-8")
     part.replace(folder / FILE)

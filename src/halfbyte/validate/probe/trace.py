@@ -61,10 +61,10 @@ class Trace(Lines):
         """Return the answer of that name, if there is one."""
         return self._answers.get(key)
 
-    def add(self, record: dict[str, Any]) -> None:
+    def add(self, record: dict[str, Any]) -> dict[str, Any]:
         """Append one line, and count it if it is a request."""
-        super().add(record)
         self.sent += record["kind"] == "request"
+        return super().add(record)
 
     def begin(self, probe: str) -> None:
         """Say which probe asks from now on."""

@@ -34,6 +34,12 @@ class Fake:
         self.cut: set[str] = set()
         self.delay = 0.0
         self.echo = "right"  # or "ignored", "shifted", "no null"
+        self.repeats_key = False  # in what it writes
+        self.no_logprobs = False  # of answers; the echoed ones are `echo`
+        self.refuses_logprobs = False
+        self.weights = ""  # another checkpoint that writes the same texts
+        self.changes: dict[int, dict[str, object]] = {}  # after so many items: what of all this is another
+        self.started: str | None = None
         self.ignores_stop = self.no_tokenize = self.extra_token = False
         self.salt = ""  # another checkpoint under the same name
         self.asked: list[dict] = []
@@ -84,15 +90,20 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def reply(self, value, status=200):
-        data = json.dumps(value).encode()
+        self.reply_text(json.dumps(value), status)
+
+    def reply_text(self, text, status=200):
+        data = text.encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 
     def do_GET(self):
+        if self.path == "/metrics" and self.fake.started:
+            return self.reply_text(f"process_start_time_seconds {self.fake.started}\n")
         known = {"/v1/models": {"data": self.fake.models}, "/version": {"version": self.fake.version}}
-        self.reply(known.get(self.path, {}), 200 if self.path in known else 404)
+        return self.reply(known.get(self.path, {}), 200 if self.path in known else 404)
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -101,11 +112,16 @@ class Handler(BaseHTTPRequestHandler):
         fake, prompt = self.fake, prompt_of(body)
         with fake.lock:
             fake.asked.append(body)
+            items = sum(one.get("seed") == 1234 for one in fake.asked)
+            for name, value in fake.changes.pop(items, {}).items():
+                setattr(fake, name, value)
             failing, closing = once(fake.fails, prompt), once(fake.closes, prompt)
         time.sleep(fake.delay + next((s for part, s in fake.hangs.items() if part in prompt), 0))
         if closing:
             return self.connection.close()
         status = next((status for part, status in fake.refuses.items() if part in prompt), 500 if failing else 0)
+        if fake.refuses_logprobs and body.get("logprobs"):
+            status = 400
         if status:
             return self.reply({"error": f"not now, {self.headers.get('Authorization')}"}, status)
         return self.reply(self.answer(body, prompt))
@@ -120,10 +136,22 @@ class Handler(BaseHTTPRequestHandler):
             return {"choices": [self.scored(prompt, body.get("echo", False))], "usage": usage}
         text, finish = self.written(body, prompt)
         usage["completion_tokens"] = len(text)
+        logprobs = self.of_answer(body, text)
         if "messages" in body:
             content = None if any(part in prompt for part in fake.nulls) else text
-            return {"choices": [{"index": 0, "message": {"content": content}, "finish_reason": finish}], "usage": usage}
-        return {"choices": [{"index": 0, "text": text, "finish_reason": finish, "logprobs": None}], "usage": usage}
+            choice = {"message": {"content": content}}
+        else:
+            choice = {"text": text}
+        choice |= {"index": 0, "finish_reason": finish, "logprobs": logprobs}
+        return {"choices": [choice], "usage": usage}
+
+    def of_answer(self, body, text):
+        if not body.get("logprobs") or self.fake.no_logprobs:
+            return None
+        values = [-(zlib.crc32(f"{self.fake.weights}{place}".encode()) % 1000) / 300 for place in range(len(text))]
+        if "messages" in body:
+            return {"content": [{"token": token, "logprob": v} for token, v in zip(text, values, strict=True)]}
+        return {"tokens": list(text), "token_logprobs": values, "top_logprobs": None}
 
     def written(self, body, prompt):
         fake = self.fake
@@ -131,6 +159,8 @@ class Handler(BaseHTTPRequestHandler):
         if body.get("temperature"):
             text += f" drawn with {body.get('seed')}"
         finish = "length" if any(part in prompt for part in fake.cut) else "stop"
+        if fake.repeats_key:
+            text += f" {self.headers.get('Authorization')}"
         for stop in [] if fake.ignores_stop else body.get("stop") or []:
             text = text.split(stop)[0]
         return text, finish

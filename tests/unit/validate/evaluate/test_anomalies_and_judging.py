@@ -46,6 +46,9 @@ def test_good_items_are_no_anomaly():
         (0, 1, {"error": "HTTP 500", "scores": None}, "got no answer (HTTP 500)"),
         (5, 6, {"output": " ", "null": True}, "6 of 100 answers are empty, 6 of them without any content"),
         (5, 6, {"finish_reason": "length"}, "were cut"),
+        (5, 6, {"finish_reason": "abort"}, "6 of 100 answers ended with finish_reason abort"),
+        (5, 6, {"finish_reason": None}, "6 of 100 answers have no finish_reason"),
+        (100, 0, {"finish_reason": "tool_calls"}, None),
         (5, 6, {"output": "I'm sorry, but I can't help"}, "refuse"),
         (5, 6, {"output": "saliva " * 80}, "repeat themselves without end"),
         (20, 21, {"taken": {"flexible-extract": "[invalid]"}}, "nothing that the filter flexible-extract can take"),
@@ -54,8 +57,9 @@ def test_good_items_are_no_anomaly():
 )
 def test_each_limit(few, many, more, said):
     assert anomalies(changed(few, **more), WORDS) == []
-    (found,) = anomalies(changed(many, **more), WORDS)
-    assert said in found
+    if said:
+        (found,) = anomalies(changed(many, **more), WORDS)
+        assert said in found
 
 
 def test_strict_far_below_flexible_is_a_broken_form():
@@ -95,10 +99,46 @@ def test_nothing_right_and_nothing_answered():
 
 def test_a_side_that_is_cut_more_often_is_not_compared():
     assert between(changed(4, finish_reason="length"), items(), WORDS) == []  # four can be chance
+    for reason in ("length", "abort", None):
+        (said,) = between(changed(5, finish_reason=reason), items(), WORDS)
+        assert "5.0% of the candidate's answers were cut, or do not say how they ended, and 0.0%" in said
+
+
+LETTERS = load_suite("chat").tasks[1]
+
+
+def letters(count=0, **more):
+    """Answers of a letter with room to think, some of them changed."""
+    good = [
+        sample(doc, doc < 80, task=LETTERS, output="ABCD"[doc % 4], taken={"get_response": "ABCD"[doc % 4]})
+        for doc in range(COUNT)
+    ]
+    return [replace(one, **more) if one.doc < count else one for one in good]
+
+
+def test_a_letter_after_much_thinking_can_be_cut_and_a_text_is_no_letter():
+    assert LETTERS.short_answer and anomalies(letters(), LETTERS) == []
+    assert "6 of 100 answers were cut" in anomalies(letters(6, finish_reason="length"), LETTERS)[0]
+    assert "were cut" in between(letters(5, finish_reason="length"), letters(), LETTERS)[0]
+    thought = {"taken": {"get_response": "Let me think about this"}}
+    assert anomalies(letters(20, **thought), LETTERS) == []
     assert (
-        "5.0% of the candidate's answers were cut and 0.0%"
-        in between(changed(5, finish_reason="length"), items(), WORDS)[0]
+        "21 of 100 answers have nothing that the filter get_response" in anomalies(letters(21, **thought), LETTERS)[0]
     )
+    assert anomalies(letters(100, taken={"get_response": "(b)."}), LETTERS) == []
+
+
+def test_a_limit_of_a_few_tokens_cuts_every_letter():
+    short = load_suite("mini-generative").tasks[1]
+    cut = [
+        replace(one, finish_reason="length", taken={"first-letter": "A"}, scores={short.primary: 1.0})
+        for one in letters()
+    ]
+    assert anomalies(cut, short) == [] and between(cut, letters(), short) == []
+
+
+def test_few_items_are_too_few_and_not_at_chance():
+    assert anomalies(letters()[78:81], LETTERS) == ["3 are too few items to be above chance, 25%"]
 
 
 def whole(words):
@@ -157,3 +197,12 @@ def test_other_questions_are_not_compared(name):
     check_pairs(items(), items())
     with pytest.raises(CheckFailedError, match="1 items are in one of the runs only"):
         check_pairs(items(), items()[:-1])
+
+
+def test_programs_that_reached_a_limit_are_said():
+    ended = [{"passed": False, "ended": how} for how in ("output", "time", "time", "exit")]
+    stopped = [replace(one, programs=[ended[one.doc]]) if one.doc < 4 else one for one in items()]
+    notes = judge(SUITE, whole(stopped), whole(items()), 0.01)[0].notes
+    assert notes == ["candidate: 3 programs reached a limit and count as wrong (output 1, time 2)"]
+    notes = judge(SUITE, whole(items()), whole(stopped), 0.01)[0].notes
+    assert notes == ["reference: 3 programs reached a limit and count as wrong (output 1, time 2)"]

@@ -127,3 +127,17 @@ def test_a_baseline_that_is_not_there_or_is_the_output_is_refused(good, mini, tm
             (tmp_path / "none" / "eval.json").write_bytes(content)
         code, _, said = mini(url, "--baseline", tmp_path / "none")
         assert code == 2 and "no results of a finished run" in said
+
+
+@pytest.mark.parametrize("score", [7.0, -0.5, float("nan"), float("inf"), "1", None, True])
+def test_a_baseline_with_scores_that_are_none_is_refused(good, mini, tmp_path, score):
+    url, server, baseline = good
+    file = tmp_path / "good" / "eval.jsonl"
+    first, *others = file.read_text().splitlines()
+    row = json.loads(first)
+    row["scores"]["exact_match,flexible-extract"] = score
+    file.write_text("\n".join([json.dumps(row), *others]) + "\n")
+    asked = len(server.items())
+    code, _, said = mini(url, *baseline)
+    assert code == 2 and f"has the score {score!r} for exact_match,flexible-extract" in said
+    assert len(server.items()) == asked

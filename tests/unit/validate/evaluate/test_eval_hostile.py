@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shlex
 
 import pytest
@@ -67,3 +68,16 @@ def test_a_file_is_no_folder(fake, mini, tmp_path):
     code, _, said = mini(url)
     assert code == 2 and "is a file" in said
     assert server.asked == [] and (tmp_path / "out").read_text() == '"mine"'
+
+
+def test_git_is_not_asked(fake, mini, tmp_path, monkeypatch):
+    """lm-eval asks it after each task, and it complains into our output where the data is in no repository."""
+    url, server = fake
+    knows(server)
+    git = tmp_path / "bin" / "git"
+    git.parent.mkdir()
+    git.write_text(f"#!/bin/sh\ntouch {shlex.quote(str(tmp_path / 'called'))}\n")
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{git.parent}:{os.environ['PATH']}")
+    assert mini(url)[0] == 0
+    assert not (tmp_path / "called").exists()

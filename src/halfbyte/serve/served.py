@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from halfbyte.models.declared import HF_QUANT_CONFIG, quantization_config, refus
 from halfbyte.models.linears import PLAIN
 from halfbyte.models.model import Model, describe
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
+from halfbyte.serve.json_file import json_object
 from halfbyte.serve.needs import Needs, needs_of
 from halfbyte.serve.sound import refuse_unfinished, refuse_unsound
 from halfbyte.source.checkpoint import CONFIG, Checkpoint, open_checkpoint
@@ -163,7 +163,7 @@ def _kv_dtype(block: Mapping[str, Any]) -> str | None:
 
 def _modelopt_file(folder: Path) -> Mapping[str, Any]:
     """Return what ModelOpt writes beside config.json; engines read it where config.json says nothing."""
-    inner = _json(folder / HF_QUANT_CONFIG).get("quantization")
+    inner = json_object(folder / HF_QUANT_CONFIG).get("quantization")
     return cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else {}
 
 
@@ -202,7 +202,7 @@ def _names(folder: Path) -> Iterator[str]:
 
 
 def _source_experts(checkpoint: Checkpoint, model: Model) -> int | None:
-    router = _json(checkpoint.root / FOLDER / PRUNE_PLAN).get("router")
+    router = json_object(checkpoint.root / FOLDER / PRUNE_PLAN).get("router")
     before = cast("Mapping[str, Any]", router).get("experts") if isinstance(router, Mapping) else None
     if type(before) is int:
         return before if before > model.experts else None
@@ -213,7 +213,7 @@ def _source_experts(checkpoint: Checkpoint, model: Model) -> int | None:
 def _remote_tokenizer(folder: Path) -> bool:
     if (folder / "tokenizer.json").exists():
         return False
-    maps = _json(folder / "tokenizer_config.json").get("auto_map")
+    maps = json_object(folder / "tokenizer_config.json").get("auto_map")
     return (folder / "tiktoken.model").exists() or (isinstance(maps, Mapping) and "AutoTokenizer" in maps)
 
 
@@ -228,12 +228,3 @@ def _revision(folder: Path) -> str | None:
         return None
     commit = note.splitlines()[0].strip() if note.strip() else ""
     return commit if _COMMIT.fullmatch(commit) else None
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    """Return what a JSON file holds; nothing where it is not there or no object: it only adds to what headers say."""
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

@@ -6,8 +6,6 @@ which scales it leaves as memory has them. What needs the values stands in the f
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +17,7 @@ from halfbyte.audit.seen import SEEN, files_seen
 from halfbyte.errors import CheckFailedError, CheckpointError
 from halfbyte.folders import FOLDER, PLAN
 from halfbyte.models.model import Model
+from halfbyte.serve.json_file import json_object
 from halfbyte.serve.pasted import pasted
 from halfbyte.source.checkpoint import CONFIG, Checkpoint
 
@@ -43,8 +42,8 @@ def audited(folder: Path) -> list[str]:
     if not (folder / FOLDER / PLAN).exists():
         said = "its findings are kept only beside the plan of what halfbyte made"
         return [f"not audited, as far as the folder tells: `{again}` checks more than the headers; {said}"]
-    found = _json(folder / FOLDER / RESULT)
-    if not found or found.get("plan") != _json(folder / FOLDER / PLAN).get("fingerprint"):
+    found = json_object(folder / FOLDER / RESULT)
+    if not found or found.get("plan") != json_object(folder / FOLDER / PLAN).get("fingerprint"):
         return [f"not audited: only headers are looked at here, `{again}` checks the values too"]
     findings = cast("list[Any]", found["findings"]) if isinstance(found.get("findings"), list) else []
     rows = [cast("dict[str, Any]", row) for row in findings if isinstance(row, dict)]
@@ -78,12 +77,3 @@ def without_tokenizer(folder: Path) -> list[str]:
 def _sentence(finding: Finding) -> str:
     example = f" ({finding.examples[0]})" if finding.examples else ""
     return f"{finding.text}{example}: {finding.why}"
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    """Return what a file of ours holds; nothing where it is not there or no longer JSON."""
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

@@ -11,6 +11,7 @@ import click
 
 from halfbyte.console import Output
 from halfbyte.errors import CheckFailedError, InterruptedRunError, UsageError
+from halfbyte.number_options import SECONDS
 from halfbyte.usage import Command
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from halfbyte.validate.bench.records import Block
     from halfbyte.validate.bench.report import Report
 
-_LONGEST_S = 86_400
 _MOST_BLOCKS = 10_000
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -42,7 +42,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--import", "imported", type=_FILE, multiple=True,
               help="Results of A, a file for each start of its server (vLLM, guidellm, aiperf, ours).")  # fmt: skip
 @click.option("--against-results", type=_FILE, multiple=True, help="The same for B, where both cannot be up at once.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
+@click.option("--timeout", type=SECONDS, default=600.0, show_default=True,
               help="Seconds that one request may take.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="For the prompts.")
 @click.option("--trust-remote-code", is_flag=True, help="Let the tokenizer run its own code (Kimi's has some).")
@@ -101,9 +101,6 @@ def bench_command(out: Output, url: str | None, **choice: Any) -> None:
 def _refuse_contradictions(url: str | None, choice: dict[str, Any]) -> None:
     if url is None and not choice["imported"]:
         raise UsageError("nothing to measure", where="URL", fix="name a server, or results with --import")
-    if not choice["timeout"] <= _LONGEST_S:  # "nan" is a number too, and smaller than none
-        what = f"a request cannot be given {choice['timeout']:g} seconds"
-        raise UsageError(what, where="--timeout", fix=f"give at most {_LONGEST_S:,} (a day)")
     if choice["against"] and (url is None or choice["imported"] or choice["against_results"]):
         what = "--against takes turns with URL, and results from files cannot"
         raise UsageError(what, where="--against", fix="leave out --import and --against-results")

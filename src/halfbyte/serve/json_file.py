@@ -1,0 +1,17 @@
+"""A JSON file beside the weights that may be missing or damaged: it only adds to what headers say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+
+def json_object(path: Path) -> Mapping[str, Any]:
+    """Return what a file holds; nothing where it is not there, no longer JSON, or no object."""
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

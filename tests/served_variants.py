@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from halfbyte.calibrate.named_files import with_data
+from halfbyte.models.model import describe
 from halfbyte.pipeline import quantize
+from halfbyte.plan.pruned import router_shape
+from halfbyte.prune.asked import recipe_of_plan
+from halfbyte.prune.plan_file import LayerChoice, PrunePlan
 from halfbyte.recipe import load_recipe
+from halfbyte.source.checkpoint import open_checkpoint
 
 REPOSITORY = Path(__file__).parents[1]
 KIMI_MINI = REPOSITORY / "models" / "kimi-mini"
@@ -102,6 +108,17 @@ VARIANTS: dict[str, Callable[[Path], None]] = {
     "nvfp4-half-pruned": _pruned(HALF),
     "nvfp4-quarter-pruned": _pruned(QUARTER),
 }
+
+
+def prune_at_random(folder: Path, keep: int, seed: int) -> Path:
+    """Write the BF16 twin of kimi-mini with experts drawn at random, others in each layer; return where it is."""
+    checkpoint, dice = open_checkpoint(KIMI_MINI), random.Random(seed)
+    model = describe(checkpoint)
+    layers = {at: LayerChoice(tuple(sorted(dice.sample(range(model.experts), keep)))) for at in model.moe_layers}
+    plan = PrunePlan(router=router_shape(model, checkpoint.config), layers=layers, rule=None)
+    quantize(KIMI_MINI, folder / "pruned", recipe_of_plan(plan, "layers"), prune_plan=plan)
+    quantize(folder / "pruned", folder / "bf16", load_recipe("kimi-k2.6-bf16"))
+    return folder / "bf16"
 
 
 def kept_or(folder: Path) -> Path:

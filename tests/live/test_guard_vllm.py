@@ -7,27 +7,18 @@ of the text, and a guard sees only text). What the engine computed is on its own
 
 import asyncio
 import json
-import random
 import re
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
+from served_variants import prune_at_random
 
-from halfbyte.models.model import describe
-from halfbyte.pipeline import quantize
-from halfbyte.plan.pruned import router_shape
-from halfbyte.prune.asked import recipe_of_plan
-from halfbyte.prune.plan_file import LayerChoice, PrunePlan
-from halfbyte.recipe import load_recipe
-from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.validate.prompts import open_prompts
 
 pytest.importorskip("aiohttp")
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
-FOLDER = Path(__file__).parents[2] / "models" / "kimi-mini"
 KEEP, ROOM = 12, 2048
 PROMPTS = [list(open_prompts())[at] for at in (2, 3, 5)]
 OPTIONS = ["--served-model-name", "mini", "--max-model-len", str(ROOM), "--max-num-seqs", "2", "--enforce-eager",
@@ -36,14 +27,7 @@ OPTIONS = ["--served-model-name", "mini", "--max-model-len", str(ROOM), "--max-n
 
 @pytest.fixture(scope="module")
 def pruned(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("quarter")
-    checkpoint, dice = open_checkpoint(FOLDER), random.Random(1)
-    model = describe(checkpoint)
-    layers = {at: LayerChoice(tuple(sorted(dice.sample(range(model.experts), KEEP)))) for at in model.moe_layers}
-    plan = PrunePlan(router=router_shape(model, checkpoint.config), layers=layers, rule=None)
-    quantize(FOLDER, folder / "pruned", recipe_of_plan(plan, "layers"), prune_plan=plan)
-    quantize(folder / "pruned", folder / "bf16", load_recipe("kimi-k2.6-bf16"))
-    return folder / "bf16"
+    return prune_at_random(tmp_path_factory.mktemp("pruned"), KEEP, seed=1)
 
 
 def computed(url: str) -> float:

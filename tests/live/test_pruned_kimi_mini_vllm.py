@@ -4,19 +4,9 @@ Which experts stay is drawn at random, differently in each layer, so that the an
 both libraries read the BF16 twin of the pruned INT4 checkpoint and compute in FP32.
 """
 
-import random
-
 import pytest
 import torch
-from served_variants import KIMI_MINI
-
-from halfbyte.models.model import describe
-from halfbyte.pipeline import quantize
-from halfbyte.plan.pruned import router_shape
-from halfbyte.prune.asked import recipe_of_plan
-from halfbyte.prune.plan_file import LayerChoice, PrunePlan
-from halfbyte.recipe import load_recipe
-from halfbyte.source.checkpoint import open_checkpoint
+from served_variants import prune_at_random
 
 pytestmark = pytest.mark.live
 
@@ -27,14 +17,7 @@ PROMPT = "A box holds 12 red pens and 7 blue pens. How many pens are in 3 boxes?
 
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pruned")
-    checkpoint, dice = open_checkpoint(KIMI_MINI), random.Random(0)
-    model = describe(checkpoint)
-    layers = {at: LayerChoice(tuple(sorted(dice.sample(range(model.experts), KEEP)))) for at in model.moe_layers}
-    plan = PrunePlan(router=router_shape(model, checkpoint.config), layers=layers, rule=None)
-    quantize(KIMI_MINI, folder / "pruned", recipe_of_plan(plan, "layers"), prune_plan=plan)
-    quantize(folder / "pruned", folder / "bf16", load_recipe("kimi-k2.6-bf16"))
-    return folder / "bf16"
+    return prune_at_random(tmp_path_factory.mktemp("twin"), KEEP, seed=0)
 
 
 def test_vllm_loads_it_and_says_what_transformers_says(twin, start_vllm, cpu_options):

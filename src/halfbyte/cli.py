@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from halfbyte.audit.command import audit_command
 from halfbyte.calibrate.command import calibrate_command
 from halfbyte.compare.command import compare_command
 from halfbyte.console import Column, Output
 from halfbyte.device_options import CPU, chosen_device_memory, device_options
 from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
+from halfbyte.pasted import pasted
 from halfbyte.prune.command import prune_command
 from halfbyte.recipe_options import (
     chosen_plan,
@@ -231,7 +233,7 @@ def quantize_command(out: Output, source: Path, out_folder: Path, threads: int |
             progress=show.steps(bar),
         )
     show.result(out, result)
-    out.hint(f"halfbyte audit {out_folder} --against {source}")
+    out.hint(f"halfbyte audit {pasted(out_folder)} --against {pasted(source)}")
 
 
 cli.add_command(calibrate_command)
@@ -253,35 +255,10 @@ def status_command(out: Output, out_folder: Path, watch: bool) -> None:
         if not watch or status.whole:
             break
         time.sleep(WATCH_SECONDS)
-    out.hint(f"halfbyte audit {out_folder}" if status.whole else "run the same command again to go on")
+    out.hint(f"halfbyte audit {pasted(out_folder)}" if status.whole else "run the same command again to go on")
 
 
-@cli.command("audit")
-@click.argument("out_folder", metavar="OUT", type=click.Path(path_type=Path))
-@click.option(
-    "--against", "source", metavar="SRC", type=click.Path(path_type=Path), help="The source it was made from."
-)
-@click.option("--sample", type=click.IntRange(0), default=2, show_default=True,
-              help="Groups of linears of each layer to encode again.")  # fmt: skip
-@click.option("--engine", type=click.Choice(["vllm"]),
-              help="Let the installed vLLM load every name as well; no GPU, no weight is read.")  # fmt: skip
-@click.pass_obj
-def audit_command(out: Output, out_folder: Path, source: Path | None, sample: int, engine: str | None) -> None:
-    """Check that OUT is what was planned, and that engines will read it so. Exit code 1 if not."""
-    from halfbyte.audit.run import audit, save
-
-    found = audit(out_folder, against=source, sample=sample, engine=engine)
-    if out.as_json:
-        out.facts(found.as_dict(), [])
-    out.verdicts(found.sentences())
-    saved = save(found)  # after the verdicts: a folder that cannot be written to can still be judged
-    if found.failed:
-        raise CheckFailedError(found.summary(), where=str(saved or out_folder), fix="do what each of them says above")
-    out.note(f"{found.summary()} in {found.seconds:.1f} s" + (f"; {saved}" if saved else ""))
-    pruned = any(finding.check == "prune" for finding in found.findings)  # whose experts have other numbers
-    next_one = f"halfbyte {'loops' if pruned else 'diff'}"
-    against = f"{out_folder} --against {source}" if pruned else f"{source} {out_folder}"
-    out.hint(f"{next_one} {against}" if source else f"halfbyte audit {out_folder} --against SRC")
+cli.add_command(audit_command)
 
 
 @cli.command("diff")

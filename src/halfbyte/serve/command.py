@@ -10,7 +10,7 @@ import click
 
 from halfbyte.console import Output
 from halfbyte.errors import CheckFailedError, UsageError
-from halfbyte.serve.pasted import pasted
+from halfbyte.pasted import pasted
 from halfbyte.serve.then_option import ThenOption, commands_beside
 from halfbyte.usage import Command
 

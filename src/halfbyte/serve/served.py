@@ -11,11 +11,11 @@ from typing import Any, cast
 
 from halfbyte.errors import CheckpointError
 from halfbyte.folders import FOLDER
+from halfbyte.json_file import json_object
 from halfbyte.models.declared import HF_QUANT_CONFIG, quantization_config, refuse_other_config
 from halfbyte.models.linears import PLAIN
 from halfbyte.models.model import Model, describe
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
-from halfbyte.serve.json_file import json_object
 from halfbyte.serve.needs import Needs, needs_of
 from halfbyte.serve.sound import refuse_unfinished, refuse_unsound
 from halfbyte.source.checkpoint import CONFIG, Checkpoint, open_checkpoint

@@ -16,9 +16,9 @@ from halfbyte.audit.run import RESULT
 from halfbyte.audit.seen import SEEN, files_seen
 from halfbyte.errors import CheckFailedError, CheckpointError
 from halfbyte.folders import FOLDER, PLAN
+from halfbyte.json_file import json_object
 from halfbyte.models.model import Model
-from halfbyte.serve.json_file import json_object
-from halfbyte.serve.pasted import pasted
+from halfbyte.pasted import pasted
 from halfbyte.source.checkpoint import CONFIG, Checkpoint
 
 # Whose failure an engine turns into wrong answers; that of the others leaves a checkpoint that can be served.

@@ -9,7 +9,7 @@ import importlib.metadata
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,8 @@ from halfbyte.validate.evaluate.suites import Seeds, Suite, Task, suite_hash
 from halfbyte.validate.sending import Sender
 
 INSTALL = "pip install 'halfbyte[eval]'"
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+_QUIET = {"TQDM_DISABLE": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,27 @@ def load_harness(suite: Suite, data_dir: Path | None) -> Harness:
     local = data_dir is not None or all(task.folder.startswith("./") for task in suite.tasks)
     if local:
         _find_data(suite, folder)
-        os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"  # read when they are imported
-    os.environ["TQDM_DISABLE"] = "1"
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with _told(_OFFLINE | _QUIET if local else _QUIET):
+        return _loaded(suite, folder, local=local)
+
+
+@contextmanager
+def _told(variables: Mapping[str, str]) -> Generator[None]:
+    """Tell libraries something that they read when they are imported, and nobody who comes after them.
+
+    Some set variables of their own meanwhile; those go as well.
+    """
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in [name for name in os.environ if name not in before]:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _loaded(suite: Suite, folder: Path, *, local: bool) -> Harness:
     tasks_module, lm_eval = _import("lm_eval.tasks"), _import("lm_eval")
     # After each task it lists every installed package, and git complains where the data is in no repository. Both take
     # time, and nobody reads them here.

@@ -211,14 +211,7 @@ def fake(start_fake):
 
 
 @pytest.fixture
-def environment(monkeypatch):
-    """What a run sets for itself must not stay for other tests."""
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TQDM_DISABLE", "TOKENIZERS_PARALLELISM"):
-        monkeypatch.setenv(name, "1")
-
-
-@pytest.fixture
-def mini(halfbyte, tmp_path, environment):
+def mini(halfbyte, tmp_path):
     """Return a function that evaluates with a suite of kimi-mini's."""
 
     def run(*argv, suite="mini-generative", out="out"):

@@ -43,7 +43,7 @@ def hint_of(said):
 
 
 @pytest.mark.parametrize("folder", [[], ["-o", "mine"]])
-def test_the_next_command_runs_as_it_stands(start_fake, halfbyte, tmp_path, environment, monkeypatch, folder):
+def test_the_next_command_runs_as_it_stands(start_fake, halfbyte, tmp_path, monkeypatch, folder):
     monkeypatch.chdir(tmp_path)
     (url, server), (url2, other) = start_fake(), start_fake()
     knows(server)
@@ -69,7 +69,7 @@ def test_lines_that_are_no_requests_cost_only_themselves(fake, mini, tmp_path, l
     assert len(server.items()) == asked
 
 
-def test_another_limit_in_the_same_folder_asks_only_what_is_new(fake, halfbyte, tmp_path, environment):
+def test_another_limit_in_the_same_folder_asks_only_what_is_new(fake, halfbyte, tmp_path):
     url, server = fake
     knows(server)
     for limit in (4, 6, 2):

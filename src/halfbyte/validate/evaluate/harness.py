@@ -173,6 +173,10 @@ class Arm:
     store: Store
     progress: Callable[[str, int, int], None]  # what, finished, of how many
 
+    def soon(self, seconds: float) -> Arm:
+        """The same, for somebody who waits no longer than that for an answer."""
+        return replace(self, ready=replace(self.ready, endpoint=replace(self.ready.endpoint, timeout_s=seconds)))
+
 
 @dataclass(frozen=True, slots=True)
 class Pass:
@@ -188,8 +192,8 @@ class Pass:
         return f"{self.task.task}, seed {self.seeds.fewshot}"
 
 
-def run_pass(harness: Harness, arm: Arm, one: Pass) -> tuple[list[Sample], list[str]]:
-    """Ask one task once; return its items, and the names of the requests that were sent for it now."""
+def run_pass(harness: Harness, arm: Arm, one: Pass, sent: list[str]) -> list[Sample]:
+    """Ask one task once and return its items; `sent` gets the names of the requests that are sent for it now."""
     recording: Any = importlib.import_module("halfbyte.validate.evaluate.recording")
     simple_evaluate: Any = importlib.import_module("lm_eval").simple_evaluate
     task, identity = one.task, arm.ready.identity
@@ -202,6 +206,7 @@ def run_pass(harness: Harness, arm: Arm, one: Pass) -> tuple[list[Sample], list[
         identity.max_context,
         arm.ready.tokens,
         functools.partial(arm.progress, f"{arm.side}: {one.title}"),
+        asked=sent,
     )
     kind = recording.RecordingChat if task.api == "chat" else recording.RecordingCompletions
     with inside(harness.data_folder):
@@ -227,7 +232,7 @@ def run_pass(harness: Harness, arm: Arm, one: Pass) -> tuple[list[Sample], list[
     for subtask, rows in found["samples"].items():
         about = {"side": arm.side, "task": task.task, "subtask": subtask, "seed": one.seeds.fewshot}
         samples += read_samples(rows, recorder.records, about, task.cluster)
-    return samples, recorder.asked
+    return samples
 
 
 def as_reference(samples: list[Sample]) -> list[Sample]:

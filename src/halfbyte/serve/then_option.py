@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
 
@@ -73,9 +72,4 @@ def _find_data(context: click.Context) -> None:
     from halfbyte.validate.evaluate.harness import load_harness  # noqa: PLC0415 - lm-eval is heavy
     from halfbyte.validate.evaluate.suites import load_suite  # noqa: PLC0415
 
-    before = dict(os.environ)
-    try:
-        load_harness(load_suite(context.params["suite"]), context.params["data_dir"])
-    finally:  # what lm-eval is told, offline for one, is not for the engine
-        os.environ.clear()
-        os.environ.update(before)
+    load_harness(load_suite(context.params["suite"]), context.params["data_dir"])

@@ -2,7 +2,8 @@
 
 Two servers never have load at the same time, so those that share a machine do not share its cores while measured. A
 block that fails is written down with its reason. A point of which two blocks in a row fail is given up, and so is one
-whose warm-up fails: an endpoint that hangs costs minutes, not the night.
+whose warm-up fails: an endpoint that hangs costs minutes, not the night. A server that was started anew, or replaced,
+ends the bench.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from halfbyte.errors import CheckFailedError
 from halfbyte.validate.bench.gpu_power import GpuPower
 from halfbyte.validate.bench.kv_peak import KvPeak
-from halfbyte.validate.bench.machine import Server, metrics
+from halfbyte.validate.bench.machine import Server, metrics, what_changed
 from halfbyte.validate.bench.metrics_page import between
 from halfbyte.validate.bench.records import Block, Records, requests_of
 from halfbyte.validate.bench.shapes import Point
@@ -73,12 +75,23 @@ def measure(plan: Plan, generator: LoadGenerator, records: Records, say: Say) ->
         failures = 0
         for turn, arm in left:
             block = run_block(plan, arm, point, turn, generator)
-            records.add(block)
-            say(line(block, plan.blocks))
+            changed = what_changed(arm.server)
+            if block.problem or not changed:
+                records.add(block)
+                say(line(block, plan.blocks))
+            if changed:
+                raise _another_server(arm, changed)
             failures = failures + 1 if block.problem else 0
             if failures == GIVEN_UP_AFTER:
                 say(f"{point}: given up after {failures} failed blocks in a row")
                 break
+
+
+def _another_server(arm: Arm, changed: str) -> CheckFailedError:
+    """Blocks of two servers are not one measurement, and a restart in between is in no interval."""
+    what = f"{arm.name} is not the server any more that the bench began with ({changed})"
+    fix = "let one server run through the whole bench, and name another folder with -o"
+    return CheckFailedError(what, where=arm.server.url, fix=fix)
 
 
 def turns(plan: Plan) -> Iterator[tuple[int, Arm]]:

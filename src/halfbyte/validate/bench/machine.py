@@ -107,6 +107,23 @@ def look_at(url: str, *, emulated: bool = False, gpus: str | None = None, model:
     )
 
 
+def what_changed(server: Server) -> str:
+    """Return what tells that another server answers at the address now; nothing where it is the same one.
+
+    One that does not answer is not another: its requests fail, and that is said. What is not told now is not compared.
+    """
+    try:
+        now = look_at(server.url, model=server.model).identity()
+    except UsageError as error:  # it has other models
+        return error.what
+    except MachineError:
+        return ""
+    then = server.identity()
+    before, after = ({**one.pop("settings"), **one} for one in (then, now))
+    changed = [name for name in after if after[name] not in (None, "", before.get(name))]
+    return "; ".join(f"{name}: {before.get(name)} at the beginning, {after[name]} now" for name in changed)
+
+
 def differences(a: Server, b: Server) -> list[str]:
     """Return in what two servers differ that is not the checkpoint: then a ratio is not the checkpoint's alone."""
     pairs = {"version": (a.version, b.version), "device": (a.device, b.device), "context": (a.context, b.context)}

@@ -34,6 +34,7 @@ COLUMNS = (
     Column("goodput", "goodput req/s", number=True),
 )
 NO_BOOT = "how long it took to start is not known (`halfbyte serve OUT --run --then bench` knows)"
+SAME_SERVER = "A and B are one server: this compares it with itself (A/A), and a ratio says nothing about another one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Report:
         return {
             "servers": {name: server.as_dict() for name, server in self.servers.items()},
             "differences": self._differences(),
+            "same_server": self._same_server,
             "design": self.design,
             "no_claim_because": self.no_claim_because,
             "slo": dict(self.slo),
@@ -87,6 +89,7 @@ class Report:
             f"{name}: {server.boot.sentence() if server.boot else NO_BOOT}" for name, server in self.servers.items()
         ]
         notes += [f"A and B differ in more than the checkpoint: {what}" for what in self._differences()]
+        notes += [SAME_SERVER] if self._same_server else []
         bad: list[str] = []
         for one in self.summaries:
             bad += [f"{one.arm} at {one.point}: {count}x {error}" for error, count in one.errors.items()]
@@ -104,6 +107,14 @@ class Report:
             notes.append("no headline: no difference is shown, or it may not be claimed")
         levels: list[tuple[Level, list[str]]] = [("bad", bad), ("note", notes), ("good", claims)]
         return [(level, sentence) for level, sentences in levels for sentence in sentences]
+
+    @property
+    def _same_server(self) -> bool:
+        """Whether A and B are one server: one address, or one process under two."""
+        a, b = self.servers.get("A"), self.servers.get("B")
+        if a is None or b is None:
+            return False
+        return a.url == b.url or (a.started is not None and a.started == b.started)
 
     def _differences(self) -> list[str]:
         return differences(self.servers["A"], self.servers["B"]) if {"A", "B"} <= self.servers.keys() else []

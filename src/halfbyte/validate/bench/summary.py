@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from halfbyte.validate.bench.blocks import WARM_UP
+from halfbyte.validate.bench.doubts import doubt_of
 from halfbyte.validate.bench.records import Block, Request
 from halfbyte.validate.bench.shapes import Point
 from halfbyte.validate.statistics.throughput import DRIFT_P, drift_of
@@ -112,7 +113,7 @@ def summarize(blocks: Sequence[Block], slo: Mapping[str, float]) -> Summary:
         client_share=max((block.processor_share for block in whole), default=0.0),
         server=_server([block.server for block in whole]),
         gpus=_gpus([block.gpus for block in whole if block.gpus]),
-        doubt=next((block.doubt for block in whole if block.doubt), ""),
+        doubt=next((doubt for doubt in [doubt_of(block) for block in whole] if doubt), ""),
     )
 
 

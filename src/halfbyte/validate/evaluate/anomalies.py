@@ -23,6 +23,8 @@ MOST_UNPARSED = 0.20
 MOST_REFUSED = 0.05
 MOST_LOOPING = 0.05
 MOST_STRICT_GAP = 0.20  # the looser filter finds the answer, the strict one does not: the form broke, not the model
+MOST_FORM_APART = 0.05  # the two sides: of that by which one keeps the form more often
+MOST_OTHER_PROMPTS = 0.005
 MOST_ALIKE = 0.5
 MOST_ONE_CHOICE = 0.9
 ENOUGH = 20  # items; below that a share says little
@@ -118,8 +120,7 @@ def _of_scores(samples: Sequence[Sample], task: Task) -> list[str]:
         found.append(f"{right / len(samples):.1%} is not above chance, {task.chance:.0%}")
     elif not right:
         found.append("no answer is right")
-    metric = task.primary.split(",", 1)[0]
-    strict, flexible = f"{metric},strict-match", f"{metric},flexible-extract"
+    strict, flexible = _filters(task)
     if all(name in (samples[0].scores or {}) for name in (strict, flexible)):
         narrow, wide = (sum((one.scores or {})[name] for one in samples) for name in (strict, flexible))
         if wide - narrow > MOST_STRICT_GAP * len(samples):
@@ -128,10 +129,36 @@ def _of_scores(samples: Sequence[Sample], task: Task) -> list[str]:
     return found
 
 
+def _filters(task: Task) -> tuple[str, str]:
+    """The names of the two scores of one answer: in the form that was shown, and in any."""
+    metric = task.primary.split(",", 1)[0]
+    return f"{metric},strict-match", f"{metric},flexible-extract"
+
+
 def between(candidate: Sequence[Sample], reference: Sequence[Sample], task: Task) -> list[str]:
     """Return what makes two sides incomparable although each is a score."""
-    if task.kind != "generate" or task.few_tokens:
+    found = _other_prompts(candidate, reference)
+    if task.kind == "generate" and not task.few_tokens:
+        found += _cut_apart(candidate, reference, task)
+    return found + _form_apart(candidate, reference, task)
+
+
+def _other_prompts(candidate: Sequence[Sample], reference: Sequence[Sample]) -> list[str]:
+    """The same text in another number of tokens: a server cuts prompts that are long to it, or adds to them."""
+    theirs = {one.place: one.prompt_tokens for one in reference}
+    counts = [(one.prompt_tokens, theirs.get(one.place)) for one in candidate]
+    known = [(mine, other) for mine, other in counts if mine is not None and other is not None]
+    unlike = [(mine, other) for mine, other in known if mine != other]
+    if len(unlike) <= MOST_OTHER_PROMPTS * len(known):
         return []
+    mine, other = unlike[0]
+    return [
+        f"{len(unlike)} of {len(known)} prompts have another number of tokens for the candidate than for the reference "
+        f"({mine} and {other} for the first): a server cuts or changes them"
+    ]
+
+
+def _cut_apart(candidate: Sequence[Sample], reference: Sequence[Sample], task: Task) -> list[str]:
     ours, theirs = ({one.place: one.cut for one in side} for side in (candidate, reference))
     more, less = (sum(a[place] and not b.get(place, False) for place in a) for a, b in ((ours, theirs), (theirs, ours)))
     shares = [truncated(side, task) / len(side) for side in (candidate, reference)]
@@ -142,6 +169,22 @@ def between(candidate: Sequence[Sample], reference: Sequence[Sample], task: Task
             "of the reference's"
         ]
     return []
+
+
+def _form_apart(candidate: Sequence[Sample], reference: Sequence[Sample], task: Task) -> list[str]:
+    """Right answers whose form only the candidate does not keep: no loss of what decides, but a changed model."""
+    strict, flexible = _filters(task)
+    sides = [{one.place: one.scores for one in side if one.scores is not None} for side in (candidate, reference)]
+    both = [place for place in sides[0] if place in sides[1]]
+    if not both or not all(name in sides[0][both[0]] for name in (strict, flexible)):
+        return []
+    ours, theirs = ([side[place][flexible] > side[place][strict] for place in both] for side in sides)
+    worse = sum(mine and not other for mine, other in zip(ours, theirs, strict=True))
+    better = sum(other and not mine for mine, other in zip(ours, theirs, strict=True))
+    if worse - better <= MOST_FORM_APART * len(both) or sign_test(worse, better) > MOST_LIKELY_BY_CHANCE:
+        return []
+    shares = f"{sum(ours) / len(both):.1%} of the candidate's and {sum(theirs) / len(both):.1%} of the reference's"
+    return [f"{shares} answers are right for flexible-extract only: the candidate's form broke"]
 
 
 def truncated(samples: Sequence[Sample], task: Task) -> int:

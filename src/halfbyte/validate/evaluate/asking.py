@@ -33,7 +33,7 @@ class Asker:
         answer = self.endpoint.post(PATHS[self.api], body)
         try:
             return _said(answer, self.api)
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise EndpointError(
                 f"an answer that cannot be read: {type(error).__name__}: {error}", again=False
             ) from None
@@ -51,6 +51,8 @@ class Asker:
 def _said(answer: dict[str, Any], api: Api) -> Said:
     choice = answer["choices"][0]
     text = choice["text"] if api == "completions" else choice["message"]["content"]
+    if not (text is None or isinstance(text, str)):
+        raise TypeError(f"a text was asked for, and a {type(text).__name__} came")
     usage: dict[str, Any] = answer.get("usage") or {}
     return Said(text, choice.get("finish_reason"), usage.get("prompt_tokens"), _logprobs(choice.get("logprobs") or {}))
 

@@ -55,7 +55,20 @@ def eval_command(out: Output, **asked: Any) -> None:
     show(out, found)
     problem = failure(found.judged)
     if problem:
-        raise CheckFailedError(problem, where=str(asked["folder"]), fix="see the sentences above, and eval.jsonl there")
+        again = any(one.candidate.errors for one in found.judged)
+        more = "; the same command asks again for what got no answer" if again else ""
+        fix = f"see the sentences above, and eval.jsonl there{more}"
+        raise CheckFailedError(problem, where=str(asked["folder"]), fix=fix)
     out.note(f"results in {asked['folder']}")
     if not any(one.reference for one in found.judged):
-        out.hint(f"halfbyte eval URL2 --suite {asked['suite']} --baseline {shlex.quote(str(asked['folder']))}")
+        out.hint(_compare_with(asked))
+
+
+def _compare_with(asked: dict[str, Any]) -> str:
+    """Return the command that compares another server with this run: asked the same, and written to another folder."""
+    folder = str(asked["folder"])
+    words = ["halfbyte", "eval", "URL2", "--suite", asked["suite"]]
+    for name in ("limit", "concurrency", "data_dir"):
+        if asked[name] is not None:
+            words += [f"--{name.replace('_', '-')}", str(asked[name])]
+    return shlex.join([*words, "-o", f"{folder}-2", "--baseline", folder])

@@ -19,6 +19,13 @@ PLACES = (0.3, 0.6, 0.9)  # of the prompt
 
 def echo_problem(endpoint: Endpoint, model: str, tokens: ServerTokens) -> str | None:
     """Return what is wrong with the log-probabilities of prompts, or None."""
+    try:
+        return _problem(endpoint, model, tokens)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return f"it gives log-probabilities that cannot be read ({type(error).__name__}: {error})"
+
+
+def _problem(endpoint: Endpoint, model: str, tokens: ServerTokens) -> str | None:
     ids = tokens.encode(PROMPT)
     try:
         echoed = _logprobs(endpoint, model, ids, echo=True)

@@ -9,7 +9,7 @@ import importlib.metadata
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,8 @@ from halfbyte.validate.evaluate.suites import Seeds, Suite, Task, suite_hash
 from halfbyte.validate.sending import Sender
 
 INSTALL = "pip install 'halfbyte[eval]'"
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+_QUIET = {"TQDM_DISABLE": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,27 @@ def load_harness(suite: Suite, data_dir: Path | None) -> Harness:
     local = data_dir is not None or all(task.folder.startswith("./") for task in suite.tasks)
     if local:
         _find_data(suite, folder)
-        os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"  # read when they are imported
-    os.environ["TQDM_DISABLE"] = "1"
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with _told(_OFFLINE | _QUIET if local else _QUIET):
+        return _loaded(suite, folder, local=local)
+
+
+@contextmanager
+def _told(variables: Mapping[str, str]) -> Generator[None]:
+    """Tell libraries something that they read when they are imported, and nobody who comes after them.
+
+    Some set variables of their own meanwhile; those go as well.
+    """
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in [name for name in os.environ if name not in before]:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _loaded(suite: Suite, folder: Path, *, local: bool) -> Harness:
     tasks_module, lm_eval = _import("lm_eval.tasks"), _import("lm_eval")
     # After each task it lists every installed package, and git complains where the data is in no repository. Both take
     # time, and nobody reads them here.
@@ -153,6 +173,10 @@ class Arm:
     store: Store
     progress: Callable[[str, int, int], None]  # what, finished, of how many
 
+    def soon(self, seconds: float) -> Arm:
+        """The same, for somebody who waits no longer than that for an answer."""
+        return replace(self, ready=replace(self.ready, endpoint=replace(self.ready.endpoint, timeout_s=seconds)))
+
 
 @dataclass(frozen=True, slots=True)
 class Pass:
@@ -168,8 +192,8 @@ class Pass:
         return f"{self.task.task}, seed {self.seeds.fewshot}"
 
 
-def run_pass(harness: Harness, arm: Arm, one: Pass) -> tuple[list[Sample], list[str]]:
-    """Ask one task once; return its items, and the names of the requests that were sent for it now."""
+def run_pass(harness: Harness, arm: Arm, one: Pass, sent: list[str]) -> list[Sample]:
+    """Ask one task once and return its items; `sent` gets the names of the requests that are sent for it now."""
     recording: Any = importlib.import_module("halfbyte.validate.evaluate.recording")
     simple_evaluate: Any = importlib.import_module("lm_eval").simple_evaluate
     task, identity = one.task, arm.ready.identity
@@ -182,6 +206,7 @@ def run_pass(harness: Harness, arm: Arm, one: Pass) -> tuple[list[Sample], list[
         identity.max_context,
         arm.ready.tokens,
         functools.partial(arm.progress, f"{arm.side}: {one.title}"),
+        asked=sent,
     )
     kind = recording.RecordingChat if task.api == "chat" else recording.RecordingCompletions
     with inside(harness.data_folder):
@@ -207,7 +232,7 @@ def run_pass(harness: Harness, arm: Arm, one: Pass) -> tuple[list[Sample], list[
     for subtask, rows in found["samples"].items():
         about = {"side": arm.side, "task": task.task, "subtask": subtask, "seed": one.seeds.fewshot}
         samples += read_samples(rows, recorder.records, about, task.cluster)
-    return samples, recorder.asked
+    return samples
 
 
 def as_reference(samples: list[Sample]) -> list[Sample]:

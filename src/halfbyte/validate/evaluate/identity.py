@@ -60,17 +60,21 @@ def identify(endpoint: Endpoint, model: str | None, *, any_name: bool = False) -
     told = {key: str(entry[key]) for key in _MODEL_KEYS if entry.get(key) is not None}
     told |= _version(endpoint) | _server_info(endpoint) | _metrics(endpoint) | _chat_template(endpoint)
     context = entry.get("max_model_len")
-    return Identity(endpoint.url, str(entry["id"]), int(context) if context else None, told)
+    limit = int(context) if isinstance(context, (int, float)) and context > 0 else None
+    return Identity(endpoint.url, str(entry["id"]), limit, told)
 
 
 def _chosen(listed: Any, model: str | None, url: str, any_name: bool) -> dict[str, Any]:
-    found = cast("list[dict[str, Any]]", listed.get("data") or []) if isinstance(listed, dict) else []
-    entries = {str(one.get("id")): one for one in found}
+    found: Any = cast("dict[str, Any]", listed).get("data") if isinstance(listed, dict) else None
+    rows = cast("list[Any]", found) if isinstance(found, list) else []
+    models = [cast("dict[str, Any]", one) for one in rows if isinstance(one, dict)]
+    entries = {str(one["id"]): one for one in models if one.get("id")}
     if len(entries) == 1 and (model is None or any_name):
         return next(iter(entries.values()))
     if model is None:
         what = f"the server lists {len(entries)} models" if entries else "the server lists no model"
-        raise UsageError(what, where=f"{url}/v1/models", fix="give --model: " + (", ".join(entries) or "its name"))
+        fix = f"give --model: {', '.join(entries)}" if entries else "look at the server's log"
+        raise UsageError(what, where=f"{url}/v1/models", fix=fix)
     if model not in entries:
         fix = did_you_mean(model, entries) if entries else "look at the server's log"
         raise UsageError(f"the server has no model '{model}'", where=f"{url}/v1/models", fix=fix)

@@ -59,7 +59,7 @@ class Judged:
     def decides(self) -> Paired | None:
         """The comparison of the metric that was chosen beforehand."""
         found = self.compared.get(self.task.primary)
-        return found.decides if isinstance(found, Seeds) else found
+        return _decides(found) if found else None
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -91,7 +91,7 @@ def judge(suite: Suite, candidate: Sequence[Sample], reference: Sequence[Sample]
 
 
 def _with_label(judged: Judged, corrected: Label | None) -> Judged:
-    if corrected is None or corrected == judged.label:
+    if corrected is None or judged.label != "REGRESSION" or corrected == judged.label:
         return judged
     notes = [*judged.notes, f"{judged.label} by itself, but not after Holm's correction for the number of tasks"]
     return Judged(judged.task, corrected, judged.candidate, judged.reference, judged.compared, judged.worst_case,
@@ -110,10 +110,16 @@ def _judge_task(task: Task, ours: list[Sample], theirs: list[Sample] | None, mar
     if wrong:
         label = "ANOMALOUS"
     elif task.primary in compared:
-        found = compared[task.primary]
-        label = (found.decides if isinstance(found, Seeds) else found).verdict.label
+        label = _decides(compared[task.primary]).verdict.label
     other = None if theirs is None else _scored(theirs, task)
     notes = [*_notes(ours, task), *_ended_programs(ours, "candidate"), *_ended_programs(theirs or [], "reference")]
+    notes += _other_losses(compared, task)
+    if label == "ACCEPT" and worst is not None and not _holds(compared[task.primary], worst, margin):
+        label = "INCONCLUSIVE"
+        notes.append(
+            "ACCEPT of the answers that there are, but not if all that are missing counted against the candidate; the "
+            "same command asks for them again"
+        )
     return Judged(task, label, _scored(ours, task), other, compared, worst, wrong, notes)
 
 
@@ -137,6 +143,29 @@ def _ended_programs(samples: list[Sample], side: str) -> list[str]:
     ended = Counter(str(run["ended"]) for one in samples for run in one.programs if run["ended"] != "exit")
     told = ", ".join(f"{reason} {count}" for reason, count in sorted(ended.items()))
     return [f"{side}: {ended.total()} programs reached a limit and count as wrong ({told})"] if ended else []
+
+
+def _decides(found: Paired | Seeds) -> Paired:
+    return found.decides if isinstance(found, Seeds) else found
+
+
+def _holds(found: Paired | Seeds, worst: float, margin: float) -> bool:
+    """Whether the bound still lies within the margin when the difference is the worst one."""
+    verdict = _decides(found).verdict
+    return verdict.lower - (verdict.difference - worst) > -margin
+
+
+def _other_losses(compared: dict[str, Paired | Seeds], task: Task) -> list[str]:
+    """Losses beyond the margin in what does not decide: one score was chosen beforehand, and hides those of others."""
+    if task.primary in compared and _decides(compared[task.primary]).verdict.label == "REGRESSION":
+        return []
+    found = {name: _decides(one).verdict for name, one in compared.items() if name != task.primary}
+    return [
+        f"{name.replace(',', ' ')} does not decide, and is worse by itself ({100 * one.difference:+.2f} pp, p = "
+        f"{one.p_worse:.2g} for no loss)"
+        for name, one in found.items()
+        if one.label == "REGRESSION" and one.beyond_margin
+    ]
 
 
 def _metrics(samples: list[Sample]) -> list[str]:

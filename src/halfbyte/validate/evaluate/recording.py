@@ -13,6 +13,7 @@ import copy
 import hashlib
 import importlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -25,6 +26,7 @@ from halfbyte.validate.sending import Outcome, Sender
 
 _api_models: Any = importlib.import_module("lm_eval.models.openai_completions")
 MOST_CHAT_STOPS = 4  # lm-eval sends no more of them to a chat
+ROUNDING = 1e-3  # above 0, of a log-likelihood that is 0
 _LONGEST = 3  # prompts that are counted in tokens before anything is asked
 FAILED_TEXT = ""
 FAILED_LIKELIHOOD = (float("-inf"), False)
@@ -90,7 +92,7 @@ class Recorder:
         if outcome.body is not None:
             try:
                 record |= read(outcome.body)
-            except (LookupError, TypeError, ValueError) as error:
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
                 record["error"] = f"an answer that cannot be read: {type(error).__name__}: {error}"
         return record
 
@@ -111,9 +113,25 @@ class Recorder:
                 )
 
 
-def _usage(body: dict[str, Any]) -> dict[str, Any]:
-    usage: dict[str, Any] = body.get("usage") or {}
-    return {"prompt_tokens": usage.get("prompt_tokens"), "completion_tokens": usage.get("completion_tokens")}
+def _usage(body: dict[str, Any]) -> dict[str, int | None]:
+    """Return the tokens that the server counted; None where it says something that is no count."""
+    usage: Any = body.get("usage")
+    counts = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
+    found = {name: counts.get(name) for name in ("prompt_tokens", "completion_tokens")}
+    return {name: count if isinstance(count, int) and count >= 0 else None for name, count in found.items()}
+
+
+def _written(text: Any) -> dict[str, Any]:
+    """Return what a text answers; anything else is not a wrong answer but none."""
+    if text is not None and not isinstance(text, str):
+        raise TypeError(f"a text was asked for, and a {type(text).__name__} came")  # pyright: ignore[reportUnknownArgumentType]
+    return {"answer": text or "", "null": text is None}
+
+
+def _ended(choice: dict[str, Any]) -> dict[str, str | None]:
+    """Return why an answer ended, in the server's words."""
+    reason: Any = choice.get("finish_reason")
+    return {"finish_reason": reason if reason is None or isinstance(reason, str) else json.dumps(reason)}
 
 
 class RecordingCompletions(_api_models.LocalCompletionsAPI):
@@ -142,8 +160,7 @@ class RecordingCompletions(_api_models.LocalCompletionsAPI):
 
     def _read_text(self, _: int, body: dict[str, Any]) -> dict[str, Any]:
         text = self.parse_generations(body)[0]
-        finish = body["choices"][0].get("finish_reason")
-        return {"answer": text or "", "null": text is None, "finish_reason": finish, **_usage(body)}
+        return {**_written(text), **_ended(body["choices"][0]), **_usage(body)}
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Ask how likely continuations are."""
@@ -167,9 +184,12 @@ class RecordingCompletions(_api_models.LocalCompletionsAPI):
         payloads = [self._create_payload([ids], generate=False, seed=self._seed) for ids in whole]
 
         def read(number: int, body: dict[str, Any]) -> dict[str, Any]:
-            got = len(body["choices"][0]["logprobs"]["token_logprobs"])
-            if got != len(whole[number]) + 1:  # a server that echoes nothing would score every choice alike
-                raise ValueError(f"{got} log-probabilities for {len(whole[number])} tokens and one more")
+            told = body["choices"][0]["logprobs"]["token_logprobs"]
+            if len(told) != len(whole[number]) + 1:  # a server that echoes nothing would score every choice alike
+                raise ValueError(f"{len(told)} log-probabilities for {len(whole[number])} tokens and one more")
+            for one in told[lengths[number] : -1]:  # a choice with NaN would be lm-eval's pick
+                if not -math.inf < one <= ROUNDING:
+                    raise ValueError(f"{one} is no log-probability")
             ((value, greedy),) = self.parse_logprobs(body, tokens=[whole[number]], ctxlens=[lengths[number]])
             return {"answer": [value, greedy], "null": False, "finish_reason": None, **_usage(body)}
 
@@ -209,5 +229,4 @@ class RecordingChat(_api_models.LocalChatCompletion):
         choice = body["choices"][0]
         content = choice["message"]["content"]  # lm-eval turns a missing one into an empty, wrong answer
         text = self.parse_generations(body)[0] if content is not None else None
-        finish = choice.get("finish_reason")
-        return {"answer": text or "", "null": content is None, "finish_reason": finish, **_usage(body)}
+        return {**_written(text), **_ended(choice), **_usage(body)}

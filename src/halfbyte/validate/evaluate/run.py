@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import halfbyte
 from halfbyte.console import Output
-from halfbyte.errors import CheckFailedError, InterruptedRunError, UsageError
+from halfbyte.errors import CheckFailedError, InterruptedRunError, MachineError, UsageError
 from halfbyte.validate.endpoint import parse_url
 from halfbyte.validate.evaluate.harness import Arm, Harness, Pass, as_reference, load_harness, run_pass
 from halfbyte.validate.evaluate.identity import fingerprint
@@ -31,6 +32,7 @@ from halfbyte.validate.evaluate.suites import load_suite
 from halfbyte.validate.evaluate.unchanged import what_changed
 
 REQUESTS = "requests.jsonl"
+INTERRUPTED_S = 5.0  # for each short question to a server after a Ctrl-C
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,14 @@ class _Run:
         samples: list[Sample] = []
         suite = self.harness.suite
         for one in [Pass(task, seeds, self.limit) for task in suite.tasks for seeds in suite.passes]:
-            found, sent = run_pass(self.harness, arm, one)
+            sent: list[str] = []
+            try:
+                samples += run_pass(self.harness, arm, one, sent)
+            except KeyboardInterrupt:
+                with suppress(MachineError):  # nobody answers: then nobody else has
+                    self._refuse_another_server(arm.soon(INTERRUPTED_S), one, sent)
+                raise
             self._refuse_another_server(arm, one, sent)
-            samples += found
             self.sent += len(sent)
         return samples
 

@@ -48,6 +48,7 @@ class Store(Lines):
             for key in record["keys"]:
                 self._answers.pop(key, None)
         elif record["error"] is None:  # what failed is asked again
+            _check(record)
             self._answers[record["key"]] = {**record, "answer": record["answer"]}
 
     def get(self, key: str) -> dict[str, Any] | None:
@@ -63,3 +64,12 @@ class Store(Lines):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check(record: dict[str, Any]) -> None:
+    """A line that somebody edited, or that another version wrote: what cannot be read later is asked again."""
+    counts = [record.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    if not all(one is None or isinstance(one, int) for one in counts):
+        raise ValueError("no counts of tokens")
+    if not isinstance(record.get("finish_reason") or "", str):
+        raise ValueError("no reason why it ended")

@@ -6,7 +6,8 @@ disagree ("flips") tell them apart. What decides depends on the scores, and `met
 right or wrong      exact McNemar for "is there a difference", Tango's score interval for its size
 shares of 1         (averages over seeds) Student's t over items; with fewer than 20 flips one made-up flip each way is
                     added (Bonett and Price), because a handful of flips says too little of its own spread
-clusters given      Student's t over clusters; with fewer than 20 flips or 10 clusters the wider of that and the above
+clusters given      Student's t over clusters; with fewer than 20 flips or 10 clusters, or where flips cancel out inside
+                    clusters (less than half of the items' own error is left), the wider of that and the above
 
 The bootstrap (seeded, percentile, 10,000 resamples) and the unpaired z of the model cards stand beside it.
 """
@@ -39,6 +40,7 @@ from halfbyte.validate.statistics.sampling import (
 
 FEW_FLIPS = 20
 FEW_CLUSTERS = 10
+LEAST_SPREAD = 0.25  # of the items' own: half their error
 _DIGITS = 12  # averages over seeds differ by rounding alone below that
 _ONE_SIDED = 1 - 2 * ALPHA  # the two-sided confidence whose ends are one-sided 95 % bounds
 
@@ -167,7 +169,8 @@ def _by_clusters(differences: Scores, clusters: Clusters, items: _Decision, flip
     """Decide with clusters as the unit; where flips or clusters are few, not more surely than by items."""
     mean = mean_over_clusters(differences, clusters)
     found = _by_mean(f"t over {clusters.number} clusters", mean, len(differences) * mean.error**2)
-    if flips >= FEW_FLIPS and clusters.number >= FEW_CLUSTERS:
+    balanced = found.spread < LEAST_SPREAD * items.spread  # by luck: no cluster knows that its items cancel out
+    if flips >= FEW_FLIPS and clusters.number >= FEW_CLUSTERS and not balanced:
         return found
     return _Decision(
         f"the wider of {found.method} and {items.method}",

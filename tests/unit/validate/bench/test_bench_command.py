@@ -145,6 +145,47 @@ def test_another_server_at_the_same_address_does_not_go_on_with_its_blocks(bench
     assert (bench.folder / "bench.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("page", "other", "why"),
+    [
+        ("/metrics", "process_start_time_seconds 2.0\n", "started: 1.0 at the beginning, 2.0 now"),
+        ("/version", {"version": "0.33.0"}, "version: 0.32.0 at the beginning, 0.33.0 now"),
+        ("/v1/models", {"data": [{"id": "mini", "root": "/pruned", "max_model_len": 512}]}, "root: "),
+        ("/v1/models", {"data": [{"id": "other", "root": "/pruned", "max_model_len": 512}]}, "no model 'mini'"),
+    ],
+)
+def test_a_server_that_is_replaced_while_it_is_measured_ends_the_bench(bench, capsys, monkeypatch, page, other, why):
+    bench.pages |= {"/metrics": "process_start_time_seconds 1.0\n", "/version": {"version": "0.32.0"}}
+    own = Generator.block
+
+    def block(self, order):
+        if len(Generator.orders) == 5:  # two for the warm-up, A0, B0, B1
+            bench.pages[page] = other
+        return own(self, order)
+
+    monkeypatch.setattr(Generator, "block", block)
+    assert bench() == 1
+    said = capsys.readouterr().err
+    assert "A is not the server any more that the bench began with" in said and why in said
+    assert len((bench.folder / "bench.jsonl").read_text().splitlines()) == 1 + 3, "its new block does not count"
+    assert not (bench.folder / "bench.json").exists() and Generator.ended
+
+
+def test_a_server_that_tells_nothing_for_a_while_is_not_another_one(bench, monkeypatch):
+    bench.pages |= {"/metrics": "process_start_time_seconds 1.0\n", "/version": {"version": "0.32.0"}}
+    own = Generator.block
+
+    def block(self, order):
+        if len(Generator.orders) == 5:
+            del bench.pages["/metrics"], bench.pages["/version"]
+        if len(Generator.orders) == 9:
+            del bench.pages["/v1/models"]
+        return own(self, order)
+
+    monkeypatch.setattr(Generator, "block", block)
+    assert bench() == 0
+
+
 def test_a_server_that_hangs_costs_one_block_and_is_reported(bench, capsys):
     Generator.failing = "B"
     assert bench() == 1

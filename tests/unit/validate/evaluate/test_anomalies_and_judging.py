@@ -69,6 +69,54 @@ def test_strict_far_below_flexible_is_a_broken_form():
     assert "strict-match has 69.0%, flexible-extract 90.0%" in found
 
 
+def test_a_form_that_only_the_candidate_breaks_is_not_compared():
+    """The score that decides is the same, and a reader of the strict one gets another model."""
+    broken = {"exact_match,strict-match": 0.0, "exact_match,flexible-extract": 1.0}
+    reference = [replace(one, side="reference") for one in items(100)]
+    for count, found in ((5, []), (6, ["6.0% of the candidate's and 0.0% of the reference's"])):
+        ours = [replace(one, scores=broken) if one.doc < count else one for one in items(100)]
+        assert [what.partition(" answers")[0] for what in between(ours, reference, WORDS)] == found
+        theirs = [replace(one, side="reference") for one in ours]
+        assert between(items(100), theirs, WORDS) == [], "the candidate's form is the better one"
+
+
+def test_a_loss_in_what_does_not_decide_is_said():
+    """Below the limit of a broken form, and sure all the same."""
+    many = [replace(one, doc=doc) for doc in range(3000) for one in (sample(0),)]
+    broken = {"exact_match,strict-match": 0.0, "exact_match,flexible-extract": 1.0}
+    ours = [replace(one, scores=broken) if one.doc < 90 else one for one in many]
+    found = judge(only(WORDS), [replace(one, output=f"{one.doc}") for one in ours],
+                  [replace(one, side="reference", output=f"{one.doc}") for one in many], 0.01)[0]  # fmt: skip
+    assert found.label == "ACCEPT"
+    assert any("exact_match strict-match does not decide, and is worse by itself (-3.00 pp" in n for n in found.notes)
+
+
+@pytest.mark.parametrize("task", SUITE.tasks, ids=lambda task: task.task)
+def test_prompts_of_other_lengths_are_not_the_same_question(task):
+    """A server that cuts what is long to it: the texts that were sent are equal, what the model read is not."""
+    ours = [sample(doc, task=task, prompt_tokens=9 if doc else 4) for doc in range(COUNT)]
+    theirs = [sample(doc, task=task, side="reference") for doc in range(COUNT)]
+    (found,) = between(ours, theirs, task)
+    assert "1 of 100 prompts have another number of tokens" in found and "(4 and 9 for the first)" in found
+    assert between([replace(one, prompt_tokens=None) for one in ours], theirs, task) == []
+    assert between(theirs, theirs, task) == []
+
+
+def test_missing_answers_cannot_be_what_makes_it_acceptable():
+    """4 of 1000 missing, none worse: with a margin of 1 pp that holds in the worst case, with 0.5 pp it does not."""
+    theirs = [sample(doc, side="reference", output=f"{doc}") for doc in range(1000)]
+    ours = [replace(one, side="candidate") for one in theirs]
+    ours[:4] = [replace(one, error="HTTP 500", scores=None) for one in ours[:4]]
+    wide, narrow = (judge(only(WORDS), ours, theirs, margin)[0] for margin in (0.01, 0.005))
+    assert (wide.label, narrow.label) == ("ACCEPT", "INCONCLUSIVE")
+    assert narrow.decides is not None and narrow.decides.verdict.label == "ACCEPT"
+    assert any("the same command asks for them again" in note for note in narrow.notes)
+
+
+def only(task):
+    return SUITE.model_copy(update={"tasks": [task]})
+
+
 def choices(right, pick=lambda doc: doc % 4):
     def output(doc):
         return [[-0.1 if place == pick(doc) else -3.0, False] for place in range(4)]

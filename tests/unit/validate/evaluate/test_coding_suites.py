@@ -41,8 +41,6 @@ HOSTILE = {
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TQDM_DISABLE", "TOKENIZERS_PARALLELISM"):
-        monkeypatch.setenv(name, "1")
     monkeypatch.setenv("SECRET", "the key")
     monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
     monkeypatch.setattr(programs, "LIMITS", programs.Limits(seconds=3, output_nbytes=100_000))

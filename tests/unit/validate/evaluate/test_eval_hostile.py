@@ -34,8 +34,26 @@ def test_a_folder_of_any_name_works_and_the_next_command_can_be_copied(fake, min
     knows(server)
     code, _, said = mini(url, out=f"x/{name}")
     assert code == 0
+    assert hint_of(said)[-1] == str(tmp_path / "x" / name)
+
+
+def hint_of(said):
     (line,) = (line for line in said.splitlines() if line.startswith("next: "))
-    assert shlex.split(line)[-1] == str(tmp_path / "x" / name)
+    return shlex.split(line)[2:]
+
+
+@pytest.mark.parametrize("folder", [[], ["-o", "mine"]])
+def test_the_next_command_runs_as_it_stands(start_fake, halfbyte, tmp_path, monkeypatch, folder):
+    monkeypatch.chdir(tmp_path)
+    (url, server), (url2, other) = start_fake(), start_fake()
+    knows(server)
+    knows(other)
+    asked = ("--suite", "mini-generative", "--data-dir", ROOT, "--limit", LIMIT, "--concurrency", 2)
+    words = hint_of(halfbyte("eval", url, *asked, *folder)[2])
+    code, _, said = halfbyte(*[url2 if word == "URL2" else word for word in words])
+    assert code == 0 and "differ in more than the checkpoint" not in said
+    written = tmp_path / (folder[1] if folder else "eval-mini-generative")
+    assert saved(written.with_name(f"{written.name}-2"))["baseline"]["folder"] == str(written.relative_to(tmp_path))
 
 
 @pytest.mark.parametrize("line", ["[]", "null", "1", '{"kind": "request"}', '{"kind": "endpoint"}', "{}", '{"key": 1}'])
@@ -51,7 +69,7 @@ def test_lines_that_are_no_requests_cost_only_themselves(fake, mini, tmp_path, l
     assert len(server.items()) == asked
 
 
-def test_another_limit_in_the_same_folder_asks_only_what_is_new(fake, halfbyte, tmp_path, environment):
+def test_another_limit_in_the_same_folder_asks_only_what_is_new(fake, halfbyte, tmp_path):
     url, server = fake
     knows(server)
     for limit in (4, 6, 2):

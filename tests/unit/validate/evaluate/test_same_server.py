@@ -134,3 +134,23 @@ def test_what_was_finished_before_the_swap_is_kept(fake, mini):
     server.weights = ""
     assert mini(url)[0] == 0
     assert len(server.items()) == 3 * CHATS
+
+
+@pytest.mark.parametrize("swapped", [True, False])
+def test_ctrl_c_after_a_swap_does_not_keep_the_others_answers(fake, chats, monkeypatch, swapped):
+    """Whoever sees that the wrong checkpoint is served ends the run, serves the right one, and runs it again."""
+    url, server = fake
+    knows(server)
+    server.changes = {5: {"weights": "another"}} if swapped else {}
+
+    def stop(_, __, done, ___):
+        if done == 15:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("halfbyte.validate.evaluate.progress.ProgressLines.__call__", stop)
+        code, _, said = chats(url)
+    assert (code, "these answers are dropped" in said) == ((1, True) if swapped else (130, False))
+    server.weights, asked = "", len(server.items())
+    assert chats(url)[0] == 0
+    assert len(server.items()) - asked == (CHATS if swapped else CHATS - 15)

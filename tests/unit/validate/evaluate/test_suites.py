@@ -1,9 +1,12 @@
 """The suites as data."""
 
+import os
+
 import pytest
+from known_answers import ROOT
 
 from halfbyte.errors import UsageError
-from halfbyte.validate.evaluate import suites
+from halfbyte.validate.evaluate import harness, suites
 from halfbyte.validate.evaluate.suites import load_suite, parse_suite, suite_hash, suite_names
 
 GOOD = suites._FOLDER.joinpath("mini.yaml").read_text()
@@ -53,3 +56,23 @@ def test_the_hash_changes_with_the_settings_and_the_files(tmp_path):
     assert suite_hash(other, [path]) != first
     path.write_text("b")
     assert suite_hash(suite, [path]) != first
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_what_lm_eval_is_told_is_told_to_nobody_else(monkeypatch, tmp_path, before):
+    """An engine or a Hub that the same process asks later must not be offline for it; not after an error either."""
+    pytest.importorskip("lm_eval")
+    seen = []
+    own = harness._own_cache
+    monkeypatch.setattr(harness, "_own_cache", lambda: seen.append(os.environ["HF_HUB_OFFLINE"]) or own())
+    if before is None:
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    else:
+        monkeypatch.setenv("HF_HUB_OFFLINE", before)
+    variables = dict(os.environ)
+    harness.load_harness(load_suite("mini-generative"), ROOT)
+    assert seen == ["1"] and dict(os.environ) == variables
+    monkeypatch.setattr(harness, "_load", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        harness.load_harness(load_suite("mini-generative"), ROOT)
+    assert dict(os.environ) == variables

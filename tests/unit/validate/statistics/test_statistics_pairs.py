@@ -185,3 +185,12 @@ def test_sentences():
     )
     assert "lossless" not in found.sentence()
     assert accuracy([1, 1, 1, 0]).sentence() == "75.00% of 4 items (95 % interval 30.06% to 95.44%, Wilson)."
+
+
+def test_flips_that_cancel_out_in_every_cluster_are_not_certainty():
+    """Half of 60 items better and half worse, one each in every cluster: over clusters nothing varies at all."""
+    a, b, clusters = np.array([0, 1] * 30), np.array([1, 0] * 30), np.repeat(np.arange(30), 2)
+    found, by_items = paired(a, b, clusters), paired(a, b)
+    assert found.interval == by_items.interval and np.ptp(found.interval) > 0.4
+    assert found.verdict.label == "INCONCLUSIVE"
+    assert "the wider of" in found.method

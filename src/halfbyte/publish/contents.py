@@ -3,7 +3,7 @@
 output     what engines and people load: weights, configs, tokenizer, licence
 evidence   what stages left below `halfbyte/`
 trace      evidence that is long and made of model answers; it has a dataset repository of its own
-later      card, report and verdict, which are written after provenance.json and from it
+later      card and report, which are written after provenance.json and from it
 local      what says something of this machine only: caches, logs, stamps
 """
 
@@ -25,11 +25,11 @@ PROVENANCE = "provenance.json"
 HASHED = "hashed.json"  # stamps of files that were hashed here: what does not change is not read again
 CARD = "README.md"
 REPORT = f"{FOLDER}/report.html"
-RELEASE = f"{FOLDER}/release.json"
-LATER = frozenset((CARD, REPORT, RELEASE))
+LATER = frozenset((CARD, REPORT))
 _LOCAL = frozenset(f"{FOLDER}/{name}" for name in (PROVENANCE, HASHED, VERIFIED))
 _LOCAL_SUFFIXES = (".log", ".lock", ".pid", ".pyc", ".tmp", ".swp", "~")
 _LOCAL_FOLDERS = frozenset(("__pycache__", "logs"))
+_RELEASE_LOGS = "release"  # below halfbyte/: what a release printed, and how its last stages ended
 _STATS_KEPT = frozenset(("stats.safetensors", "calibration.json"))  # hidden states beside them are not for ever
 
 
@@ -43,7 +43,7 @@ def kind(name: str) -> Kind:
         return "local"
     if path.parts[0] != FOLDER:
         return "output"
-    if path.parts[1] == STATS and path.name not in _STATS_KEPT:
+    if path.parts[1] == _RELEASE_LOGS or (path.parts[1] == STATS and path.name not in _STATS_KEPT):
         return "local"
     if path.suffix == ".jsonl" and path.name != JOURNAL:
         return "trace"

@@ -3,7 +3,7 @@
 It names files relative to their folders, and says nothing of the machine but what computed. Its last field is a digest
 of all the others, so that an edit is seen.
 
-Card, report and verdict are written after it. `publish` writes it once more, for exactly the files that it sends, and
+Card and report are written after it. `publish` writes it once more, for exactly the files that it sends, and
 then they are in it too.
 """
 

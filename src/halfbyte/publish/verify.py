@@ -15,8 +15,8 @@ from halfbyte.console import Level
 from halfbyte.folders import FOLDER
 from halfbyte.publish import contents
 from halfbyte.publish.contents import LATER, PROVENANCE
-from halfbyte.publish.hashing import Step, hash_files
-from halfbyte.publish.provenance import DIGEST, digest, read_provenance
+from halfbyte.publish.hashing import Hash, Step, hash_files
+from halfbyte.publish.provenance import DIGEST, Record, digest, read_provenance
 
 Problem = Literal["changed", "missing", "added", "edited"]
 _ADDED_BY_THE_HUB = frozenset((".gitattributes",))
@@ -73,7 +73,22 @@ def verify(
     out: Path, *, quick: bool = False, source: Path | None = None, watch: Callable[[Step], None] | None = None
 ) -> Verified:
     """Compare a folder, and its source if one is given, with what was recorded."""
-    record = read_provenance(out)
+    return _verify(out, read_provenance(out), None, quick, source, watch)
+
+
+def verify_hashed(out: Path, record: Record, hashed: Mapping[str, Hash]) -> Verified:
+    """Compare a folder whose files have been hashed already; those that have not are read."""
+    return _verify(out, record, hashed, False, None, None)
+
+
+def _verify(
+    out: Path,
+    record: Record,
+    hashed: Mapping[str, Hash] | None,
+    quick: bool,
+    source: Path | None,
+    watch: Callable[[Step], None] | None,
+) -> Verified:
     found: list[Difference] = []
     if record.get(DIGEST) != digest(record):
         text = "was edited after it was written: its digest is another"
@@ -84,7 +99,7 @@ def verify(
     recorded = _inside(hashes, found)
     present = {name: out / name for name in recorded if (out / name).is_file()}
     found += [Difference("missing", name, "is missing") for name in recorded if name not in present]
-    found += _compare(present, sizes, hashes, quick, watch)
+    found += _compare(present, sizes, hashes, quick, watch, hashed)
     found += [Difference("added", name, "is not in the record") for name in here if _is_added(name, hashes)]
     shards = None
     if source is not None:
@@ -119,6 +134,7 @@ def _compare(
     hashes: Mapping[str, str],
     quick: bool,
     watch: Callable[[Step], None] | None,
+    hashed: Mapping[str, Hash] | None = None,
 ) -> list[Difference]:
     """Compare files with their sizes, and with their hashes unless that is too long."""
     found: list[Difference] = []
@@ -129,7 +145,9 @@ def _compare(
             found.append(Difference("changed", name, f"has {size:,} bytes, recorded are {wanted:,}"))
         elif not quick:
             readable[name] = path
-    for name, made in hash_files(readable, watch=watch).items():
+    known = {name: hashed[name] for name in readable if hashed is not None and name in hashed}
+    unread = {name: path for name, path in readable.items() if name not in known}
+    for name, made in {**known, **hash_files(unread, watch=watch)}.items():
         if made.sha256 != hashes[name]:
             text = f"has other bytes: SHA-256 {made.sha256}, recorded is {hashes[name]}"
             found.append(Difference("changed", name, text))

@@ -1,7 +1,14 @@
 """Folders that are ready to be published, made once and copied."""
 
+import time
+
 import pytest
+from fake_hub import TOKEN, FakeHub
+from huggingface_hub import constants
+from huggingface_hub.utils import close_session
 from release_folder import copy_folder, make_folder, skip_probes
+
+from halfbyte.publish.provenance import write_provenance
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +31,25 @@ def out(folder):
 @pytest.fixture
 def source(folder):
     return folder[0]
+
+
+@pytest.fixture
+def ready(folder):
+    """Return an output that may be published."""
+    source, out = folder
+    write_provenance(out, source)
+    return out
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Point huggingface_hub, as it is installed, at a fake Hub; nobody waits long."""
+    fake = FakeHub()
+    monkeypatch.setattr(constants, "ENDPOINT", fake.url)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    real = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: real(min(seconds, 0.5 if seconds == 0.5 else 0.02)))
+    yield fake
+    fake.close()
+    close_session()

@@ -22,6 +22,8 @@ from halfbyte.device_options import CPU, chosen_device_memory, device_options
 from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
 from halfbyte.pasted import pasted
 from halfbyte.prune.command import prune_command
+from halfbyte.publish.upload.command import publish_command
+from halfbyte.publish.verify_command import verify_command
 from halfbyte.recipe_options import (
     chosen_plan,
     chosen_recipe,
@@ -287,6 +289,8 @@ cli.add_command(serve_command)
 cli.add_command(probe_command)
 cli.add_command(eval_command)
 cli.add_command(bench_command)
+cli.add_command(verify_command)
+cli.add_command(publish_command)
 
 
 @cli.command()

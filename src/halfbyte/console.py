@@ -179,6 +179,11 @@ class Bar:
         if self._rich is not None:
             self._rich.stop()
 
+    def at(self, done: int, total: int) -> None:
+        """Move the bar between two steps; without a terminal there is none."""
+        if self._rich is not None:
+            self._rich.update(self._task, completed=done, total=total)
+
     def step(self, line: str, done: int, total: int) -> None:
         """Say that a step is finished."""
         if self._rich is not None:

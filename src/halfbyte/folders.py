@@ -16,6 +16,7 @@ from halfbyte.write import PART
 
 FOLDER = "halfbyte"  # in every output: plan, journal, statistics, findings
 PLAN = "plan.json"  # what was to be made, of what, and how
+REDACTED = "redacted"  # in a published plan.json: local paths were taken out of its recipe, which has another hash now
 LOOPS = "loops.json"  # what the loop test of a pruned checkpoint found
 
 

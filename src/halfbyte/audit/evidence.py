@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from halfbyte.decisions import Recipe
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.folders import FOLDER, PLAN
+from halfbyte.folders import FOLDER, PLAN, REDACTED
 from halfbyte.models.architecture import SUFFIXES, Architecture, Place, architecture_of
 from halfbyte.models.linears import Signature, Stored, StoredLinear, identify, signature
 from halfbyte.models.model import Model, describe
@@ -138,7 +138,7 @@ def _read_plan(path: Path, problems: dict[str, str]) -> Made | None:
     except (KeyError, ValueError, TypeError, AttributeError):  # pydantic's own is a ValueError
         problems[PLAN] = "plan.json is not a plan of this version of halfbyte"
         return None
-    if recipe.fingerprint() != parts.get("recipe"):
+    if recipe.fingerprint() != parts.get("recipe") and raw.get(REDACTED) is not True:
         problems[PLAN] = "the recipe in plan.json was changed after the plan was made"
     return made
 

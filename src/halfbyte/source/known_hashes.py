@@ -16,6 +16,7 @@ from pathlib import Path
 
 SUMS = "SHA256SUMS"
 _SHA256 = re.compile("[0-9a-f]{64}")
+_COMMIT = re.compile("[0-9a-f]{40}")
 _ETAG = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # Git's SHA-1 of a small file, or the SHA-256 of a large one
 _REPOSITORY = re.compile("models--.+")
 _SHARED_MARKER = ".huggingface-shared-blobs"
@@ -82,25 +83,44 @@ def known_hashes(root: Path, shards: Iterable[str]) -> dict[str, KnownHash]:
     return found
 
 
+def revision_of(root: Path, shards: Iterable[str]) -> tuple[str, str | None]:
+    """Return a source's name, and the commit that it was downloaded at where the download noted it."""
+    snapshot = root.resolve()
+    if snapshot.parent.name == "snapshots" and _REPOSITORY.fullmatch(snapshot.parent.parent.name):
+        return _repository_name(snapshot), snapshot.name
+    noted = {entry[0] if (entry := _read_metadata(root, shard)) is not None else None for shard in shards}
+    commit = noted.pop() if len(noted) == 1 else None
+    return snapshot.name, commit if commit is not None and _COMMIT.fullmatch(commit) else None
+
+
+def _repository_name(snapshot: Path) -> str:
+    return snapshot.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+
+
 def _from_cache(root: Path, shard: str) -> KnownHash | None:
     etag = hub_blob(root, Path(shard))
     if etag is None or not _SHA256.fullmatch(etag):
         return None
     snapshot = root.resolve()
-    name = snapshot.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
-    return KnownHash(etag, "the Hub", _download(name, shard, snapshot.name))
+    return KnownHash(etag, "the Hub", _download(_repository_name(snapshot), shard, snapshot.name))
 
 
 def _from_download(root: Path, shard: str) -> KnownHash | None:
+    entry = _read_metadata(root, shard)
+    if entry is None or not _SHA256.fullmatch(entry[1]):
+        return None
+    command = _download("ORGANISATION/NAME", shard, entry[0])
+    return KnownHash(entry[1], "the Hub", f"{command} --local-dir {root}")
+
+
+def _read_metadata(root: Path, shard: str) -> tuple[str, str] | None:
+    """Return commit and etag that a download noted of a file."""
     path = root / ".cache" / "huggingface" / "download" / f"{shard}.metadata"
     try:
         commit, etag, *_ = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return None
-    if not _SHA256.fullmatch(etag.strip()):
-        return None
-    command = _download("ORGANISATION/NAME", shard, commit.strip())
-    return KnownHash(etag.strip(), "the Hub", f"{command} --local-dir {root}")
+    return commit.strip(), etag.strip()
 
 
 def _download(name: str, shard: str, revision: str) -> str:

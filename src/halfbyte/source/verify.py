@@ -41,12 +41,12 @@ def verify(
 
     `progress` gets the shard, the bytes read so far, and all the bytes that will be read.
     """
-    found = {shard: stamp for shard, stamp in stamps.items() if _still(root / shard, stamp, known.get(shard))}
+    found = {shard: made for shard, made in stamps.items() if _still(root / shard, made, known.get(shard))}
     pending = {shard: (root / shard).stat().st_size for shard in known if shard not in found}
     stop, done = threading.Event(), 0
     pool = ThreadPoolExecutor(threads or usable_cores())
     try:
-        futures = {pool.submit(_stamp, root / shard, stop): shard for shard in pending}
+        futures = {pool.submit(stamp, root / shard, stop): shard for shard in pending}
         for future in as_completed(futures):
             shard = futures[future]
             found[shard] = _require(known[shard], future.result(), root / shard)
@@ -65,8 +65,11 @@ def _still(path: Path, stamp: Stamp, known: KnownHash | None) -> bool:
     return same and known is not None and known.sha256 == stamp.sha256
 
 
-def _stamp(path: Path, stop: threading.Event) -> Stamp:
-    """Hash a file, past the page cache, until somebody says stop. One that shrinks meanwhile has another hash."""
+def stamp(path: Path, stop: threading.Event, read: Callable[[int], None] | None = None) -> Stamp:
+    """Hash a file, past the page cache, until somebody says stop. One that shrinks meanwhile has another hash.
+
+    `read` is told of the bytes of each piece.
+    """
     digest, status, file = hashlib.sha256(), path.stat(), File(path)
     try:
         with contextlib.suppress(EOFError):
@@ -74,6 +77,8 @@ def _stamp(path: Path, stop: threading.Event) -> Stamp:
                 if stop.is_set():
                     break
                 digest.update(piece.data)
+                if read is not None:
+                    read(len(piece))
     finally:
         file.close()
     return Stamp(status.st_size, status.st_mtime_ns, digest.hexdigest())

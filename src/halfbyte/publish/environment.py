@@ -1,0 +1,75 @@
+"""Which code and which machine wrote a file, without a word of whose: no paths, names of users or hosts, variables."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+from typing import Any
+
+import halfbyte
+
+PACKAGES = (
+    "torch", "numpy", "numba", "safetensors", "transformers", "tokenizers", "triton", "huggingface_hub", "vllm",
+    "lm_eval",
+)  # fmt: skip
+_GIT_TIMEOUT_S = 10
+
+
+def code() -> dict[str, Any]:
+    """Return the version of halfbyte and, where it is known, the commit; `changed` where files differ from it."""
+    return {"version": halfbyte.__version__, **(_checkout() or _installed() or {"commit": None})}
+
+
+def _checkout() -> Mapping[str, Any] | None:
+    """Return the commit of a checkout that halfbyte runs from."""
+    root = Path(halfbyte.__file__).resolve().parents[2]
+    if not (root / ".git").exists() or not (root / "pyproject.toml").is_file():
+        return None
+    commit = _git(root, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "changed": bool(_git(root, "status", "--porcelain", "--", "src"))}
+
+
+def _git(root: Path, *words: str) -> str | None:
+    command = ["git", "-C", str(root), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _installed() -> Mapping[str, Any] | None:
+    """Return the commit that pip installed, which it notes for repositories."""
+    try:
+        told: Any = json.loads(distribution("halfbyte").read_text("direct_url.json") or "{}")
+        return {"commit": str(told["vcs_info"]["commit_id"])}
+    except (PackageNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def environment() -> dict[str, Any]:
+    """Return what computed here: Python, libraries, processor, GPUs, system."""
+    from halfbyte.doctor import examine  # noqa: PLC0415 - which starts processes
+
+    machine = examine()
+    return {
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "cpu": machine.cpu.model,
+        "gpu": None if machine.gpus is None else [gpu.name for gpu in machine.gpus],
+        "torch_build": machine.torch_build,
+        "os": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

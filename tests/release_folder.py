@@ -1,0 +1,60 @@
+"""A small folder that is ready to be published: really quantized and audited, with a verdict and a card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from pico import write_pico
+
+from halfbyte.audit.run import audit, save
+from halfbyte.pipeline import quantize
+from halfbyte.publish import environment
+from halfbyte.recipe import load_recipe
+
+RECIPE = "kimi-k2.6-nvfp4a16"
+QUICK_ENVIRONMENT = {"python": "3", "packages": {}, "cpu": "a processor", "gpu": [], "os": "Linux x86_64"}
+CARD = """---
+license: other
+base_model: moonshotai/Kimi-K2.6
+---
+# A 4-bit Kimi
+
+Made by halfbyte; plan `{plan}`. Verdict: **{verdict}**.
+"""
+
+
+def make_folder(where: Path) -> tuple[Path, Path]:
+    """Return the source and the output that was made from it."""
+    source, out = write_pico(where / "source"), where / "out"
+    quantize(source, out, load_recipe(RECIPE))
+    found = audit(out, against=source)
+    assert not found.failed
+    save(found)
+    finish(out)
+    return source, out
+
+
+def finish(out: Path, verdict: str = "ACCEPT") -> None:
+    """Write the verdict and the card, as the last stages do."""
+    plan = json.loads((out / "halfbyte" / "plan.json").read_text())["fingerprint"]
+    release = {"format": 1, "plan": plan, "recipe": RECIPE, "verdict": verdict, "why": [], "next": [], "gates": []}
+    (out / "halfbyte" / "release.json").write_text(json.dumps(release))
+    (out / "README.md").write_text(CARD.format(plan=plan, verdict=verdict))
+
+
+def copy_folder(made: tuple[Path, Path], where: Path) -> tuple[Path, Path]:
+    """Return a copy of both, with the times that an audit has seen."""
+    source, out = where / "source", where / "out"
+    for old, new in zip(made, (source, out), strict=True):
+        shutil.copytree(old, new)  # copy2: times stay
+    return source, out
+
+
+def skip_probes(monkeypatch) -> None:
+    """Do not start the processes that look at this machine."""
+    from halfbyte.publish import provenance
+
+    assert provenance.environment is environment.environment
+    monkeypatch.setattr(provenance, "environment", lambda: QUICK_ENVIRONMENT)

@@ -1,0 +1,331 @@
+"""What stands against publishing: each is found, named in a sentence, and nothing is sent."""
+
+import json
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from release_folder import finish
+
+from halfbyte.audit.evidence import gather
+from halfbyte.decisions import Recipe
+from halfbyte.publish import contents
+from halfbyte.publish.provenance import write_provenance
+from halfbyte.publish.upload import secrets
+from halfbyte.publish.upload.staging import redactor
+from halfbyte.publish.verify import verify
+from halfbyte.recipe import load_recipe
+
+REPO = "someone/kimi-4bit"
+TOKEN_LIKE = "hf_" + "abcdefghij" * 4
+
+
+@pytest.fixture
+def refused(halfbyte, hub):
+    """Publish a folder that must not be; return what was said. No request may be made."""
+
+    def publish(out, *options):
+        code, said, error = halfbyte("publish", out, REPO, *options)
+        assert code == 1, said + error
+        assert hub.requests == []
+        assert "nothing was sent" in error
+        return said
+
+    return publish
+
+
+def recorded(out, source):
+    """Write provenance and the card again, after a change that is meant."""
+    write_provenance(out, source)
+    finish(out)
+    write_provenance(out, source)
+
+
+def test_nothing_stands_against_a_folder_that_is_ready(halfbyte, hub, ready):
+    code, said, error = halfbyte("publish", ready, REPO, "--dry-run")
+    assert code == 0, error
+    assert "✗" not in said
+    for sentence in ("6 shards and", "the audit passed", "the verdict is ACCEPT", "the card is of this plan",
+                     "LICENSE", "no secrets", "no paths"):  # fmt: skip
+        assert sentence in said
+
+
+def test_a_half_written_file(refused, ready):
+    (ready / "model-00001-of-000006.safetensors.part").write_bytes(b"half")
+    assert "is half-written" in refused(ready)
+
+
+def test_a_missing_shard(refused, ready):
+    (ready / "model-00003-of-000006.safetensors").unlink()
+    assert "the checkpoint is not whole" in refused(ready)
+
+
+def test_a_stray_shard(refused, ready):
+    shutil.copy(ready / "model-00003-of-000006.safetensors", ready / "model-00007-of-000006.safetensors")
+    assert "model-00007-of-000006.safetensors belongs to no part" in refused(ready)
+
+
+def test_no_audit(refused, ready):
+    (ready / "halfbyte/audit.json").unlink()
+    assert "no audit counts for these weights" in refused(ready)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"), [("passed", False, "found something wrong"), ("plan", "0", "of another plan")]
+)
+def test_an_audit_that_does_not_count(refused, ready, key, value, said):
+    path = ready / "halfbyte/audit.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    assert said in refused(ready)
+
+
+def test_an_audit_of_files_that_changed(refused, ready):
+    os.utime(ready / "model-00003-of-000006.safetensors")
+    assert "changed or copied after the last audit" in refused(ready)
+
+
+def test_another_verdict_needs_force_and_a_card_that_says_so(halfbyte, hub, ready, source, refused):
+    finish(ready, "REGRESSION")
+    write_provenance(ready, source)
+    assert "the verdict is REGRESSION: only ACCEPT is published" in refused(ready)
+    card = (ready / "README.md").read_text()
+    (ready / "README.md").write_text(card.replace("REGRESSION", "fine"))
+    assert "the card does not say so" in refused(ready, "--force")
+    (ready / "README.md").write_text(card)
+    code, said, error = halfbyte("publish", ready, REPO, "--force")
+    assert code == 0, error
+    assert "published by --force, and the card says so" in said
+
+
+def test_no_verdict(halfbyte, ready, source, refused):
+    (ready / "halfbyte/release.json").unlink()
+    write_provenance(ready, source)
+    assert "there is no verdict" in refused(ready)
+    assert "the card does not say so" in refused(ready, "--force")
+    card = ready / "README.md"
+    card.write_text(card.read_text().replace("ACCEPT", "not judged."))
+    assert halfbyte("publish", ready, REPO, "--force")[0] == 0
+
+
+def test_the_card(refused, ready, source):
+    card = ready / "README.md"
+    text = card.read_text()
+    card.unlink()
+    assert "there is no card" in refused(ready)
+    card.write_text("# the source's card\n")
+    assert "the card is not of this checkpoint" in refused(ready)
+    card.write_text(text.replace("license: other\n", ""))
+    assert "names no licence" in refused(ready)
+    card.write_text(text.replace("ACCEPT", "good"))
+    assert "does not say that the verdict is ACCEPT" in refused(ready)
+    card.write_text(text)
+    later = time.time_ns() + 10**9
+    os.utime(ready / "halfbyte/plan.json", ns=(later, later))
+    assert "the card is older than halfbyte/plan.json" in refused(ready)
+
+
+def test_no_licence(refused, ready, source):
+    (ready / "LICENSE").unlink()
+    recorded(ready, source)
+    assert "there is no licence file" in refused(ready)
+
+
+def test_a_file_that_nobody_recorded(refused, ready):
+    (ready / "notes.txt").write_text("mine")
+    assert "notes.txt is not in the record" in refused(ready)
+
+
+def test_a_changed_tokenizer(refused, ready):
+    (ready / "tokenizer_config.json").write_text('{"a": 1}')
+    assert "tokenizer_config.json has" in refused(ready)
+
+
+def test_links_that_lead_out(refused, ready, source, tmp_path):
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private/passwords.txt").write_text("x")
+    (ready / "extra.txt").symlink_to(tmp_path / "private/passwords.txt")
+    assert "extra.txt is a link that leads out of the folder" in refused(ready)
+    (ready / "extra.txt").unlink()
+    (ready / "folder").symlink_to(tmp_path / "private")
+    assert "folder is a link that leads out of the folder" in refused(ready)
+
+
+SECRETS = {
+    "a Hugging Face token": TOKEN_LIKE,
+    "an OpenAI or Anthropic key": "sk-proj-" + "a1B2" * 8,
+    "an AWS access key": "AKIA" + "ABCDEFGH12345678",
+    "an AWS secret key": "aws_secret_access_key = " + "a" * 40,
+    "a Google key": "AIza" + "b" * 35,
+    "a GitHub token": "ghp_" + "c" * 36,
+    "a Slack token": "xoxb-" + "1234567890",
+    "a Weights & Biases key": "WANDB_API_KEY=" + "d" * 40,
+    "a private key": "-----BEGIN OPENSSH PRIVATE KEY-----",
+    "an Authorization header": "Authorization: Bearer abcdefgh.12345",
+    "a password in an address": "https://me:hunter22@example.org/x",
+}
+
+
+def test_every_kind_of_secret_has_a_test():
+    assert SECRETS.keys() == secrets.SECRETS.keys()
+
+
+@pytest.mark.parametrize("kind", SECRETS)
+def test_each_secret_is_found_at_its_line_and_not_repeated(kind):
+    text = f"one\ntwo {SECRETS[kind]} end\n"
+    found = list(secrets.secrets("a.json", text, {}))
+    assert [(leak.line, leak.what) for leak in found] == [(2, kind)]
+    assert SECRETS[kind] not in str(found)
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    ["hf_quant_config.json", "sk-learn", "task-specific-and-long-name-indeed", "Authorization: see below",
+     "https://huggingface.co/a/b", "tokens_sha256: " + "a" * 64, "AKIA", "the authorization bearer is you"],
+)  # fmt: skip
+def test_what_is_no_secret_is_not_taken_for_one(harmless):
+    assert list(secrets.secrets("a", harmless, {})) == []
+
+
+@pytest.mark.parametrize(
+    "file", ["README.md", "config.json", "halfbyte/plan.json", "modeling_deepseek.py", "tiktoken.model"]
+)
+def test_a_secret_in_any_text_is_refused(refused, ready, source, file):
+    path = ready / file
+    text = path.read_text()
+    changed = (
+        text.replace("{", f'{{"note": "{TOKEN_LIKE}",', 1) if file.endswith(".json") else f"{text}\n{TOKEN_LIKE}\n"
+    )
+    status = path.stat()
+    path.write_text(changed)
+    if file != "config.json":
+        write_provenance(ready, source)
+        (ready / "README.md").touch()
+        said = refused(ready)
+        assert f"{file}, line" in said
+        assert "a Hugging Face token" in said
+        assert TOKEN_LIKE not in said
+    else:  # the audit sees it first
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert "changed" in refused(ready)
+
+
+def test_a_trace_with_a_secret_is_refused(refused, ready, source):
+    (ready / "halfbyte/probe").mkdir()
+    (ready / "halfbyte/probe/probe.jsonl").write_text(json.dumps({"headers": {"Authorization": "Bearer " + "x" * 20}}))
+    recorded(ready, source)
+    assert "halfbyte/probe/probe.jsonl, line 1: an Authorization header" in refused(ready, "--traces", "someone/traces")
+
+
+def test_the_value_of_a_key_variable_is_refused(refused, ready, source, monkeypatch):
+    monkeypatch.setenv("MY_SERVICE_API_KEY", "correct-horse-battery")
+    (ready / "README.md").write_text((ready / "README.md").read_text() + "key: correct-horse-battery\n")
+    said = refused(ready)
+    assert "the value of the environment variable MY_SERVICE_API_KEY" in said
+    assert "correct-horse" not in said
+
+
+@pytest.mark.parametrize("path", ["/home/jane/models/x", "/Users/jane/x", "/root/x", "/tmp/x/y", "OUT"])
+def test_a_local_path_in_the_card_is_refused_with_its_line(refused, ready, path):
+    card = ready / "README.md"
+    card.write_text(card.read_text() + f"\nvllm serve {str(ready) if path == 'OUT' else path}\n")
+    said = refused(ready)
+    assert "README.md, line 9: a path of this machine" in said, said
+
+
+def test_the_folder_and_the_machine_are_found_outside_of_homes(tmp_path):
+    found = [
+        leak.what
+        for leak in secrets.local_paths(
+            "a", "serve /srv/out now\non gpu-box-17\n/srv/outer", Path("/srv/out"), "gpu-box-17"
+        )
+    ]
+    assert found == ["the path of this folder", "the name of this machine"]
+
+
+def test_evidence_is_sent_without_local_paths_and_the_original_stays(
+    halfbyte, hub, ready, source, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu-box-17")
+    (ready / "halfbyte/probe").mkdir()
+    probe = {"endpoint": {"told": {"root": f"{ready}"}, "host": "gpu-box-17"}, "data": "/home/jane/rows.jsonl",
+             "command": f"halfbyte probe http://x -o {ready}/halfbyte/probe", "scale": "1/2"}  # fmt: skip
+    path = ready / "halfbyte/probe/probe.json"
+    path.write_text(json.dumps(probe, indent=1))
+    recorded(ready, source)
+    before = path.read_bytes()
+    code, said, error = halfbyte("publish", ready, REPO)
+    assert code == 0, said + error
+    assert path.read_bytes() == before
+    sent = json.loads(hub.files(REPO)["halfbyte/probe/probe.json"])
+    assert sent == {"endpoint": {"told": {"root": "."}, "host": "HOST"}, "data": "rows.jsonl",
+                    "command": "halfbyte probe http://x -o ./halfbyte/probe", "scale": "1/2"}  # fmt: skip
+    record = json.loads(hub.files(REPO)["halfbyte/provenance.json"])
+    assert set(record["published"]["redacted"]) == {"halfbyte/probe/probe.json"}
+    for name, data in hub.files(REPO).items():
+        (tmp_path / "d" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "d" / name).write_bytes(data)
+    assert verify(tmp_path / "d").same
+
+
+def test_a_plan_without_its_paths_still_passes_for_the_plan(ready):
+    """A recipe names the file that data came from, and its fingerprint has that name in it."""
+    path = ready / "halfbyte/plan.json"
+    found, recipe = json.loads(path.read_text()), load_recipe("kimi-k2.6-nvfp4-wafer").as_dict()
+    local = {"source": "/home/jane/rows.jsonl", "subset": None, "split": None}
+    recipe["calibrate"]["datasets"] = [{**recipe["calibrate"]["datasets"][0], **local}]
+    parts = {**found["parts"], "recipe": Recipe.of(recipe).fingerprint()}
+    planned = json.dumps({**found, "recipe": recipe, "parts": parts})
+    path.write_text(planned)
+    assert "plan.json" not in gather(ready, None).problems
+    sent = json.loads(redactor(ready)("halfbyte/plan.json", planned))
+    assert sent["recipe"]["calibrate"]["datasets"][0]["source"] == "rows.jsonl"
+    path.write_text(json.dumps(sent))
+    assert "plan.json" not in gather(ready, None).problems
+    del sent["redacted"]
+    path.write_text(json.dumps(sent))
+    assert "was changed after" in gather(ready, None).problems["plan.json"]
+
+
+def test_a_plan_without_paths_is_sent_as_it_is(ready):
+    text = (ready / "halfbyte/plan.json").read_text()
+    assert redactor(ready)("halfbyte/plan.json", text) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("model.safetensors", "output"),
+        ("figures/score.svg", "output"),
+        ("README.md", "later"),
+        ("halfbyte/report.html", "later"),
+        ("halfbyte/release.json", "evidence"),
+        ("halfbyte/journal.jsonl", "evidence"),
+        ("halfbyte/stats/stats.safetensors", "evidence"),
+        ("halfbyte/stats/hidden-3.bin", "local"),
+        ("halfbyte/probe/probe.jsonl", "trace"),
+        ("halfbyte/eval-source/eval.jsonl", "trace"),
+        ("halfbyte/serve/engine.log", "local"),
+        ("halfbyte/release/after.json", "local"),
+        ("halfbyte/provenance.json", "local"),
+        ("halfbyte/verified.json", "local"),
+        (".cache/huggingface/x", "local"),
+        ("sub/.git/config", "local"),
+        ("__pycache__/a.pyc", "local"),
+    ],
+)
+def test_each_file_is_something(name, kind):
+    assert contents.kind(name) == kind
+
+
+def test_logs_and_caches_are_not_sent(halfbyte, hub, ready):
+    (ready / ".cache/huggingface").mkdir(parents=True)
+    (ready / ".cache/huggingface/x").write_text("x")
+    (ready / "halfbyte/serve").mkdir()
+    (ready / "halfbyte/serve/engine.log").write_text(TOKEN_LIKE)
+    code, said, error = halfbyte("publish", ready, REPO)
+    assert code == 0, error
+    assert "logs and caches stay here: halfbyte/serve/engine.log" in said
+    assert not [name for name in hub.files(REPO) if "log" in name or "cache" in name]

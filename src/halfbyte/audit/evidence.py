@@ -41,6 +41,7 @@ class Made:
     shards: Mapping[str, int]
     kept: Kept | None = None  # the experts that stayed, where the recipe prunes
     stats_sha256: str | None = None  # of the file of statistics; None: there is none, or the run did not end
+    redacted: bool = False  # local paths were taken out of the recipe, so that its hash no longer tells an edit
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +135,13 @@ def _read_plan(path: Path, problems: dict[str, str]) -> Made | None:
         shards = {str(name): int(nbytes) for name, nbytes in raw["shards"].items()}
         layers = None if parts["layers"] == "all" else int(parts["layers"])
         kept = _read_prune_plan(path.with_name(PRUNE_PLAN), raw, problems) if recipe.prune is not None else None
-        made = Made(str(raw["fingerprint"]), recipe, layers, parts, shards, kept, raw.get(STATS_SHA256))
+        same = recipe.fingerprint() == parts["recipe"]
+        redacted = raw.get(REDACTED) is True and not same
+        made = Made(str(raw["fingerprint"]), recipe, layers, parts, shards, kept, raw.get(STATS_SHA256), redacted)
     except (KeyError, ValueError, TypeError, AttributeError):  # pydantic's own is a ValueError
         problems[PLAN] = "plan.json is not a plan of this version of halfbyte"
         return None
-    if recipe.fingerprint() != parts.get("recipe") and raw.get(REDACTED) is not True:
+    if not same and not redacted:
         problems[PLAN] = "the recipe in plan.json was changed after the plan was made"
     return made
 

@@ -11,6 +11,7 @@ import pytest
 from release_folder import finish
 
 from halfbyte.audit.evidence import gather
+from halfbyte.audit.run import audit
 from halfbyte.decisions import Recipe
 from halfbyte.publish import contents
 from halfbyte.publish.provenance import write_provenance
@@ -284,6 +285,8 @@ def test_a_plan_without_its_paths_still_passes_for_the_plan(ready):
     assert sent["recipe"]["calibrate"]["datasets"][0]["source"] == "rows.jsonl"
     path.write_text(json.dumps(sent))
     assert "plan.json" not in gather(ready, None).problems
+    (said,) = [finding for finding in audit(ready).findings if finding.check == "plan"]
+    assert (said.level, "is not checked" in said.text) == ("note", True)
     del sent["redacted"]
     path.write_text(json.dumps(sent))
     assert "was changed after" in gather(ready, None).problems["plan.json"]

@@ -16,6 +16,8 @@ from halfbyte.write import PART
 
 FOLDER = "halfbyte"  # in every output: plan, journal, statistics, findings
 PLAN = "plan.json"  # what was to be made, of what, and how
+README = "README.md"  # the source's, and after `halfbyte card` our own
+SOURCE_README = "source-README.md"  # in the folder above: the source's, once ours stands in its place
 LOOPS = "loops.json"  # what the loop test of a pruned checkpoint found
 
 

@@ -23,7 +23,7 @@ def front_matter(known: Known) -> ModelCardData:
     """Return what the Hub reads."""
     from huggingface_hub import ModelCardData  # noqa: PLC0415 - only a card needs it
 
-    stated = {
+    stated: dict[str, Any] = {
         "base_model": known.base_repository,
         "base_model_relation": "quantized" if known.base_repository else None,
         **_license(known),

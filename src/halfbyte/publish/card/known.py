@@ -7,14 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from halfbyte.folders import FOLDER
+from halfbyte.folders import FOLDER, README, SOURCE_README
 from halfbyte.inspection import Inspection, inspect
 from halfbyte.json_file import json_object
 from halfbyte.models.declared import quantization_config
 from halfbyte.models.model import Model, describe
+from halfbyte.publish.card.figures import NOT_MEASURED
 from halfbyte.publish.card.markdown import Markdown, code, phrase
 from halfbyte.publish.card.reading import mapping, rows, words
-from halfbyte.publish.card.source_card import KEPT, README, hub_name, license_place, read_card, short
+from halfbyte.publish.card.source_card import hub_name, license_place, read_card, short
 from halfbyte.publish.evidence import PLACES, Evidence, read_evidence
 from halfbyte.serve.served import Served, served_checkpoint
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
@@ -60,9 +61,8 @@ class Known:
         """Say why there is no such evidence, and what to type; the card does not know the reader's folders."""
         why = self.evidence.missing[kind].why
         command = code(PLACES[kind].command.format(out="OUT"))
-        return phrase("**Not measured**: to measure it, run {}.", command) if why == "not measured" else phrase(
-            "**Not measured** ({}): to measure it, run {}.", why, command
-        )  # fmt: skip
+        shown = "" if why == NOT_MEASURED else f" ({why})"
+        return phrase("**Not measured**{}. To have it: {}", shown, command)
 
     @property
     def plan(self) -> Mapping[str, Any]:
@@ -146,7 +146,7 @@ def know(out: Path, said: Said) -> Known:
     evidence = read_evidence(out)
     checkpoint = open_checkpoint(out)
     model = describe(checkpoint, uneven=True)
-    kept = out / FOLDER / KEPT
+    kept = out / FOLDER / SOURCE_README
     front, heading = read_card(kept if kept.is_file() else out / README)
     return Known(
         evidence=evidence,

@@ -20,7 +20,7 @@ MOST_CHARACTERS = 400  # of one value in a sentence or a cell
 NOT_STATED = "not stated"
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _SPECIAL = re.compile(r"[\\`*\[\]|~$@]|://|\bwww\.|(?<![^\W_])_|_(?![^\W_])", re.IGNORECASE)
-_STARTS_BLOCK = re.compile(r"[#+=:-]|\d+[.)]")
+_STARTS_BLOCK = re.compile(r"[#+=:-]|\d+[.)](?=\s|$)")
 _KEPT = ("Zs", "L", "M", "N", "P", "S")  # of Unicode's categories: what can be seen, and spaces
 _IN_TEXT_ONLY = frozenset("`|<>&")  # what a code span cannot hold everywhere
 # A path of this machine: a slash that begins a word, and a folder at least before the name.
@@ -121,7 +121,7 @@ def environment() -> Environment:
     """Return Jinja with our templates, in which every value is escaped once."""
     import jinja2  # noqa: PLC0415 - only a card needs it
 
-    found = jinja2.Environment(
+    return jinja2.Environment(
         loader=jinja2.PackageLoader("halfbyte.publish.card", "templates"),
         autoescape=False,  # which is for HTML; this is Markdown, and `finalize` sees every value
         finalize=words_alone,
@@ -130,5 +130,3 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=False,
     )
-    found.globals |= {"table": table, "bullets": bullets, "code": code, "fenced": fenced, "box": box}  # pyright: ignore[reportAttributeAccessIssue]
-    return found

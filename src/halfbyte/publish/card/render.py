@@ -8,7 +8,7 @@ from typing import Any
 
 from halfbyte.publish.card.front_matter import front_matter
 from halfbyte.publish.card.known import Known
-from halfbyte.publish.card.markdown import environment
+from halfbyte.publish.card.markdown import bullets, environment
 from halfbyte.publish.card.sections import (
     calibration,
     checked,
@@ -49,6 +49,9 @@ _BLANK_LINES = re.compile(r"\n{3,}")
 def render(known: Known) -> str:
     """Return README.md. The same evidence gives the same bytes: no clock is asked."""
     templates = environment()
-    parts = [templates.get_template(f"{name}.md.jinja").render(facts(known)) for name, facts in SECTIONS.items()]
+    parts = [
+        templates.get_template(f"{name}.md.jinja").render(facts(known), bullets=bullets)
+        for name, facts in SECTIONS.items()
+    ]
     body = _BLANK_LINES.sub("\n\n", "\n\n".join(part.strip() for part in parts if part.strip()))
     return f"---\n{front_matter(known).to_yaml()}\n---\n\n{body}\n"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from halfbyte.publish.card.markdown import visible
 from halfbyte.publish.card.reading import words
 
-README = "README.md"
-KEPT = "source-README.md"  # in halfbyte/: the source's card, once ours stands in its place
 _MOST_NBYTES = 1 << 20
 _BLOCK = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _HEADING = re.compile(r"^#[ \t]+(\S.*?)[ \t]*#*$", re.MULTILINE)
@@ -31,7 +29,8 @@ def read_card(path: Path) -> tuple[Mapping[str, Any], str]:
     found: Any = None
     try:
         # Aliases of aliases can fill the memory, and no card needs any.
-        if block and not any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(block[1], yaml.SafeLoader)):
+        events = cast("Iterable[object]", yaml.parse(block[1], yaml.SafeLoader) if block else ())
+        if block and not any(isinstance(event, yaml.AliasEvent) for event in events):
             found = yaml.safe_load(block[1])
     except (yaml.YAMLError, ValueError, RecursionError):
         found = None

@@ -12,12 +12,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from halfbyte.errors import UsageError
-from halfbyte.folders import FOLDER
+from halfbyte.folders import FOLDER, README, SOURCE_README
 from halfbyte.json_file import json_object
 from halfbyte.publish.card.known import Known, Said, know
 from halfbyte.publish.card.reading import mapping, words
 from halfbyte.publish.card.render import render
-from halfbyte.publish.card.source_card import KEPT, README
 from halfbyte.source.checkpoint import CONFIG, INDEX
 from halfbyte.write import disk_error, write_whole
 
@@ -34,7 +33,7 @@ def write_card(out: Path, said: Said | None = None, *, force: bool = False) -> P
     record = out / FOLDER / RECORD
     whole = (said or Said()).over(mapping(json_object(record), "said"))
     known = know(out, whole)
-    old, kept = _old(out / README), out / FOLDER / KEPT
+    old, kept = _old(out / README), out / FOLDER / SOURCE_README
     keeps = old is not None and not _is_ours(old, record) and not kept.exists()
     if old is not None and not force:
         _refuse_foreign(known, old)
@@ -65,7 +64,7 @@ def _old(path: Path) -> bytes | None:
 def _refuse_foreign(known: Known, old: bytes) -> None:
     """Refuse a README that was written by hand after the run."""
     out = known.evidence.out
-    kept = out / FOLDER / KEPT
+    kept = out / FOLDER / SOURCE_README
     if _is_ours(old, out / FOLDER / RECORD) or (kept.is_file() and kept.read_bytes() == old):
         return
     if not kept.is_file() and not (out / FOLDER / RECORD).exists() and _as_old_as_the_weights(out):

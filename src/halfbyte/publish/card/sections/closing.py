@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from halfbyte.folders import SOURCE_README
 from halfbyte.publish.card.known import HUB, Known
 from halfbyte.publish.card.markdown import Markdown, code, fenced, phrase
 from halfbyte.publish.card.reading import words
 from halfbyte.publish.card.sections.head import license_words
-from halfbyte.publish.card.source_card import KEPT
 
 _UNSAFE = re.compile(r"[{}\\%$#&~^\"@]")
 _YEAR = re.compile(r"(\d{4})-\d{2}-\d{2}")
-_DATES = (("release", ("stages", 0, "started")), ("provenance", ("made",)), ("audit", ("date",)), ("eval", ("started",)))
+_DATES = (
+    ("release", ("stages", 0, "started")),
+    ("provenance", ("made",)),
+    ("audit", ("date",)),
+    ("eval", ("started",)),
+)
 _REAP = """@misc{lasby2025reap,
   title = {REAP the Experts: Why Pruning Prevails for One-Shot MoE Compression},
   author = {Mike Lasby and Ivan Lazarevich and Nish Sinnadurai and Sean Lie and Yani Ioannou and Vithursan Thangarasa},
@@ -36,7 +41,7 @@ def facts(known: Known) -> dict[str, Any]:
         "title": known.title,
         "license": license_words(known),
         "files": Markdown(", ".join(code(name) for name in licenses)) if licenses else None,
-        "kept": KEPT,
+        "kept": SOURCE_README,
         "reap": reap,
         "entries": fenced("\n".join(entry for entry in entries if entry), "bibtex"),
         "no_license_file": phrase("There is no licence file in this folder: add the one of {}.", known.base_name),

@@ -99,7 +99,7 @@ def _notes(task: Mapping[str, Any]) -> list[Markdown]:
         if not at(compared, "decides") or not seeds:
             continue
         sides = [f"{percent(compared, side, 'mean')} ± {_stdev(compared, side)}" for side in ("candidate", "reference")]
-        text = "{} {}: over {} seeds {} against {} (mean ± the seeds' standard deviation, a description; the table decides)"
+        text = "{} {}: over {} seeds {} against {} (mean ± the seeds' standard deviation; the table decides)"
         found.append(phrase(text, name, code(metric), len(seeds), *sides))
     return found
 
@@ -123,14 +123,14 @@ def _method(known: Known, found: Mapping[str, Any]) -> list[tuple[str, Any]]:
     methods = {decided(mapping(task, "compared", words(task, "primary") or "")).get("method")
                for task in rows(found, "tasks")} - {None}  # fmt: skip
     return [
-        ("Harness", phrase("lm-evaluation-harness {} through halfbyte {}", found.get("lm_eval"), found.get("halfbyte"))),
+        ("Harness", phrase("lm-evaluation-harness {}, halfbyte {}", found.get("lm_eval"), found.get("halfbyte"))),
         ("Suite", phrase("{} (SHA-256 {})", code(at(found, "suite", "name")), code(at(found, "suite", "hash")))),
         ("Items", f"the first {limit:,} of each task (--limit {limit})" if limit else "all of each task"),
         ("Asked as", "; ".join(asked)),
         ("Seeds", _seeds(found)),
         ("Requests at once", counted(found, "concurrency")),
         ("Answers", "; ".join(counts)),
-        ("Decided by", ", ".join(sorted(map(str, methods))) or "not measured: no reference was asked"),
+        ("Decided by", "; ".join(sorted(map(str, methods))) or "not measured: no reference was asked"),
         ("Server", phrase("{} {}, context {}", told.get("owned_by") or "engine", told.get("version"),
                           counted(found, "candidate", "max_context"))),
         ("Reference", _reference(known, found)),

@@ -52,7 +52,9 @@ def activations(known: Known) -> Markdown:
         return Markdown("not quantized (BF16): the checkpoint asks for 4-bit weights only" if stored_formats(known)
                         else "not quantized (BF16)")  # fmt: skip
     if format == "nvfp4":
-        scale = "an FP32 scale for a tensor, calibrated on data" if rule == "calibrated" else "an FP32 scale for a tensor"
+        scale = (
+            "an FP32 scale for a tensor, calibrated on data" if rule == "calibrated" else "an FP32 scale for a tensor"
+        )
         return Markdown(f"NVFP4: {scale}, stored; FP8 E4M3 scales for 16 values, computed at inference")
     if format == "mxfp4":
         return Markdown("MXFP4: E8M0 scales for 32 values, computed at inference; nothing is calibrated")

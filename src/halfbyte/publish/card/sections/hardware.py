@@ -11,7 +11,7 @@ from typing import Any
 from halfbyte.publish.card.figures import counted, storage
 from halfbyte.publish.card.known import Known
 from halfbyte.publish.card.markdown import Markdown, phrase, table
-from halfbyte.publish.card.reading import mapping, rows, texts, whole, words
+from halfbyte.publish.card.reading import mapping, texts, whole, words
 from halfbyte.publish.card.sections.serving import launches
 
 _RUNS: Mapping[str, tuple[tuple[str, str], ...]] = {

@@ -61,8 +61,10 @@ def _vision(known: Known) -> bool:
 
 def _serving(known: Known) -> Iterator[Markdown]:
     if known.emulated:
-        yield Markdown("It was served by emulation: numbers are computed as the format defines them, on hardware without "
-                       "it. Kernels on real hardware may round otherwise, and speed says nothing.")  # fmt: skip
+        yield Markdown(
+            "It was served by emulation: numbers are computed as the format defines them, on hardware without it. "
+            "Kernels on real hardware may round otherwise, and speed says nothing."
+        )
     skipped = [str(row.get("title")) for row in rows(known.get("probe"), "probes") if row.get("verdict") == "skipped"]
     if skipped:
         yield phrase("Probes that were skipped: {}.", "; ".join(skipped))

@@ -23,7 +23,7 @@ def facts(known: Known) -> dict[str, Any]:
     told = mapping(found, "endpoint", "told")
     return {
         "missing": None,
-        "rows": table(["Probe", "Result", "Measured", "Wanted", "Asked because"], [_row(row) for row in probes]),
+        "rows": table(["Probe", "Result", "Measured", "Wanted"], [_row(row) for row in probes]),
         "counts": ", ".join(f"{counted(found, 'counts', kind)} {kind}" for kind in _MARKS),
         "accepted": found.get("accepted") is True,
         "method": phrase(
@@ -41,12 +41,12 @@ def facts(known: Known) -> dict[str, Any]:
 def _row(row: Mapping[str, Any]) -> list[Any]:
     verdict = words(row, "verdict")
     mark = Markdown(_MARKS[verdict]) if verdict in _MARKS else verdict
-    return [words(row, "title"), mark, words(row, "measured") or "-", words(row, "threshold") or "-", words(row, "reason")]
+    return [words(row, "title"), mark, words(row, "measured") or "-", words(row, "threshold") or "-"]
 
 
 def _failure(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the first answer that failed, which is hostile text."""
-    shown = next(iter(rows(row, "shown")), {})
+    shown = mapping(row, "shown", 0)
     text = words(shown, "text")
     return {
         "title": phrase("{}: {} ({})", words(row, "title"), words(row, "measured"), words(shown, "what") or "no text"),

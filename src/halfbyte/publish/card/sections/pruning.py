@@ -62,13 +62,16 @@ def _warning(known: Known, loops: Mapping[str, Any] | None) -> Markdown | None:
     probe, share = probe_row(known), looping_share(loops)
     gone = _gone(known)
     if share is None and probe is None:
-        text = "{} Pruned models can score well and still never end a story, and **whether this one loops was not measured**: run {}."
+        text = (
+            "{} Pruned models can score well and still never end a story, and **whether this one loops was not "
+            "measured**. To measure it: {}"
+        )
         return box("WARNING", phrase(text, gone, code(PLACES["loops"].command.format(out="OUT"))), _MITIGATION)
     flagged = bool(loops and loops.get("flagged")) or (share is not None and share > TOLERATED)
     failed = probe is not None and probe.get("verdict") == "failed"
     if not flagged and not failed:
         return None
-    told = []
+    told: list[Markdown] = []
     if share is not None:
         told.append(phrase("{} of {} open-ended texts loop ({}).", counted(loops, "loops"), counted(loops, "texts"),
                            percent(share, decimals=1)))  # fmt: skip

@@ -39,19 +39,24 @@ def _hashes(known: Known) -> list[tuple[str, Any]]:
     commit = words(provenance, "code", "commit") or words(provenance, "code", "git")
     packages = mapping(provenance, "environment", "packages") or mapping(known.get("audit"), "versions")
     shards = mapping(plan, "source")
+    none = "none: nothing was calibrated"
     revision = words(provenance, "source", "revision")
     return [
         ("halfbyte", phrase("{}{}", version, f", commit {commit}" if commit else "")),
-        ("Recipe", phrase("{} (SHA-256 {})", words(known.recipe, "name"), code(at(plan, "parts", "recipe") or "not stated"))),
-        ("Plan fingerprint", code(words(plan, "fingerprint") or "not stated")),
+        ("Recipe", phrase("{} (SHA-256 {})", words(known.recipe, "name"), _hash(at(plan, "parts", "recipe")))),
+        ("Plan fingerprint", _hash(words(plan, "fingerprint"))),
         ("Source", phrase("{}, revision {}, {} shards", known.base, revision, len(shards) or None)),
-        ("Source's tensors and config", phrase("{} and {}", code(at(plan, "parts", "source tensors") or "not stated"),
-                                               code(at(plan, "parts", "source config") or "not stated"))),
-        ("Calibration tokens, SHA-256", code(words(plan, "calibration", "tokens_sha256") or "none: nothing was calibrated")),
-        ("Statistics, SHA-256", code(words(plan, "statistics_sha256") or "none: nothing was calibrated")),
-        ("Kept experts, SHA-256", code(words(known.get("prune"), "kept_sha256") or "none: nothing was pruned")),
+        ("Source's tensors and config", phrase("{} and {}", _hash(at(plan, "parts", "source tensors")),
+                                               _hash(at(plan, "parts", "source config")))),
+        ("Calibration tokens, SHA-256", _hash(words(plan, "calibration", "tokens_sha256"), none)),
+        ("Statistics, SHA-256", _hash(words(plan, "statistics_sha256"), none)),
+        ("Kept experts, SHA-256", _hash(words(known.get("prune"), "kept_sha256"), "none: nothing was pruned")),
         ("Packages", ", ".join(f"{name} {version}" for name, version in packages.items()) or None),
     ]  # fmt: skip
+
+
+def _hash(found: Any, otherwise: str = "not stated") -> Markdown:
+    return code(found) if found else phrase("{}", otherwise)
 
 
 def _commands(known: Known) -> list[str]:

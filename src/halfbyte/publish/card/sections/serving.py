@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -26,15 +27,15 @@ def facts(known: Known) -> dict[str, Any]:
     }
 
 
-def launches(known: Known) -> tuple[list[Mapping[str, Any]], str]:
+def launches(known: Known) -> tuple[list[Mapping[str, Any]], Markdown]:
     """Return the launches that were written, or those for the GPUs that were said; and where they are from."""
     written = rows(known.get("serve"), "launches")
     if written:
-        return written, "Written by `halfbyte serve` from the headers; each setting has its reason."
+        return written, Markdown("Written by `halfbyte serve` from the headers; each setting has its reason.")
     if known.said.gpus is None:
-        return [], ""
+        return [], Markdown("")
     made = _made(known, known.said.gpus)
-    return made, f"Computed from the headers for {known.said.gpus}; no server was started with them."
+    return made, phrase("Computed from the headers for {}; no server was started with these commands.", known.said.gpus)
 
 
 def _made(known: Known, gpus: str) -> list[Mapping[str, Any]]:
@@ -72,7 +73,8 @@ def _engine(known: Known, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Markdown:
-    return code("yes" if value is True else value)
+    shown = json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else value
+    return code("yes" if value is True else shown)
 
 
 def _shell(known: Known, row: Mapping[str, Any], key: str) -> str:
@@ -85,7 +87,7 @@ def _shell(known: Known, row: Mapping[str, Any], key: str) -> str:
     lines: list[str] = [" ".join(environment)] if environment and key == "command" else [""]
     for word in given:
         quoted = shlex.quote(word)
-        if word.startswith("-") and lines[-1]:
+        if (word.startswith("-") and lines[-1]) or (key == "docker" and word == row.get("image")):
             lines.append(quoted)
         else:
             lines[-1] = f"{lines[-1]} {quoted}".strip()

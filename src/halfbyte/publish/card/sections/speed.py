@@ -14,8 +14,11 @@ from halfbyte.publish.card.reading import mapping, number, rows, texts, words
 HEAD = ["Server", "Load", "Requests", "Failed", "Output tok/s", "tok/s for a user", "Prefill tok/s", "TTFT p50, ms",
         "TTFT p99, ms", "TPOT p50, ms", "TPOT p99, ms"]  # fmt: skip
 _PICTURE = "bench.svg"
-_MORE = (("prefix_hit_share", "the prefix cache knew {} of the prompts"),
-         ("draft_acceptance", "{} of the draft's guesses were accepted"), ("kv_use_peak", "the KV cache was {} full"))  # fmt: skip
+_MORE = (
+    ("prefix_hit_share", "the prefix cache knew {} of the prompts"),
+    ("draft_acceptance", "{} of the draft's guesses were accepted"),
+    ("kv_use_peak", "the KV cache was {} full"),
+)
 
 
 def facts(known: Known) -> dict[str, Any]:
@@ -53,7 +56,10 @@ def _no_claim(known: Known, found: Mapping[str, Any]) -> Markdown | None:
     why = no_claim_because(found)
     if why is None:
         return None
-    text = "**No speed is claimed**, because {}: these figures show that the server works and how it was asked, not how fast {} is on the hardware it is made for."
+    text = (
+        "**No speed is claimed**, because {}: these figures show that the server works and how it was asked, not how "
+        "fast {} is on the hardware it is made for."
+    )
     return phrase(text, why, known.title)
 
 
@@ -79,9 +85,9 @@ def _servers(found: Mapping[str, Any]) -> list[Markdown]:
         emulated = ", emulating its number format" if mapping(server).get("emulated") is True else ""
         started = figure(server, "boot", "seconds") if number(server, "boot", "seconds") is not None else None
         boot = f"; it was ready after {started} s" if started else "; how long it took to start was not measured"
-        text = "Server {}: {} on {}{}, context {} tokens{}"
-        told.append(phrase(text, arm, words(server, "version"), words(server, "device"), emulated,
-                           counted(server, "context"), boot))  # fmt: skip
+        text = "Server {} ({}): {} on {}{}, context {} tokens{}"
+        names = (words(server, key) for key in ("model", "version", "device"))
+        told.append(phrase(text, arm, *names, emulated, counted(server, "context"), boot))
     return told
 
 

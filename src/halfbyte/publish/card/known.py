@@ -13,7 +13,7 @@ from halfbyte.json_file import json_object
 from halfbyte.models.declared import quantization_config
 from halfbyte.models.model import Model, describe
 from halfbyte.publish.card.figures import NOT_MEASURED
-from halfbyte.publish.card.markdown import Markdown, code, phrase
+from halfbyte.publish.card.markdown import Markdown, code, inline, phrase
 from halfbyte.publish.card.reading import mapping, rows, words
 from halfbyte.publish.card.source_card import hub_name, license_place, read_card, short
 from halfbyte.publish.evidence import PLACES, Evidence, read_evidence
@@ -21,6 +21,7 @@ from halfbyte.serve.served import Served, served_checkpoint
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
 
 HUB = "https://huggingface.co"
+_MADE = ("plan", "serve", "release", "provenance")  # which are no measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,16 @@ class Known:
 
     def missing(self, kind: str) -> Markdown:
         """Say why there is no such evidence, and what to type; the card does not know the reader's folders."""
-        why = self.evidence.missing[kind].why
-        command = code(PLACES[kind].command.format(out="OUT"))
-        shown = "" if why == NOT_MEASURED else f" ({why})"
-        return phrase("**Not measured**{}. To have it: {}", shown, command)
+        made = kind in _MADE
+        return phrase("**Not {}**{}", "made" if made else "measured", self.how_to(kind, "make" if made else "measure"))
+
+    def how_to(self, kind: str, verb: str) -> Markdown:
+        """Return the end of a sentence about missing evidence: why it is missing, and the command."""
+        missing = self.evidence.missing.get(kind)
+        why = missing.why if missing else f"{PLACES[kind].file} does not tell"
+        command, _, which = PLACES[kind].command.format(out="OUT").partition(", ")
+        shown = Markdown("" if why == NOT_MEASURED else f" ({inline(why)})")
+        return phrase("{}. To {} it: {}{}", shown, verb, code(command), f", {which}" if which else "")
 
     @property
     def plan(self) -> Mapping[str, Any]:
@@ -130,7 +137,8 @@ class Known:
     @property
     def pruned(self) -> bool:
         """Whether experts were removed."""
-        return "prune" not in self.evidence.missing or self.served.source_experts is not None
+        missing = self.evidence.missing.get("prune")  # a prune plan that cannot be read is one all the same
+        return missing is None or missing.why != NOT_MEASURED or self.served.source_experts is not None
 
     @property
     def emulated(self) -> bool:

@@ -126,7 +126,7 @@ def environment() -> Environment:
         autoescape=False,  # which is for HTML; this is Markdown, and `finalize` sees every value
         finalize=words_alone,
         undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
+        trim_blocks=False,  # a line with a tag leaves an empty one, so that no paragraph runs into a table
         lstrip_blocks=True,
         keep_trailing_newline=False,
     )

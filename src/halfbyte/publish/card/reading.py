@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
+
+_MOST = 10**30  # more is no measurement, and no float holds it
 
 
 def at(value: Any, *path: str | int) -> Any:
@@ -42,13 +43,13 @@ def number(value: Any, *path: str | int) -> float | None:
     found = at(value, *path)
     if isinstance(found, bool) or not isinstance(found, (int, float)):
         return None
-    return found if isinstance(found, int) or math.isfinite(found) else None
+    return found if abs(found) < _MOST else None  # which infinity and NaN are not
 
 
 def whole(value: Any, *path: str | int) -> int | None:
     """Return a whole number."""
     found = at(value, *path)
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
+    return found if isinstance(found, int) and not isinstance(found, bool) and abs(found) < _MOST else None
 
 
 def words(value: Any, *path: str | int) -> str | None:

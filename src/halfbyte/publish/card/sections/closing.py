@@ -33,7 +33,8 @@ def facts(known: Known) -> dict[str, Any]:
     licenses = sorted(path.name for path in known.evidence.out.iterdir()
                       if path.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE")) and path.is_file())  # fmt: skip
     reap = known.pruned and (words(known.get("prune"), "rule", "method") or "reap") == "reap"
-    entries = [_entry("upstream", known.base_name, _organisation(known.base_repository), known.base_repository, None),
+    upstream = (known.base_name or "").rpartition("/")[2] or None
+    entries = [_entry("upstream", upstream, _organisation(known.base_repository), known.base_repository, None),
                _entry("this", known.title, known.quantized_by, known.repository, _year(known)),
                _REAP if reap else None]  # fmt: skip
     return {

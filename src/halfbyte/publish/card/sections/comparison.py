@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halfbyte.publish.card.figures import counted, figure, percent
+from halfbyte.publish.card.figures import NOT_MEASURED, counted, figure, percent
 from halfbyte.publish.card.known import Known
 from halfbyte.publish.card.markdown import code, phrase, table
 from halfbyte.publish.card.reading import items, mapping, rows, words
@@ -64,4 +64,4 @@ def _estimate(row: Any, key: str, *, share: bool = False) -> str:
     value, low, high = (
         percent(row, key, part) if share else figure(row, key, part) for part in ("value", "low", "high")
     )
-    return f"{value} ({low} to {high})"
+    return f"{value} (no interval)" if NOT_MEASURED in (low, high) else f"{value} ({low} to {high})"

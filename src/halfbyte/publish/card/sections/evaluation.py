@@ -6,6 +6,7 @@ A difference that does not follow from its own two scores, or lies outside its o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from halfbyte.publish.card.figures import between, counted, p_value, percent, points
@@ -22,6 +23,7 @@ _MEANS = {
     "SCORED": "no reference was asked",
 }
 _SMALL = 1e-9
+SOURCE_FOLDER = "eval-source"  # where `halfbyte release` keeps what the source scored
 
 
 def facts(known: Known) -> dict[str, Any]:
@@ -85,7 +87,7 @@ def _score(side: Mapping[str, Any]) -> str:
 
 def _difference(pair: Mapping[str, Any]) -> list[str]:
     better, worse = whole(pair, "better"), whole(pair, "worse")
-    flips = "not measured" if better is None or worse is None else f"+{better:,} -{worse:,}"
+    flips = "not measured" if better is None or worse is None else f"{better:,} better, {worse:,} worse"
     return [points(pair, "difference"), between(items(pair, "interval"), percents=True, signed=True), flips,
             p_value(pair, "p_value")]  # fmt: skip
 
@@ -120,8 +122,8 @@ def _method(known: Known, found: Mapping[str, Any]) -> list[tuple[str, Any]]:
         f"{counted(task, 'candidate', 'truncated')} cut, {counted(task, 'candidate', 'empty')} empty"
         for task in rows(found, "tasks")
     ]
-    methods = {decided(mapping(task, "compared", words(task, "primary") or "")).get("method")
-               for task in rows(found, "tasks")} - {None}  # fmt: skip
+    pairs = (decided(mapping(task, "compared", words(task, "primary") or "")) for task in rows(found, "tasks"))
+    methods = {method for pair in pairs if (method := words(pair, "method"))}
     return [
         ("Harness", phrase("lm-evaluation-harness {}, halfbyte {}", found.get("lm_eval"), found.get("halfbyte"))),
         ("Suite", phrase("{} (SHA-256 {})", code(at(found, "suite", "name")), code(at(found, "suite", "hash")))),
@@ -130,7 +132,7 @@ def _method(known: Known, found: Mapping[str, Any]) -> list[tuple[str, Any]]:
         ("Seeds", _seeds(found)),
         ("Requests at once", counted(found, "concurrency")),
         ("Answers", "; ".join(counts)),
-        ("Decided by", "; ".join(sorted(map(str, methods))) or "not measured: no reference was asked"),
+        ("Decided by", "; ".join(sorted(methods)) or "not measured: no reference was asked"),
         ("Server", phrase("{} {}, context {}", told.get("owned_by") or "engine", told.get("version"),
                           counted(found, "candidate", "max_context"))),
         ("Reference", _reference(known, found)),
@@ -154,5 +156,11 @@ def _seeds(found: Mapping[str, Any]) -> str:
 def _reference(known: Known, found: Mapping[str, Any]) -> Markdown:
     if not any(mapping(task, "reference") for task in rows(found, "tasks")):
         return Markdown("not measured: `halfbyte eval URL --against URL2` asks both")
-    how = "both servers were asked in one run" if words(found, "arguments", "against") else "asked in an earlier run"
-    return phrase("{}: {}", known.base, how)
+    earlier = words(found, "arguments", "baseline")
+    if earlier and PurePath(earlier).name == SOURCE_FOLDER:
+        return phrase("the source, {}, asked in an earlier run", known.base)
+    if earlier:
+        return phrase("asked in an earlier run, whose eval.json says of what; the source is {}", known.base)
+    return phrase(
+        "the server's model {}, asked in the same run", code(words(found, "reference", "model") or "not stated")
+    )

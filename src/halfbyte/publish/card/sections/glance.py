@@ -12,6 +12,7 @@ from halfbyte.publish.card.markdown import Markdown, code, phrase, table
 from halfbyte.publish.card.reading import mapping, number, texts, whole, words
 from halfbyte.publish.card.sections import formats
 from halfbyte.publish.card.sections.head import license_words
+from halfbyte.publish.card.sections.serving import launches
 
 _LATENT = (("q_lora_rank", "query rank"), ("kv_lora_rank", "latent"), ("qk_nope_head_dim", "key"),
            ("qk_rope_head_dim", "rotary key"), ("v_head_dim", "value"))  # fmt: skip
@@ -36,6 +37,8 @@ def facts(known: Known) -> dict[str, Any]:
         ("Not quantized, by config.json", formats.excluded(known)),
         ("Routers", formats.routers(known)),
         ("Storage", f"{storage(sum(known.checkpoint.shards.values()))} in {_shards(known)}"),
+        ("Engines with a command below", _engines(known)),
+        ("Operating system", words(known.get("provenance"), "environment", "os")),
         ("Input", f"text{' and, as the base model, images' if known.inspection.vision_parameters else ''}"),
         ("Output", "text"),
         ("Sampling that it asks for", _sampling(known)),
@@ -105,6 +108,10 @@ def _quantized(known: Known) -> Markdown:
 def _shards(known: Known) -> str:
     count = known.inspection.shards
     return f"{count:,} safetensors shards" if count > 1 else "one safetensors file"
+
+
+def _engines(known: Known) -> str:
+    return ", ".join(f"{row.get('engine')} {row.get('version')}" for row in launches(known)[0]) or "none"
 
 
 def _sampling(known: Known) -> str:

@@ -35,8 +35,8 @@ def _verdict(known: Known) -> Markdown:
     release = known.get("release")
     verdict = words(release, "verdict")
     if release is None or verdict not in _VERDICTS:
-        why = known.missing("release") if release is None else phrase("release.json holds no verdict.")
-        return Markdown(f"**Verdict: not judged.** No release gate has accepted or refused this checkpoint. {why}")
+        why = known.how_to("release", "judge") if release is None else ": release.json holds no verdict."
+        return Markdown(f"**Verdict: not judged.** No gate has accepted or refused this checkpoint{why}")
     why = phrase(" ".join(["{}"] * len(texts(release, "why"))), *texts(release, "why"))
     if verdict == ACCEPT:
         return Markdown(f"**Verdict: ACCEPT.** {why}".rstrip())

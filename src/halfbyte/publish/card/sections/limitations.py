@@ -31,7 +31,7 @@ def _data(known: Known) -> Iterator[Markdown]:
         yield Markdown("Nothing was calibrated: the scales come from the weights alone.")
     unseen = whole(known.get("coverage"), "unseen_experts")
     if unseen:
-        yield phrase("{} experts saw no calibration token; their activation scales are a backstop.", unseen)
+        yield phrase("Experts that saw no calibration token: {}. Their activation scales are a backstop.", unseen)
     if known.pruned:
         yield Markdown("Experts were removed: what the calibration data did not exercise is lost first.")
 
@@ -76,4 +76,4 @@ def _serving(known: Known) -> Iterator[Markdown]:
 def _missing(known: Known) -> Iterator[Markdown]:
     for kind, what in _KINDS.items():
         if known.get(kind) is None:
-            yield Markdown(f"Not measured: {what}. {known.missing(kind)}")
+            yield Markdown(f"Not measured: {what}{known.how_to(kind, 'measure')}")

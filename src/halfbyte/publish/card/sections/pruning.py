@@ -85,7 +85,8 @@ def _warning(known: Known, loops: Mapping[str, Any] | None) -> Markdown | None:
 
 _MITIGATION = Markdown(
     "Keep outputs bounded (a sane `max_tokens`), prefer structured tasks, and stop a generation that repeats itself "
-    "(`halfbyte serve --guard` does). Sampling penalties do not reliably cure it; restoring experts does."
+    "(`halfbyte serve --guard` does). Of other pruned checkpoints it is reported that sampling penalties "
+    "do not reliably cure it, and that restoring experts does."
 )
 
 
@@ -121,7 +122,7 @@ def _routing(known: Known) -> str:
 
 def _loop_rows(loops: Mapping[str, Any]) -> list[list[Any]]:
     source = mapping(loops, "source")
-    temperatures = ", ".join(f"{value:g}" for value in items(loops, "temperatures") if isinstance(value, (int, float)))
+    temperatures = ", ".join(f"{found:g}" for one in items(loops, "temperatures") if (found := number(one)) is not None)
     asked = f"{counted(loops, 'tokens')} tokens, temperatures {temperatures}" if temperatures else "not stated"
     names = (("Texts", "texts"), ("Loop", "loops"), ("End after a few words", "short"), ("Cut off", "unfinished"))
     found = [[name, *(counted(side, key) for side in (loops, source))] for name, key in names]

@@ -39,7 +39,8 @@ def _hashes(known: Known) -> list[tuple[str, Any]]:
     commit = words(provenance, "code", "commit") or words(provenance, "code", "git")
     packages = mapping(provenance, "environment", "packages") or mapping(known.get("audit"), "versions")
     shards = mapping(plan, "source")
-    none = "none: nothing was calibrated"
+    none = "none: nothing was calibrated" if plan else "not stated"
+    whole = "not stated" if known.pruned else "none: nothing was pruned"
     revision = words(provenance, "source", "revision")
     return [
         ("halfbyte", phrase("{}{}", version, f", commit {commit}" if commit else "")),
@@ -50,7 +51,7 @@ def _hashes(known: Known) -> list[tuple[str, Any]]:
                                                _hash(at(plan, "parts", "source config")))),
         ("Calibration tokens, SHA-256", _hash(words(plan, "calibration", "tokens_sha256"), none)),
         ("Statistics, SHA-256", _hash(words(plan, "statistics_sha256"), none)),
-        ("Kept experts, SHA-256", _hash(words(known.get("prune"), "kept_sha256"), "none: nothing was pruned")),
+        ("Kept experts, SHA-256", _hash(words(known.get("prune"), "kept_sha256"), whole)),
         ("Packages", ", ".join(f"{name} {version}" for name, version in packages.items()) or None),
     ]  # fmt: skip
 

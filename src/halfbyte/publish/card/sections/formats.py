@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 from halfbyte.models.linears import PLAIN
 from halfbyte.numerics.formats import FORMATS
 from halfbyte.publish.card.known import Known
@@ -9,6 +12,8 @@ from halfbyte.publish.card.markdown import Markdown, code, inline, phrase
 from halfbyte.publish.card.reading import texts, words
 
 ROUTER = "router"
+_SHOWN = 12  # names of an exclude list
+_LAYER = re.compile(r"(\blayers\.)\d+")
 _WEIGHTS = {
     "nvfp4": "NVFP4: FP4 E2M1 codes, an FP8 E4M3 scale for 16 values and an FP32 scale for a tensor",
     "mxfp4": "MXFP4: FP4 E2M1 codes and a power of two (E8M0) as scale for 32 values",
@@ -73,13 +78,17 @@ def kv_cache(known: Known) -> Markdown:
 
 def excluded(known: Known) -> Markdown:
     """Return the modules that config.json tells engines to leave alone."""
-    shown = 12
     found = texts(known.block, "ignore") or texts(known.block, "exclude") or texts(known.block, "exclude_modules")
     if not found:
         return Markdown("config.json excludes nothing by name" if known.block else "nothing is quantized")
-    names = ", ".join(code(name) for name in found[:shown])
-    more = f" and {len(found) - shown:,} more, in config.json" if len(found) > shown else ""
-    return Markdown(names + more)
+    alike = Counter(_LAYER.sub(r"\1N", name) for name in found)  # lists of NVIDIA's have two names for each layer
+    layers = {_LAYER.sub(r"\1N", name): name for name in found}
+    names = [
+        Markdown(f"{code(name)} for {count} layers N") if count > 1 else code(layers[name])
+        for name, count in alike.items()
+    ]
+    more = f" and {len(names) - _SHOWN:,} more, in config.json" if len(names) > _SHOWN else ""
+    return Markdown(", ".join(names[:_SHOWN]) + more)
 
 
 def routers(known: Known) -> Markdown:

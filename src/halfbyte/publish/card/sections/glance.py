@@ -16,6 +16,7 @@ from halfbyte.publish.card.sections.serving import launches
 
 _LATENT = (("q_lora_rank", "query rank"), ("kv_lora_rank", "latent"), ("qk_nope_head_dim", "key"),
            ("qk_rope_head_dim", "rotary key"), ("v_head_dim", "value"))  # fmt: skip
+_PROJECTIONS, _ROUTED = 3, "routed experts"  # gate, up and down
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -101,8 +102,15 @@ def _quantized(known: Known) -> Markdown:
     for linear, number_of in known.model.kinds():
         if linear.format not in PLAIN:
             found[f"{linear.role.replace('_', ' ')} in {linear.format}"] += number_of
-    parts = ", ".join(f"{count:,} of {name}" for name, count in sorted(found.items()))
-    return phrase("{}: {}", f"{found.total():,}", parts) if found else Markdown("none")
+    whole_layers = len(known.model.moe_layers) * known.model.experts * _PROJECTIONS
+    parts = [
+        f"{count:,} of {name}"
+        + (f" ({len(known.model.moe_layers)} layers x {known.model.experts} experts x {_PROJECTIONS} projections)"
+           if name.startswith(_ROUTED) and count == whole_layers else "")
+        for name, count in sorted(found.items())
+    ]  # fmt: skip
+    total = f"{found.total():,}: " if len(parts) > 1 else ""
+    return phrase("{}", total + ", ".join(parts)) if found else Markdown("none")
 
 
 def _shards(known: Known) -> str:

@@ -22,6 +22,7 @@ def facts(known: Known) -> dict[str, Any]:
         "title": known.title,
         "base": known.base,
         "format": weight_name(known),
+        "made": bool(known.plan),
         "pruned": known.pruned,
         "verdict": _verdict(known),
         "next": texts(release, "next"),

@@ -165,3 +165,23 @@ def test_a_prune_plan_that_cannot_be_read_is_still_a_pruned_checkpoint(tmp_path:
 def test_reap_is_cited_where_it_pruned_only(card: str, tmp_path: Path) -> None:
     assert "lasby2025reap" not in card
     assert "lasby2025reap" in write_card(write_out(tmp_path / "pruned", pruned())).read_text()
+
+
+def test_a_server_of_another_name_is_told(card: str, tmp_path: Path) -> None:
+    said = "The server that was evaluated said that it serves `Pico-NVFP4`; this folder is `out`"
+    assert said in card
+    assert (
+        "make sure that they are the same"
+        not in write_card(write_out(tmp_path / "Pico-NVFP4", everything())).read_text()
+    )
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_a_forced_release_says_so(tmp_path: Path, forced: bool) -> None:
+    evidence = everything()
+    evidence["release"] |= {"verdict": "ANOMALOUS", "forced": forced}
+    text = write_card(write_out(tmp_path / "out", evidence)).read_text()
+    box = text[text.index("> [!CAUTION]") : text.index("| Gate |")]
+    assert "**Verdict: ANOMALOUS. This release was not accepted.**" in box
+    assert ("> It was published by force, against the verdict." in box) == forced
+    assert "published by force" in box

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from halfbyte.folders import FOLDER, README, SOURCE_README
@@ -139,6 +139,13 @@ class Known:
         """Whether experts were removed."""
         missing = self.evidence.missing.get("prune")  # a prune plan that cannot be read is one all the same
         return missing is None or missing.why != NOT_MEASURED or self.served.source_experts is not None
+
+    def served_as(self, kind: str) -> str | None:
+        """Return the name of the folder that a measured server said it serves; None where it said none."""
+        path = {"eval": ("candidate", "told", "root"), "probe": ("endpoint", "told", "root"),
+                "bench": ("servers", "A", "root")}[kind]  # fmt: skip
+        told = words(self.get(kind), *path)
+        return PurePath(told).name or None if told else None
 
     @property
     def emulated(self) -> bool:

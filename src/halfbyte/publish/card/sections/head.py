@@ -42,7 +42,9 @@ def _verdict(known: Known) -> Markdown:
     if verdict == ACCEPT:
         return Markdown(f"**Verdict: ACCEPT.** {why}".rstrip())
     forced = (
-        f"halfbyte publishes only what its gates accept: a copy of this checkpoint with the verdict {verdict} "
+        "It was published by force, against the verdict."
+        if release.get("forced") is True
+        else f"halfbyte publishes only what its gates accept: a copy of this checkpoint with the verdict {verdict} "
         "that you can download was published by force, against the verdict."
     )
     return box("CAUTION", Markdown(f"**Verdict: {verdict}. This release was not accepted.** {why}".rstrip()),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from halfbyte.publish.card.known import Known
-from halfbyte.publish.card.markdown import Markdown, phrase
+from halfbyte.publish.card.markdown import Markdown, code, phrase
 from halfbyte.publish.card.reading import mapping, rows, whole, words
 from halfbyte.publish.card.sections.calibration import calibrates
 from halfbyte.publish.card.sections.reproduction import source_of_data
@@ -60,6 +60,12 @@ def _vision(known: Known) -> bool:
 
 
 def _serving(known: Known) -> Iterator[Markdown]:
+    here = {known.evidence.out.resolve().name, known.title}
+    for kind, what in (("eval", "evaluated"), ("probe", "probed"), ("bench", "benchmarked")):
+        name = known.served_as(kind)
+        if name is not None and name not in here:
+            text = "The server that was {} said that it serves {}; this folder is {}: make sure that they are the same."
+            yield phrase(text, what, code(name), code(known.evidence.out.resolve().name))
     if known.emulated:
         yield Markdown(
             "It was served by emulation: numbers are computed as the format defines them, on hardware without it. "

@@ -168,10 +168,10 @@ def test_reap_is_cited_where_it_pruned_only(card: str, tmp_path: Path) -> None:
 
 
 def test_a_server_of_another_name_is_told(card: str, tmp_path: Path) -> None:
-    said = "The server that was evaluated said that it serves `Pico-NVFP4`; this folder is `out`"
+    said = "The server that was evaluated said that it serves `Pico-NVFP4`; this is `out`"
     assert said in card
     assert (
-        "make sure that they are the same"
+        "both are the same is not recorded"
         not in write_card(write_out(tmp_path / "Pico-NVFP4", everything())).read_text()
     )
 
@@ -185,3 +185,18 @@ def test_a_forced_release_says_so(tmp_path: Path, forced: bool) -> None:
     assert "**Verdict: ANOMALOUS. This release was not accepted.**" in box
     assert ("> It was published by force, against the verdict." in box) == forced
     assert "published by force" in box
+
+
+def test_what_was_only_pruned_is_no_quantization(tmp_path: Path) -> None:
+    evidence = pruned() | {"provenance": everything()["provenance"]}
+    evidence["plan"]["recipe"]["quantize"] = None
+    text = write_card(write_out(tmp_path / "out", evidence, kind="int4-k2.6")).read_text()
+    assert "INT4 copy of [`moonshotai/Kimi-Pico`]" in text
+    assert "base_model_relation" not in text
+
+
+def test_lengths_are_those_that_were_asked(card: str, tmp_path: Path) -> None:
+    evidence = everything()
+    evidence["probe"]["probes"][0] |= {"title": "32k context", "measured": "3 / 3 right at 513 tokens of 4,096"}
+    assert "named for a context of 262,144" not in card
+    assert "named for a context of 262,144" in write_card(write_out(tmp_path / "short", evidence)).read_text()

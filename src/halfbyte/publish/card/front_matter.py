@@ -25,7 +25,7 @@ def front_matter(known: Known) -> ModelCardData:
 
     stated: dict[str, Any] = {
         "base_model": known.base_repository,
-        "base_model_relation": "quantized" if known.base_repository else None,
+        "base_model_relation": "quantized" if known.base_repository and known.quantizes else None,
         **_license(known),
         "language": [tag for tag in _languages(known.front) if _TAG.fullmatch(tag)] or None,
         "library_name": _tag(known, "library_name"),

@@ -82,6 +82,11 @@ class Known:
         return mapping(self.plan, "recipe")
 
     @property
+    def quantizes(self) -> bool:
+        """Whether this is a quantization, as far as a plan tells: what was only pruned or decoded is none."""
+        return bool(mapping(self.recipe, "quantize")) or not self.plan
+
+    @property
     def repository(self) -> str | None:
         """Where this checkpoint lies on the Hub, if somebody said it."""
         return hub_name(self.said.name)

@@ -21,7 +21,7 @@ def facts(known: Known) -> dict[str, Any]:
     return {
         "title": known.title,
         "base": known.base,
-        "format": weight_name(known),
+        "what": f"{weight_name(known)} {'quantization' if known.quantizes else 'copy'}",
         "made": bool(known.plan),
         "pruned": known.pruned,
         "verdict": _verdict(known),

@@ -64,7 +64,9 @@ def _serving(known: Known) -> Iterator[Markdown]:
     for kind, what in (("eval", "evaluated"), ("probe", "probed"), ("bench", "benchmarked")):
         name = known.served_as(kind)
         if name is not None and name not in here:
-            text = "The server that was {} said that it serves {}; this folder is {}: make sure that they are the same."
+            text = (
+                "The server that was {} said that it serves {}; this is {}, and that both are the same is not recorded."
+            )
             yield phrase(text, what, code(name), code(known.evidence.out.resolve().name))
     if known.emulated:
         yield Markdown(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from halfbyte.publish.card.figures import counted
 from halfbyte.publish.card.known import Known
 from halfbyte.publish.card.markdown import Markdown, code, fenced, phrase, table
-from halfbyte.publish.card.reading import mapping, rows, words
+from halfbyte.publish.card.reading import mapping, rows, whole, words
 
 _SHOWN_FAILURES = 6
+_LENGTH, _WHOLE = re.compile(r"\d+k "), 262_144
+_NAMES = Markdown(
+    "Probes of long contexts are named for a context of 262,144 tokens; the table says how long they were here."
+)
 _MARKS = {"passed": "pass", "failed": "**FAIL**", "broken": "**broken**", "skipped": "skipped"}
 
 
@@ -32,10 +37,17 @@ def facts(known: Known) -> dict[str, Any]:
             told.get("version"), counted(found, "context"), words(found, "started"), counted(found, "seconds"),
             words(found, "sandbox"),
         ),
+        "lengths": _NAMES if _are_shorter(found, probes) else None,
         "reference": "A reference server was asked beside it." if found.get("reference") else
         "No reference server was asked: what is compared with one was judged alone or skipped.",
         "failures": [_failure(row) for row in probes if row.get("verdict") == "failed"][:_SHOWN_FAILURES],
     }  # fmt: skip
+
+
+def _are_shorter(found: Mapping[str, Any], probes: list[Mapping[str, Any]]) -> bool:
+    """Whether probes were asked at other lengths than their titles say."""
+    asked = any(_LENGTH.match(words(row, "title") or "") and row.get("verdict") != "skipped" for row in probes)
+    return asked and (whole(found, "context") or _WHOLE) < _WHOLE
 
 
 def _row(row: Mapping[str, Any]) -> list[Any]:

@@ -215,3 +215,21 @@ def test_values_of_other_kinds_stop_no_card(tmp_path: Path, make: Any) -> None:
 def test_front_matter_that_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "README.md").write_text(text)
     assert read_card(tmp_path / "README.md") == ({}, "")
+
+
+@pytest.mark.parametrize(
+    "link", ["javascript:alert(1)", "x](https://evil.example)", "https://a.example/ b", "data:text/html,x", "a\nb", 7]
+)
+def test_a_link_to_a_licence_is_one_or_none(tmp_path: Path, link: Any) -> None:
+    readme = f"---\n{json.dumps({'license': 'other', 'license_name': 'theirs', 'license_link': link})}\n---\n"
+    text = write_card(write_out(tmp_path / "out", {}, readme=readme)).read_text()
+    assert "| License | theirs |" in text
+    assert "license_link" not in text
+
+
+def test_a_true_link_to_a_licence_is_kept(tmp_path: Path) -> None:
+    link = "https://huggingface.co/moonshotai/Kimi-K2.6/blob/main/LICENSE"
+    readme = f"---\nlicense: other\nlicense_name: modified-mit\nlicense_link: {link}\n---\n"
+    text = write_card(write_out(tmp_path / "out", {}, readme=readme)).read_text()
+    assert f"| License | [modified-mit]({link}) |" in text
+    assert f"license_link: {link}" in text

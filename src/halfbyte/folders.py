@@ -17,6 +17,8 @@ from halfbyte.write import PART
 FOLDER = "halfbyte"  # in every output: plan, journal, statistics, findings
 PLAN = "plan.json"  # what was to be made, of what, and how
 REDACTED = "redacted"  # in a published plan.json: local paths were taken out of its recipe, which has another hash now
+README = "README.md"  # the source's, and after `halfbyte card` our own
+SOURCE_README = "source-README.md"  # in the folder above: the source's, once ours stands in its place
 LOOPS = "loops.json"  # what the loop test of a pruned checkpoint found
 
 

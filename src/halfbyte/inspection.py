@@ -89,9 +89,9 @@ def open_source(source: str | None, example_name: str | None) -> Checkpoint:
     return open_checkpoint(Path(source))
 
 
-def inspect(checkpoint: Checkpoint) -> Inspection:
-    """Describe a checkpoint; CheckpointError where it is not whole."""
-    model = describe(checkpoint)
+def inspect(checkpoint: Checkpoint, *, uneven: bool = False) -> Inspection:
+    """Describe a checkpoint; CheckpointError where it is not whole. With `uneven`, layers may differ in experts."""
+    model = describe(checkpoint, uneven=uneven)
     roles = _roles(model)
     parameters = {row.role: row.parameters for row in roles}
     pruned = _pruned(checkpoint)
@@ -181,18 +181,21 @@ def _stored_as(linear: StoredLinear) -> str:
 def _active(model: Model, checkpoint: Checkpoint) -> int:
     """Return the parameters that one token passes through; layers for multi-token prediction are beside its way."""
     ordinary = model.architecture.number(checkpoint.config, "layers") or model.layers
-    total = experts = 0
+    total = 0
+    experts: Counter[int] = Counter()  # weights by layer, which may differ in their number of experts
+    last: Counter[int] = Counter()
     for linear in model.linears.values():
         if linear.layer is not None and linear.layer >= ordinary:
             continue
-        if linear.expert is not None:
-            experts += linear.weights
+        if linear.expert is not None and linear.layer is not None:
+            experts[linear.layer] += linear.weights
+            last[linear.layer] = max(last[linear.layer], linear.expert)
         else:
             total += linear.weights
     for place, tensor in model.plain.values():
         if place.role not in _NOT_ACTIVE and (place.layer is None or place.layer < ordinary):
             total += math.prod(tensor.shape)
-    return total + (experts * model.active_experts // model.experts if model.experts else 0)
+    return total + sum(weights * model.active_experts // (last[layer] + 1) for layer, weights in experts.items())
 
 
 def _agreements(checkpoint: Checkpoint, model: Model) -> list[tuple[Level, str]]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from halfbyte.audit.checks import INPUT_SCALES, quantized
 from halfbyte.audit.evidence import Evidence
 from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
-from halfbyte.folders import FOLDER
+from halfbyte.folders import FOLDER, README, SOURCE_README
 from halfbyte.models.linears import StoredLinear
 from halfbyte.numerics.formats import FORMATS
 from halfbyte.numerics.reference.floats import bf16_to_f32
@@ -226,6 +226,8 @@ def _other_files(evidence: Evidence) -> tuple[int, list[str]]:
             continue  # written for the output itself
         number += 1
         path = evidence.root / relative
+        if str(relative) == README and (evidence.root / FOLDER / SOURCE_README).is_file():
+            path = evidence.root / FOLDER / SOURCE_README  # the card has taken its place
         if not path.is_file():
             wrong.append(f"{relative} was not copied")
         elif path.read_bytes() != (source.root / relative).read_bytes():

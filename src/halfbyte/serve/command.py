@@ -172,7 +172,8 @@ def _write_to(asked: str | None, served: Served) -> Path | None:
     if not asked:
         raise UsageError("--write names no folder", where="--write", fix="name one, as in --write scripts")
     kept = served.folder.resolve() / FOLDER
-    if Path(asked).resolve() == kept or kept in Path(asked).resolve().parents:
+    written_to = Path(asked).resolve()
+    if written_to != kept / "serve" and (written_to == kept or kept in written_to.parents):  # where the card reads them
         what = f"{FOLDER}/ has the plan and findings of this checkpoint, and nothing else"
         fix = f"give another folder, as in --write {pasted(served.folder / 'scripts')}"
         raise UsageError(what, where="--write", fix=fix)

@@ -57,6 +57,12 @@ def test_scripts_do_not_lie_beside_the_plan(halfbyte, pico, below):
     assert not (folder / "halfbyte").exists()
 
 
+def test_scripts_for_the_card_lie_in_one_place_beside_the_plan(halfbyte, pico):
+    folder = with_ignore_list(pico("nvfp4"))
+    assert halfbyte("serve", folder, "--gpus", "1xB200", "--write", folder / "halfbyte/serve")[0] == 0
+    assert (folder / "halfbyte/serve/serve.json").is_file()
+
+
 def test_a_folder_that_begins_with_a_dash(halfbyte, pico, tmp_path, monkeypatch):
     folder = with_ignore_list(pico("nvfp4")).rename(tmp_path / "-dash")
     code, printed, said = halfbyte("serve", folder, "--gpus", "1xB200")

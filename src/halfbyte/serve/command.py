@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PATH = click.Path(path_type=Path)
 _POSITIVE = click.IntRange(1)
+SCRIPTS = "serve"  # below halfbyte/ in an output folder
 
 
 @click.command("serve", cls=Command)
@@ -172,9 +173,10 @@ def _write_to(asked: str | None, served: Served) -> Path | None:
     if not asked:
         raise UsageError("--write names no folder", where="--write", fix="name one, as in --write scripts")
     kept = served.folder.resolve() / FOLDER
-    if Path(asked).resolve() == kept or kept in Path(asked).resolve().parents:
-        what = f"{FOLDER}/ has the plan and findings of this checkpoint, and nothing else"
-        fix = f"give another folder, as in --write {pasted(served.folder / 'scripts')}"
+    own = kept / SCRIPTS  # which travels with the checkpoint
+    if Path(asked).resolve() != own and (Path(asked).resolve() == kept or kept in Path(asked).resolve().parents):
+        what = f"{FOLDER}/ has the plan and findings of this checkpoint, and its scripts in {FOLDER}/{SCRIPTS}"
+        fix = f"give that folder, or one elsewhere, as in --write {pasted(served.folder / 'scripts')}"
         raise UsageError(what, where="--write", fix=fix)
     if Path(asked).resolve() == served.folder.resolve():
         fix = f"give another folder, or one inside: --write {pasted(Path(asked) / 'scripts')}"

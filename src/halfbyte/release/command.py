@@ -165,10 +165,12 @@ def _show(out: Output, ended: Ended) -> None:
         out.facts(ended.value, [])
         return
     out.table([gate.as_dict() for gate in ended.judged.gates], _GATES)
-    sentences: list[tuple[Level, str]] = [("bad", why) for why in ended.judged.why]
-    if ended.judged.verdict == "ACCEPT":
-        sentences = [("good", f"ACCEPT: {ended.judged.why[0]}")]
-    out.verdicts(sentences)
+    bad: list[tuple[Level, str]] = [
+        ("bad" if gate.outcome in _BAD else "note", f"{gate.name}: {gate.why}")
+        for gate in ended.judged.gates
+        if gate.outcome != "passed"
+    ]
+    out.verdicts(bad or [("good", f"ACCEPT: {ended.judged.why[0]}")])
 
 
 def _finish(out: Output, ended: Ended, out_folder: Path) -> None:

@@ -31,6 +31,7 @@ _DECIDES: tuple[tuple[Outcome, Verdict], ...] = (
 # Stages whose failure says that this machine cannot do it, and the exit codes that say so: 3 is "this machine lacks
 # something" everywhere; 1 is "it does not fit" where GPUs are counted; a kill from outside is mostly for memory.
 _NEEDS_MACHINE: Mapping[str, tuple[int, ...]] = {"quantize": (3,), "source": (3,), "scripts": (1, 3), "serve": (1, 3)}
+_NOT_RUN = "it has not been run"
 _KILLED = 137  # as a shell says SIGKILL
 _NEXT: Mapping[str, str] = {
     "quantize": "see halfbyte/release/quantize.log; `halfbyte doctor` shows what this machine has",
@@ -140,7 +141,7 @@ def _done(name: str, wanted: str, stage: Mapping[str, Any] | None) -> Found:
     if state in ("done", "kept"):
         return Found(name, wanted, "yes", "passed", "")
     if state != "failed" or stage is None:
-        return Found(name, wanted, "not measured", "not measured", why or "it has not been run")
+        return Found(name, wanted, "not measured", "not measured", why or _NOT_RUN)
     code = stage.get("exit_code")
     here = code in _NEEDS_MACHINE[name] or code == _KILLED
     why = why or ("it was killed, mostly for want of memory" if code == _KILLED else f"exit code {code}")
@@ -160,7 +161,7 @@ def _measured(
     if rule is None:
         return Found(name, shown, "not measured", "not measured", "this halfbyte knows no such gate")
     if kind not in evidence:
-        why = str(stages.get(kind, {}).get("why") or "") or "not measured"
+        why = str(stages.get(kind, {}).get("why") or "") or _NOT_RUN
         return Found(name, shown, "not measured", "not measured", why)
     try:
         measured, outcome, why = rule(evidence[kind], wanted)
@@ -236,7 +237,7 @@ def _eval(found: Mapping[str, Any], wanted: Any) -> _Said:
     tasks = [_mapping(one, "tasks") for one in _value(found, "tasks", list)]
     if label not in _EVAL_LABELS or not tasks:
         raise _UnreadableError("label" if tasks else "tasks")
-    if {str(one.get("label")) for one in tasks} <= {"ACCEPT"} and label != "ACCEPT":
+    if (label == "ACCEPT") != all(one.get("label") == "ACCEPT" for one in tasks):
         raise _UnreadableError("label")
     names = _some([str(one.get("task")) for one in tasks if one.get("label") == label])
     said = f"{label}: {names}" if label != "ACCEPT" else f"ACCEPT: {len(tasks)} of {len(tasks)} tasks"

@@ -1,7 +1,7 @@
 """Commands of a release that take no time: `python fake_stage.py COMMAND WORDS...` leaves what the real one would.
 
-The folder HALFBYTE_FAKE says how: `slow-STAGE` makes a stage wait, `code-STAGE` holds its exit code, `result-STAGE` what
-it writes instead, `nothing-STAGE` makes it write nothing. Every start is a line of `ran`.
+The folder HALFBYTE_FAKE says how: `slow-STAGE` makes a stage wait, `code-STAGE` holds its exit code, `result-STAGE` is
+what it writes instead, `nothing-STAGE` makes it write nothing. Every start is a line of `ran`.
 """
 
 import json
@@ -51,8 +51,8 @@ def result(name: str, words: list[str]) -> Path | None:
         return Path(words[words.index("--log") + 1]).parents[1] / "eval-source" / "eval.json"
     if name in ("probe", "eval", "bench"):
         return Path(words[words.index("-o") + 1]) / f"{name}.json"
-    places = {"audit": "halfbyte/audit.json", "compare": "halfbyte/compare.json", "scripts": "halfbyte/serve/serve.json",
-              "card": "README.md", "report": "halfbyte/report.html"}  # fmt: skip
+    places = {"audit": "halfbyte/audit.json", "compare": "halfbyte/compare.json", "card": "README.md",
+              "scripts": "halfbyte/serve/serve.json", "report": "halfbyte/report.html"}  # fmt: skip
     out = words[2] if name == "compare" else words[1]
     return Path(out) / places[name] if name in places else None
 

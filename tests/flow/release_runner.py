@@ -1,4 +1,4 @@
-"""`halfbyte release` with the commands of fake_stage.py: `python release_runner.py SRC OUT BLOCK OPTIONS`, both JSON."""
+"""`halfbyte release` with the commands of fake_stage.py: `release_runner.py SRC OUT BLOCK OPTIONS`, both JSON."""
 
 import json
 import sys

@@ -19,7 +19,7 @@ from halfbyte.publish.evidence import read_evidence
 from halfbyte.release.child import StageLog, run_child
 from halfbyte.release.keys import digest, key_of, made_files, plan_of, result_sha256
 from halfbyte.release.record import Record, Records
-from halfbyte.release.server import Ready, Server
+from halfbyte.release.server import Ready, Server, wait_for_earlier
 from halfbyte.release.stages import (
     AFTER_VERDICT,
     ASKS_SERVER,
@@ -39,6 +39,7 @@ from halfbyte.validate.gate import Judged, judge
 
 # Stages that must be done whether or not a recipe says so, in the words of the gates' table.
 _IMPLIED = {"quantize": "made", "source": "served", "scripts": "fits", SERVE: "answers"}
+_EARLIER = "waiting for the engine of a killed run to end"
 _ALL_KEPT = "all that would ask it is kept"
 
 
@@ -163,6 +164,8 @@ class Release:
         result = None if stage.result is None else self.folders.out / stage.result
         before, started, begin = _stamp(result), _now(), time.monotonic()
         more = self._ready.environment if self._ready else None
+        if stage.name == "source":
+            wait_for_earlier(self._log("engine-source"), watching(lambda: _EARLIER))
         code = run_child([*stage.program, *stage.command(places)], log, more, watching(log.last_line))
         if code == EXIT_INTERRUPTED:
             raise _interrupted(stage.name, code)
@@ -200,6 +203,7 @@ class Release:
         command = shown(stage, places)
         started, begin = _now(), time.monotonic()
         watching = view.begin(stage.name, command)
+        wait_for_earlier(self._log(stage.name), watching(lambda: _EARLIER))
         self._server = Server([*stage.program, *stage.command(places)], self._log(stage.name))
         try:
             self._ready = self._server.ready(watching(self._server.log.last_line))

@@ -13,8 +13,10 @@ from typing import Any, cast
 from halfbyte.release.child import StageLog, child_environment
 from halfbyte.serve.boot_time import VARIABLE
 from halfbyte.serve.engine_process import EngineProcess
+from halfbyte.serve.log_file import is_written
 
 POLL_S = 0.2
+EARLIER_S = 120.0  # more than a keeper takes to end everything by force
 PATIENCE = 3.0  # `serve` ends its engine in its own time, which the keeper above it must not cut
 _TOLD = re.compile(rb"^\{\n.*?^\}", re.MULTILINE | re.DOTALL)
 
@@ -30,6 +32,14 @@ class Ready:
     def environment(self) -> dict[str, str]:
         """Return what commands that ask it find in their environment, as after `serve --run --then`."""
         return {VARIABLE: self.boot} if self.boot else {}
+
+
+def wait_for_earlier(log: Path, meanwhile: Callable[[], None]) -> None:
+    """Wait until whatever a killed run left has been ended: its keeper sees to that, and its memory is needed."""
+    until = time.monotonic() + EARLIER_S
+    while log.is_file() and is_written(log) and time.monotonic() < until:
+        meanwhile()
+        time.sleep(POLL_S)
 
 
 class Server:

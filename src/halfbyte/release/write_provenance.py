@@ -6,17 +6,18 @@ import sys
 from pathlib import Path
 
 from halfbyte.console import Output
-from halfbyte.errors import HalfbyteError
+from halfbyte.errors import CheckFailedError, CheckpointError, MachineError, UsageError
 
 
 def main(out: str, source: str) -> int:
     """Write provenance.json; return the exit code."""
     from halfbyte.publish import provenance  # noqa: PLC0415 # pyright: ignore
 
+    said = Output()
     try:
-        print(provenance.write_provenance(Path(out), Path(source)))  # pyright: ignore
-    except HalfbyteError as error:
-        Output().error(error)
+        said.note(str(provenance.write_provenance(Path(out), Path(source))))  # pyright: ignore
+    except (CheckFailedError, CheckpointError, MachineError, UsageError) as error:
+        said.error(error)
         return error.exit_code
     return 0
 

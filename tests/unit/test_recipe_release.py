@@ -1,4 +1,4 @@
-"""The release block of a recipe: it changes nothing that is made, its mistakes are named, its paths begin at its file."""
+"""The release block of a recipe: it changes nothing that is made, its mistakes are named, its paths are its own."""
 
 import json
 from pathlib import Path

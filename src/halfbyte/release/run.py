@@ -231,7 +231,8 @@ class Release:
         judged = self._judge()
         key = digest([self.gates, [one.sha256 for one in self.records.now.values()]])
         why = "" if judged.verdict == "ACCEPT" else judged.why[0]
-        record = Record(name=VERDICT, command=[], key=key, state="done", why=f"{judged.verdict}. {why}".strip())
+        said, code = f"{judged.verdict}. {why}".strip(), int(judged.verdict != "ACCEPT")
+        record = Record(name=VERDICT, command=[], key=key, exit_code=code, state="done", why=said)
         self._end(record, view)
         return judged
 

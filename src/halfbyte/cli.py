@@ -32,6 +32,7 @@ from halfbyte.recipe_options import (
     recipe_or_plan_options,
     refuse_data_beside_statistics,
 )
+from halfbyte.release.command import release_command
 from halfbyte.serve.command import serve_command
 from halfbyte.usage import Group, usage_errors
 from halfbyte.validate.bench.command import bench_command
@@ -293,6 +294,7 @@ cli.add_command(bench_command)
 cli.add_command(card_command)
 cli.add_command(verify_command)
 cli.add_command(publish_command)
+cli.add_command(release_command)
 
 
 @cli.command()

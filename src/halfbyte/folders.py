@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,8 @@ REDACTED = "redacted"  # in a published plan.json: local paths were taken out of
 README = "README.md"  # the source's, and after `halfbyte card` our own
 SOURCE_README = "source-README.md"  # in the folder above: the source's, once ours stands in its place
 LOOPS = "loops.json"  # what the loop test of a pruned checkpoint found
+RELEASE = "release.json"  # stages, gates and verdict of a release
+RELEASE_LOGS = "release"  # its logs, which are there before the first byte of a checkpoint is
 
 
 def read_plan(out: Path) -> dict[str, Any]:
@@ -44,12 +46,12 @@ def refuse_nested(source: Path, out: Path) -> None:
 
 def is_foreign(path: Path) -> bool:
     """Whether something lies in an output folder that no run of ours left before its first byte."""
-    return path.name != FOLDER or not path.is_dir() or has_whole_files(path)
+    return path.name != FOLDER or not path.is_dir() or has_whole_files(path, (RELEASE, RELEASE_LOGS))
 
 
-def has_whole_files(folder: Path) -> bool:
-    """Whether anything lies in a folder but what a killed run left half-written."""
-    return any(not path.name.endswith(PART) for path in folder.iterdir())
+def has_whole_files(folder: Path, but: Collection[str] = ()) -> bool:
+    """Whether anything lies in a folder but these names and what a killed run left half-written."""
+    return any(not path.name.endswith(PART) and path.name not in but for path in folder.iterdir())
 
 
 def nearest(out: Path) -> Path:

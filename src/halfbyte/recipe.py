@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from halfbyte import recipe_schema
+from halfbyte import recipe_release
 from halfbyte.decisions import Action, Calibrate, Dataset, Format, Prune, Quantize, Recipe, Role
 from halfbyte.errors import RecipeError
 from halfbyte.recipe_errors import apply_overrides, explain, suggest
@@ -24,6 +25,7 @@ __all__ = [
     "Recipe",
     "Role",
     "load_recipe",
+    "load_release",
     "recipe_names",
     "recipe_text",
 ]
@@ -52,11 +54,28 @@ def _shipped(name: str) -> str:
 
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of that name or file, with `path.to.key=value` overrides put in; RecipeError if anything is wrong."""
+    return _written(name_or_path, overrides).decided()
+
+
+def load_release(name_or_path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any] | None:
+    """What a recipe's `release` block says, without what it leaves out; None where the recipe has none.
+
+    Its paths begin at the recipe's file, those of a shipped recipe at the current folder.
+    """
+    block = _written(name_or_path, overrides).release
+    if block is None:
+        return None
+    shipped = isinstance(name_or_path, str) and name_or_path in recipe_names()
+    folder = Path() if shipped else Path(name_or_path).parent
+    return recipe_release.with_paths(block.model_dump(mode="json", exclude_none=True), folder)
+
+
+def _written(name_or_path: str | Path, overrides: Sequence[str]) -> recipe_release.Recipe:
     file, text = _read(name_or_path)
-    schema = recipe_schema.Recipe
+    schema = recipe_release.Recipe
     document = apply_overrides(parse_yaml(text, file), overrides, schema)
     try:
-        return schema.model_validate(document.data).decided()
+        return schema.model_validate(document.data)
     except ValidationError as error:
         raise explain(error, document, schema) from None
 

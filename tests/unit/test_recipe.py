@@ -108,6 +108,7 @@ def test_shipped_recipes_decide_what_they_always_did() -> None:
 @pytest.mark.parametrize("name", recipe_names())
 def test_what_is_decided_is_what_was_checked(name: str) -> None:
     data = yaml.safe_load(recipe_text(name))
+    data.pop("release", None)  # which decides nothing
     stored = load_recipe(name).as_dict()
     assert json.dumps(stored) == json.dumps(recipe_schema.Recipe.model_validate(data).model_dump(mode="json"))
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PATH = click.Path(path_type=Path)
 _POSITIVE = click.IntRange(1)
+SCRIPTS = "serve"  # below halfbyte/ in an output folder
 
 
 @click.command("serve", cls=Command)
@@ -172,10 +173,10 @@ def _write_to(asked: str | None, served: Served) -> Path | None:
     if not asked:
         raise UsageError("--write names no folder", where="--write", fix="name one, as in --write scripts")
     kept = served.folder.resolve() / FOLDER
-    written_to = Path(asked).resolve()
-    if written_to != kept / "serve" and (written_to == kept or kept in written_to.parents):  # where the card reads them
-        what = f"{FOLDER}/ has the plan and findings of this checkpoint, and nothing else"
-        fix = f"give another folder, as in --write {pasted(served.folder / 'scripts')}"
+    written_to, own = Path(asked).resolve(), kept / SCRIPTS  # which travels with the checkpoint
+    if written_to != own and (written_to == kept or kept in written_to.parents):
+        what = f"{FOLDER}/ has the plan and findings of this checkpoint, and its scripts in {FOLDER}/{SCRIPTS}"
+        fix = f"give that folder, or one elsewhere, as in --write {pasted(served.folder / 'scripts')}"
         raise UsageError(what, where="--write", fix=fix)
     if Path(asked).resolve() == served.folder.resolve():
         fix = f"give another folder, or one inside: --write {pasted(Path(asked) / 'scripts')}"

@@ -22,7 +22,7 @@ _ANOTHER = "name another file with --log"
 
 def default_log(port: int) -> Path:
     """Return serve.log; where another engine writes it just now, one with the port in its name."""
-    return Path(f"serve-{port}.log") if DEFAULT.is_file() and _is_written(DEFAULT) else DEFAULT
+    return Path(f"serve-{port}.log") if DEFAULT.is_file() and is_written(DEFAULT) else DEFAULT
 
 
 def new_log(path: Path) -> BinaryIO:
@@ -50,7 +50,7 @@ def _move_away(path: Path) -> None:
     if begin and begin != FIRST_LINE.encode():  # an empty file loses nothing
         what = "this file is no log of halfbyte's, and it stays as it is"
         raise UsageError(what, where=str(path), fix=_ANOTHER)
-    if _is_written(path):
+    if is_written(path):
         raise UsageError("another engine writes this log just now", where=str(path), fix=_ANOTHER)
     if not begin:
         path.unlink()
@@ -59,7 +59,8 @@ def _move_away(path: Path) -> None:
     path.rename(next(one for one in earlier if not one.exists() and not one.is_symlink()))
 
 
-def _is_written(path: Path) -> bool:
+def is_written(path: Path) -> bool:
+    """Return whether an engine writes a log just now."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shlex
 import sys
 import time
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 
 from halfbyte.console import Output, StatusLine
 from halfbyte.errors import EXIT_MACHINE, HalfbyteError, MachineError
-from halfbyte.serve.boot_time import Boot, cached_before, tell
+from halfbyte.serve.boot_time import VARIABLE, Boot, cached_before, tell
 from halfbyte.serve.engine_log import EngineLog
 from halfbyte.serve.engine_process import EngineProcess, how_it_ended
 from halfbyte.serve.front import Front
@@ -152,7 +153,7 @@ def _serve(engine: EngineProcess, front: Front, path: Path, out: Output, served_
     body = json.dumps({"model": served_name, "messages": [{"role": "user", "content": "Hello!"}]})
     ask = f"curl {front.url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
     value = {"url": front.url, "model": served_name, "log": str(path)}
-    out.facts(value, list(value.items()))
+    out.facts({**value, "boot": os.environ.get(VARIABLE)}, list(value.items()))
     out.note(f"try: {ask}")  # one line, however narrow the terminal: it is there to be copied
     out.note("Ctrl-C ends it")
     sys.stdout.flush()  # into a pipe too: from now on nothing more is printed

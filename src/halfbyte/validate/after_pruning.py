@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from halfbyte.errors import CheckpointError, MachineError, TensorError, UsageError
-from halfbyte.folders import FOLDER, LOOPS
+from halfbyte.folders import FOLDER, LOOPS, PLAN
 from halfbyte.models.model import describe
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.validate.loop_rate import TEMPERATURES, Judged, LoopRate, judge, loop_rate
@@ -47,6 +47,13 @@ class LoopTest:
         """Return it for JSON."""
         asked = {"temperatures": list(TEMPERATURES), "tokens": TOKENS}
         return {"unmeasured": self.unmeasured} if self.judged is None else {**asked, **self.judged.as_dict()}
+
+
+def keep_judged(out: Path, judged: Judged, tokens: int) -> None:
+    """Keep what was found beside the weights of a checkpoint that halfbyte made; other folders stay as they are."""
+    if (out / FOLDER / PLAN).is_file():
+        found = {"temperatures": list(TEMPERATURES), "tokens": tokens, **judged.as_dict()}
+        write_whole(out / FOLDER / LOOPS, (json.dumps(found, indent=1) + "\n").encode())
 
 
 def loop_test(out: Path, source: Path, prompts: int | None = None) -> LoopTest:

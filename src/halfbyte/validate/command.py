@@ -23,9 +23,11 @@ _FOLDER = click.Path(path_type=Path)
 def loops_command(out: Output, folder: Path, source: Path | None, count: int | None, tokens: int, seed: int) -> None:
     """Ask OUT for open-ended texts, and say how many fall into a loop. Exit code 1 if too many.
 
-    For models that fit into memory decoded. Each prompt is answered greedily and at temperature 0.7.
+    For models that fit into memory decoded. Each prompt is answered greedily and at temperature 0.7. What was found is
+    kept in halfbyte/loops.json of a checkpoint that halfbyte made.
     """
-    from halfbyte.validate.loop_rate import Judged, judge, loop_rate  # noqa: PLC0415 - `halfbyte --help` stays instant
+    from halfbyte.validate.after_pruning import keep_judged  # noqa: PLC0415 - `halfbyte --help` stays instant
+    from halfbyte.validate.loop_rate import Judged, judge, loop_rate  # noqa: PLC0415
     from halfbyte.validate.prompts import open_prompts  # noqa: PLC0415
 
     prompts = open_prompts(count)
@@ -38,8 +40,10 @@ def loops_command(out: Output, folder: Path, source: Path | None, count: int | N
         ("unfinished", f"{found.unfinished} without looping"),
         *(("looping", example) for example in found.examples),
     ]
-    out.facts(Judged(found, beside, verdict).as_dict(), lines)
+    judged = Judged(found, beside, verdict)
+    out.facts(judged.as_dict(), lines)
     out.verdicts([(verdict.level, verdict.sentence)])
+    keep_judged(folder, judged, tokens)
     if verdict.flagged:
         raise CheckFailedError(verdict.sentence, where=str(folder), fix="keep or restore more experts, then ask again")
     if source is None:

@@ -1,0 +1,88 @@
+"""Commands of a release that take no time: `python fake_stage.py COMMAND WORDS...` leaves what the real one would.
+
+The folder HALFBYTE_FAKE says how: `slow-STAGE` makes a stage wait, `code-STAGE` holds its exit code, `result-STAGE` is
+what it writes instead, `nothing-STAGE` makes it write nothing. Every start is a line of `ran`.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+SAY = Path(os.environ["HALFBYTE_FAKE"])
+POINT = {"failed": 0, "requests": 4, "tokens_per_second": 1.0, "where": "x"}
+GOOD = {
+    "audit": {"passed": True, "findings": [{"check": "bytes", "level": "good"}]},
+    "compare": {"total": {"kl": {"value": 0.01}, "top1": {"value": 0.99}}},
+    "probe": {"accepted": True, "probes": [{"name": "json", "gate": True, "verdict": "passed"}]},
+    "eval": {"label": "ACCEPT", "tasks": [{"task": "mmlu", "label": "ACCEPT"}]},
+    "bench": {"points": [POINT]},
+    "source": {"label": "SCORED", "tasks": [{"task": "mmlu", "label": "SCORED"}]},
+    "scripts": {},
+    "report": {},
+}
+
+
+def stage(words: list[str]) -> str:
+    if words[0] != "serve":
+        return words[0]
+    return "scripts" if "--write" in words else "source" if "--then" in words else "serve"
+
+
+def write(path: Path, value) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(value))
+    part.replace(path)
+
+
+def quantize(out: Path) -> None:
+    if not (out / "config.json").exists():
+        (out / "halfbyte").mkdir(parents=True, exist_ok=True)
+        (out / "model.safetensors").write_text("weights")
+        (out / "config.json").write_text("{}")
+    write(out / "halfbyte" / "plan.json", {"fingerprint": "p1", "parts": {}, "shards": {}, "recipe": {}})
+
+
+def result(name: str, words: list[str]) -> Path | None:
+    if name == "source":
+        return Path(words[words.index("--log") + 1]).parents[1] / "eval-source" / "eval.json"
+    if name in ("probe", "eval", "bench"):
+        return Path(words[words.index("-o") + 1]) / f"{name}.json"
+    places = {"audit": "halfbyte/audit.json", "compare": "halfbyte/compare.json", "card": "README.md",
+              "scripts": "halfbyte/serve/serve.json", "report": "halfbyte/report.html"}  # fmt: skip
+    out = words[2] if name == "compare" else words[1]
+    return Path(out) / places[name] if name in places else None
+
+
+def main(words: list[str]) -> int:
+    name = stage(words)
+    with (SAY / "ran").open("a") as file:
+        file.write(f"{name} {os.getpid()}\n")
+    print(f"{name} is working", flush=True)
+    if (SAY / f"slow-{name}").exists():
+        time.sleep(600)
+    code = int((SAY / f"code-{name}").read_text()) if (SAY / f"code-{name}").exists() else 0
+    if code:
+        print(f"✗ {name} says no\n  fix   another", flush=True)
+    if name == "serve":
+        if code:
+            return code
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+        print(json.dumps({"url": "http://127.0.0.1:9", "model": "m", "boot": "booted"}, indent=2), flush=True)
+        time.sleep(600)
+    if (SAY / f"nothing-{name}").exists():
+        return code
+    if name == "quantize":
+        quantize(Path(words[2]))
+    told = SAY / f"result-{name}"
+    path = result(name, words)
+    if path is not None:
+        write(path, json.loads(told.read_text()) if told.exists() else {**GOOD.get(name, {}), "by": words})
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

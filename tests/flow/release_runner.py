@@ -1,0 +1,30 @@
+"""`halfbyte release` with the commands of fake_stage.py: `release_runner.py SRC OUT BLOCK OPTIONS`, both JSON."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from halfbyte.console import Output
+from halfbyte.errors import HalfbyteError
+from halfbyte.release.run import Folders, Release
+from halfbyte.release.stages import Asked, make_stages
+
+FAKE = (sys.executable, str(Path(__file__).parent / "fake_stage.py"))
+
+
+def made(source: Path, out: Path, block, *, url=None, reference_url=None, force=False, **options) -> Release:
+    asked = Asked(recipe="r", block=block, url=url, reference_url=reference_url, force=force)
+    stages = [stage if stage.words == () else replace(stage, program=FAKE) for stage in make_stages(asked)]
+    return Release(Folders(source, out), stages, block["gates"], "r", "f1", force=force, **options)
+
+
+if __name__ == "__main__":
+    source, out, block, options = sys.argv[1:]
+    try:
+        ended = made(Path(source), Path(out), json.loads(block), **json.loads(options)).run(Output())
+    except HalfbyteError as error:
+        Output().error(error)
+        sys.exit(error.exit_code)
+    print(ended.judged.verdict)
+    sys.exit(ended.judged.verdict != "ACCEPT")

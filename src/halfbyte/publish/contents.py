@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from halfbyte.errors import CheckpointError
-from halfbyte.folders import FOLDER
+from halfbyte.folders import FOLDER, RELEASE_LOGS
 from halfbyte.pipeline import JOURNAL, STATS, VERIFIED
 from halfbyte.write import PART
 
@@ -29,7 +29,6 @@ LATER = frozenset((CARD, REPORT))
 _LOCAL = frozenset(f"{FOLDER}/{name}" for name in (PROVENANCE, HASHED, VERIFIED))
 _LOCAL_SUFFIXES = (".log", ".lock", ".pid", ".pyc", ".tmp", ".swp", "~")
 _LOCAL_FOLDERS = frozenset(("__pycache__", "logs"))
-_RELEASE_LOGS = "release"  # below halfbyte/: what a release printed, and how its last stages ended
 _STATS_KEPT = frozenset(("stats.safetensors", "calibration.json"))  # hidden states beside them are not for ever
 
 
@@ -43,7 +42,7 @@ def kind(name: str) -> Kind:
         return "local"
     if path.parts[0] != FOLDER:
         return "output"
-    if path.parts[1] == _RELEASE_LOGS or (path.parts[1] == STATS and path.name not in _STATS_KEPT):
+    if path.parts[1] == RELEASE_LOGS or (path.parts[1] == STATS and path.name not in _STATS_KEPT):
         return "local"
     if path.suffix == ".jsonl" and path.name != JOURNAL:
         return "trace"

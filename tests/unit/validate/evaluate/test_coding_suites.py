@@ -118,9 +118,10 @@ def test_right_wrong_looping_and_hostile_programs(fake, halfbyte, hub, tmp_path,
     ours = [one for one in items if one["task"] == "humaneval_instruct"]
     assert [one["scores"]["pass@1,create_test"] for one in ours] == [1, 1, 1] + [0] * len(HOSTILE)
     ended = dict(zip(HOSTILE, (one["programs"][0] for one in ours[3:]), strict=True))
-    assert {name: one["ended"] for name, one in ended.items()} == {
+    assert ended["talks"].pop("ended") in ("output", "time")  # whichever limit a busy machine reaches first
+    assert {name: one["ended"] for name, one in ended.items() if name != "talks"} == {
         "wrong": "exit", "no Python": "exit", "loops": "time", "leaves early": "exit", "leaves at once": "exit",
-        "eats memory": "memory", "talks": "output", "reads a key": "exit", "touches a file": "exit",
+        "eats memory": "memory", "reads a key": "exit", "touches a file": "exit",
     }  # fmt: skip
     assert ended["wrong"]["said"] == "AssertionError" and ended["wrong"]["code"] == 1
     assert ended["leaves early"]["said"] == ended["leaves at once"]["said"] == "it ended before its tests"

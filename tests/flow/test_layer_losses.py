@@ -105,4 +105,3 @@ def test_values_that_are_not_finite_are_no_numbers():
     entry = losses([(module, Quality(4, 1.0, math.inf, math.inf, 0))], architecture)
     assert json.loads(json.dumps(entry, allow_nan=False)) == entry
     assert losses_of_journal([{"shard": "a", "layers": entry}], ["a"]) is None
-

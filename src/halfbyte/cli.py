@@ -22,6 +22,7 @@ from halfbyte.device_options import CPU, chosen_device_memory, device_options
 from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
 from halfbyte.pasted import pasted
 from halfbyte.prune.command import prune_command
+from halfbyte.publish.report.command import report_command
 from halfbyte.recipe_options import (
     chosen_plan,
     chosen_recipe,
@@ -287,6 +288,7 @@ cli.add_command(serve_command)
 cli.add_command(probe_command)
 cli.add_command(eval_command)
 cli.add_command(bench_command)
+cli.add_command(report_command)
 
 
 @cli.command()

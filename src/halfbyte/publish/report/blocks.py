@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from markupsafe import Markup
 
+from halfbyte.pasted import pasted
 from halfbyte.publish.evidence import Evidence
 
 NOT_MEASURED = "not measured"
@@ -89,7 +90,12 @@ class Section:
 def missing(evidence: Evidence, kind: str, what: str) -> Missing:
     """Return why there is nothing of a kind, and the command."""
     found = evidence.missing[kind]
-    return Missing(what, found.why, found.command)
+    return Missing(what, found.why, without_place(evidence, found.command))
+
+
+def without_place(evidence: Evidence, command: str) -> str:
+    """Return a command for whoever reads the page: the folder by its name, not by its place on somebody's disk."""
+    return command.replace(pasted(evidence.out), evidence.out.resolve().name)
 
 
 def told(value: Any, spec: str = "", unit: str = "") -> str:

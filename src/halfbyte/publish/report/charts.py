@@ -49,13 +49,18 @@ class Axes:
     across: str
     up: str
     from_zero: bool = True
+    least: float = 0.0  # of the range upwards: a hundredth of a dB is no mountain
 
 
 class _Scale:
     """Values to places; a range without width gets one."""
 
-    def __init__(self, values: Sequence[float], begin: float, end: float, *, from_zero: bool) -> None:
+    def __init__(
+        self, values: Sequence[float], begin: float, end: float, *, from_zero: bool, least: float = 0.0
+    ) -> None:
         low, high = min(values), max(values)
+        if high - low < least:
+            low, high = (low + high - least) / 2, (low + high + least) / 2
         low = min(low, 0.0) if from_zero else low
         if high == low:
             low, high = low - 0.5, high + 0.5
@@ -77,7 +82,7 @@ def lines(axes: Axes, drawn: Sequence[Line]) -> Markup:
     """Draw lines with a dot at each point."""
     spots = [point for line in drawn for point in line.points]
     x = _Scale([at for at, _, _ in spots], LEFT, RIGHT, from_zero=False)
-    y = _Scale([at for _, at, _ in spots], BOTTOM, TOP, from_zero=axes.from_zero)
+    y = _Scale([at for _, at, _ in spots], BOTTOM, TOP, from_zero=axes.from_zero, least=axes.least)
     parts = _grid(axes, x, y)
     for number, line in enumerate(drawn):
         kind, dashes = f"s{number % len(DASHES)}", DASHES[number % len(DASHES)]
@@ -119,16 +124,17 @@ def intervals(title: str, across: str, drawn: Sequence[Interval], marks: Sequenc
     limits = [at for one in drawn for at in (one.low, one.high)] + [at for at, _ in marks]
     room = 0.06 * (max(limits) - min(limits) or 1.0)
     x = _Scale([min(limits) - room, max(limits) + room], LEFT, RIGHT, from_zero=False)
-    bottom = TOP + 46 * len(drawn)
+    top = TOP + 16 * len(marks)
+    bottom = top + 46 * len(drawn)
     parts: list[Markup] = []
     for tick in x.ticks():
-        parts.append(Markup('<path class="grid" d="M{:.1f} {}V{}"/>').format(x(tick), TOP, bottom))
+        parts.append(Markup('<path class="grid" d="M{:.1f} {}V{}"/>').format(x(tick), top, bottom))
         parts.append(_text(x(tick), bottom + 18, f"{tick:g}", "middle"))
     for number, (at, name) in enumerate(marks):
-        parts.append(Markup('<path class="mark" d="M{:.1f} {}V{}"/>').format(x(at), TOP - 8, bottom))
-        parts.append(_text(min(max(x(at), LEFT + 20), RIGHT - 20), TOP - 12 + 0 * number, name, "middle"))
+        parts.append(Markup('<path class="mark" d="M{:.1f} {}V{}"/>').format(x(at), 18 + 16 * number, bottom))
+        parts.append(_text(min(max(x(at), LEFT + 20), RIGHT - 20), 14 + 16 * number, name, "middle"))
     for number, one in enumerate(drawn):
-        y = TOP + 46 * number + 32
+        y = top + 46 * number + 32
         parts.append(_text(LEFT - 56, y - 14, one.name[:_LONGEST_NAME]))
         low, high = x(one.low), x(one.high)
         whisker = '<path class="s0 line" d="M{:.1f} {}H{:.1f}M{:.1f} {}v8M{:.1f} {}v8"><title>{}</title></path>'

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halfbyte.publish.evidence import Evidence
-from halfbyte.publish.report.blocks import NOT_MEASURED, Block, Figure, Missing, Say, Section, Table, missing, told
+from halfbyte.publish.evidence import PLACES, Evidence
+from halfbyte.publish.report.blocks import Block, Figure, Missing, Say, Section, Table, missing, told
 from halfbyte.publish.report.charts import Axes, bars
 
 
@@ -15,30 +15,24 @@ def divergence(evidence: Evidence) -> Section:
     found = evidence.get("compare")
     if found is None:
         return Section("divergence", "Predictions", [missing(evidence, "compare", "KL to the source")])
-    about = f"{found['first']} against {found['second']}, {found['dtype']} on {found['device']}, rows {found['rows']}"
+    sides = f"{_name(found['first'])} against {_name(found['second'])}"
+    about = f"{sides}, {found['dtype']} on {found['device']}, rows {found['rows']}"
     blocks: list[Block] = [Say(about)]
     positions = found.get("by_position")
     if positions:
         names = [str(begin) for begin in positions["begin"]]
         values = [float(value) for value in positions["kl"]]
-        said = [
-            f"from token {a}: KL {b:.4g} nat, {n:,} tokens"
-            for a, b, n in zip(names, values, positions["tokens"], strict=True)
-        ]
+        told_of = zip(names, values, positions["tokens"], strict=True)
+        said = [f"from token {begin}: KL {kl:.4g} nat, {count:,} tokens" for begin, kl, count in told_of]
         drawn = bars(Axes("KL by position", "position in the text, from token", "KL in nat"), names, values, said)
         blocks.append(Figure("Mean KL by the position of the predicted token in its text.", drawn))
     else:
-        again = evidence_command(evidence)
+        again = PLACES["compare"].command.format(out=evidence.out.resolve().name)
         blocks.append(Missing("KL by position", "compare.json does not have it", again))
     rows = [_row("all", found["total"]), *(_row(name, one) for name, one in found["domains"].items())]
     columns = ("domain", "tokens", "KL in nat", "KL, 95 %", "same likeliest token", "perplexity ratio")
     blocks.append(Table("Predictions by domain", columns, rows, frozenset(columns[1:])))
     return Section("divergence", "Predictions", blocks)
-
-
-def evidence_command(evidence: Evidence) -> str:
-    """Return how to compare again."""
-    return f"halfbyte compare SRC OUT --data DOMAIN=FILE -o {evidence.path('compare')}"
 
 
 def _row(name: str, one: Mapping[str, Any]) -> list[str]:
@@ -47,7 +41,12 @@ def _row(name: str, one: Mapping[str, Any]) -> list[str]:
         name,
         f"{int(one['tokens']):,}",
         told(kl["value"], ".4g"),
-        NOT_MEASURED if low is None or high is None else f"{float(low):.4g} to {float(high):.4g}",
+        "too few documents" if low is None or high is None else f"{float(low):.4g} to {float(high):.4g}",
         told(one["top1"]["value"], ".4f"),
         told(one["perplexity_ratio"]["value"], ".4f"),
     ]
+
+
+def _name(place: Any) -> str:
+    """Return the last part of a path: where it lay on somebody's disk is nobody's business."""
+    return str(place).rstrip("/").rpartition("/")[2]

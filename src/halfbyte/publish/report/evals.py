@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halfbyte.publish.evidence import Evidence
+from halfbyte.publish.evidence import PLACES, Evidence
 from halfbyte.publish.report.blocks import NOT_MEASURED, Block, Figure, Level, Missing, Say, Section, Table, missing
 from halfbyte.publish.report.charts import Interval, intervals
 
@@ -48,15 +48,16 @@ def _forest(tasks: list[Mapping[str, Any]], evidence: Evidence) -> list[Block]:
             drawn.append(Interval(str(task["task"]), low, value, high, said))
             margins.add(-100 * float(one["verdict"]["margin"]))
     if not drawn:
-        return [Missing("the difference to the source", "the run had no baseline", evidence_command(evidence))]
-    marks = [(0.0, "0"), *((margin, "margin") for margin in sorted(margins))]
-    about = "Difference to the source in points, with its interval; the lines are no difference and the margin allowed."
+        return [
+            Missing(
+                "the difference to the source",
+                "the run had no baseline",
+                PLACES["eval"].command.format(out=evidence.out.resolve().name),
+            )
+        ]
+    marks = [(0.0, "no difference"), *((margin, "margin") for margin in sorted(margins))]
+    about = "Difference to the source in points, with its interval; one line is no difference, the other the margin allowed."
     return [Figure(about, intervals("Difference to the source", "points against the source", drawn, marks))]
-
-
-def evidence_command(evidence: Evidence) -> str:
-    """Return how to evaluate against the source."""
-    return f"halfbyte eval URL --against URL2 -o {evidence.path('eval').parent}"
 
 
 def _row(task: Mapping[str, Any]) -> list[str]:

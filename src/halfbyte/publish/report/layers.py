@@ -52,7 +52,7 @@ def _weights(evidence: Evidence) -> list[Block]:
             by_role.setdefault(loss.role.replace("_", " "), []).append((float(loss.layer), loss.sqnr_db, said))
     blocks: list[Block] = []
     if by_role:
-        axes = Axes("SQNR of the weights by layer", "layer", "SQNR in dB", from_zero=False)
+        axes = Axes("SQNR of the weights by layer", "layer", "SQNR in dB", from_zero=False, least=1.0)
         drawn = lines(axes, [Line(role, points) for role, points in by_role.items()])
         about = "Signal over quantization noise of the weights, exact over all linears of a layer. Higher is better."
         blocks.append(Figure(about, drawn))

@@ -1,4 +1,4 @@
-"""Every probe, and for those that say something the questions and answers: bounded, and shown as the stranger's text it is."""
+"""Every probe with its questions and answers: bounded, and shown as the text of a stranger that it is."""
 
 from __future__ import annotations
 

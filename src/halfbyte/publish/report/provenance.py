@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from halfbyte.publish.evidence import PLACES, Evidence
-from halfbyte.publish.report.blocks import Block, Fold, Level, Section, Table, missing
+from halfbyte.publish.report.blocks import Block, Fold, Level, Section, Table, missing, without_place
 
 _DEEPEST = 4
 _AUDIT: dict[str, Level] = {"good": "good", "bad": "bad", "note": "note"}
@@ -39,7 +39,9 @@ def provenance(evidence: Evidence) -> Section:
     else:
         rows = [[str(one["engine"]), str(one["gpus"]), " ".join(map(str, one["command"]))] for one in serve["launches"]]
         blocks.append(Table("How to serve it", ("engine", "GPUs", "command"), rows))
-    rows = [[PLACES[kind].file, one.why, one.command] for kind, one in evidence.missing.items()]
+    rows = [
+        [PLACES[kind].file, one.why, without_place(evidence, one.command)] for kind, one in evidence.missing.items()
+    ]
     if rows:
         blocks.append(Table("What is not here", ("file", "why", "command"), rows))
     return Section("provenance", "Provenance", blocks)

@@ -11,6 +11,8 @@ from pico import write_pico
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.calibrate.store import Store
 from halfbyte.pipeline import quantize
+from halfbyte.prune.plan_file import LayerChoice, PrunePlan
+from halfbyte.prune.router import RouterShape
 from halfbyte.recipe import load_recipe
 
 QUIET = "a calm text"
@@ -30,7 +32,8 @@ def add_evidence(out: Path, layers: int, experts: int, text: str = QUIET) -> Non
     made = {
         "plan.json": plan, "compare.json": compare(layers, text), "probe/probe.json": probe(text),
         "eval/eval.json": evaluation(text), "bench/bench.json": bench(text), "release.json": release(text),
-        "prune-plan.json": prune(layers, experts), "provenance.json": {"format": 1, "made": text, "source": {text: text}},
+        "prune-plan.json": prune(layers, experts),
+        "provenance.json": {"format": 1, "made": text, "source": {text: text}},
         "loops.json": {"loops": 1, "texts": 32, "flagged": False},
     }  # fmt: skip
     for name, found in made.items():
@@ -60,14 +63,14 @@ def add_statistics(out: Path, layers: int, experts: int) -> None:
 def prune(layers: int, experts: int) -> dict:
     random = np.random.default_rng(1)
     keep = experts * 3 // 4
-    router = {"experts": experts, "top_k": 2, "n_group": 1, "topk_group": 1}
-    chosen = {
-        str(layer): {"count": keep, "kept": sorted(random.choice(experts, keep, replace=False).tolist()),
-                     "scores": random.random(experts).round(6).tolist(), "reasons": {}}
+    layer_choices = {
+        layer: LayerChoice(
+            tuple(sorted(random.choice(experts, keep, replace=False).tolist())),
+            tuple(random.random(experts).round(6).tolist()),
+        )
         for layer in range(1, layers + 1)
-    }  # fmt: skip
-    kinds = {"kind": "halfbyte prune plan", "version": 1, "router": router, "rule": None, "non_uniform": False}
-    return {**kinds, "edited": False, "source": {}, "statistics": {}, "coverage": {}, "layers": chosen}
+    }
+    return PrunePlan(router=RouterShape(experts, 2, 1, 1), layers=layer_choices, rule=None).as_dict()
 
 
 def compare(layers: int, text: str) -> dict:
@@ -77,7 +80,8 @@ def compare(layers: int, text: str) -> dict:
         "perplexity_ratio": {"value": 1.01, "low": 1.0, "high": 1.02},
     }  # fmt: skip
     by_layer = [
-        {"layer": n, "relative_error": 0.01 + 0.002 * n, "cosine": 0.999, "routed_alike": 0.9} for n in range(layers + 1)
+        {"layer": n, "relative_error": 0.01 + 0.002 * n, "cosine": 0.999, "routed_alike": 0.9}
+        for n in range(layers + 1)
     ]
     head = {"first": text, "second": "out", "emulated": {}, "dtype": "float32", "device": "cpu", "rows": [8, 512]}
     positions = {"begin": [0, 1, 2, 4, 8], "tokens": [8, 8, 16, 32, 64], "kl": [0.2, 0.15, 0.1, 0.07, 0.05]}
@@ -93,14 +97,16 @@ def probe(text: str) -> dict:
         for n in range(58)
     ]  # fmt: skip
     counts = {"passed": 20, "failed": 19, "broken": 0, "skipped": 19}
-    return {"format": 1, "profile": "mini", "endpoint": {"model": text}, "accepted": False, "counts": counts, "probes": probes}
+    head = {"format": 1, "profile": "mini", "endpoint": {"model": text}, "accepted": False}
+    return {**head, "counts": counts, "probes": probes}
 
 
 def evaluation(text: str) -> dict:
     def task(name: str, difference: float) -> dict:
         mine = {"items": 400, "value": 0.8 + difference, "interval": [0.76, 0.84]}
         verdict = {"label": "NON-INFERIOR", "margin": 0.02}
-        one = {"reference": 0.8, "difference": difference, "interval": [difference - 0.02, difference + 0.02], "verdict": verdict}
+        between = [difference - 0.02, difference + 0.02]
+        one = {"reference": 0.8, "difference": difference, "interval": between, "verdict": verdict}
         return {"task": name, "label": "SCORED", "primary": "acc,none", "candidate": {"by_metric": {"acc,none": mine}},
                 "compared": {"acc,none": one}, "anomalies": [text], "notes": []}  # fmt: skip
 

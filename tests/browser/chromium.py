@@ -55,7 +55,12 @@ class Chromium:
     def ask(self, method: str, session: str | None = None, **params):
         """Send a command and return its result; events on the way are kept."""
         self._number += 1
-        message = {"id": self._number, "method": method, "params": params, **({"sessionId": session} if session else {})}
+        message = {
+            "id": self._number,
+            "method": method,
+            "params": params,
+            **({"sessionId": session} if session else {}),
+        }
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
             found = self._next(60)

@@ -123,8 +123,10 @@ CONTRAST = """
     if (c.length < 4 || c[3] > 0) return c; } return [255, 255, 255]; };
   let worst = 99;
   for (const e of document.querySelectorAll('body *')) {
+    if (e.matches('svg title, svg desc')) continue;
     if (![...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim())) continue;
-    const style = getComputedStyle(e), a = light(rgb(e.closest('svg') ? style.fill : style.color)), b = light(ground(e));
+    const style = getComputedStyle(e), ink = e.closest('svg') ? style.fill : style.color;
+    const a = light(rgb(ink)), b = light(ground(e));
     worst = Math.min(worst, (Math.max(a, b) + .05) / (Math.min(a, b) + .05));
   }
   return worst;
@@ -146,7 +148,9 @@ def test_keyboards_and_screen_readers_find_their_way(chromium, outputs):
     assert levels == [1] + [2] * 10
     for landmark in ("header", "nav", "main", "footer"):
         assert page.value(f"document.querySelectorAll('body > {landmark}').length") == 1
-    assert page.value("[...document.querySelectorAll('table')].every(t => t.caption && t.querySelector('th[scope=row]'))")
+    assert page.value(
+        "[...document.querySelectorAll('table')].every(t => t.caption && t.querySelector('th[scope=row]'))"
+    )
     named = "[...document.querySelectorAll('svg')].every(e => e.querySelector('title') && e.querySelector('desc'))"
     assert page.value(f"{named} && document.querySelectorAll('svg').length >= 6")
     assert page.value("[...document.images].every(e => e.alt)")

@@ -112,7 +112,9 @@ def bars(axes: Axes, names: Sequence[str], values: Sequence[float], said: Sequen
     for number, (name, value, words) in enumerate(zip(names, values, said, strict=True)):
         rect = '<rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>'
         parts.append(
-            Markup(rect).format(x(number) + wide * 0.1, y(value), wide * 0.8, max(BOTTOM - y(value), 0.0), words)
+            Markup(rect).format(
+                x(number) + wide * 0.1, y(value), wide * 0.8, max(BOTTOM - y(value), 0.0), visible(words)
+            )
         )
         if number % every == 0:
             parts.append(_text(x(number) + wide / 2, BOTTOM + 18, name, "middle"))
@@ -138,7 +140,7 @@ def intervals(title: str, across: str, drawn: Sequence[Interval], marks: Sequenc
         parts.append(_text(LEFT - 56, y - 14, one.name[:_LONGEST_NAME]))
         low, high = x(one.low), x(one.high)
         whisker = '<path class="s0 line" d="M{:.1f} {}H{:.1f}M{:.1f} {}v8M{:.1f} {}v8"><title>{}</title></path>'
-        parts.append(Markup(whisker).format(low, y, high, low, y - 4, high, y - 4, one.said))
+        parts.append(Markup(whisker).format(low, y, high, low, y - 4, high, y - 4, visible(one.said)))
         parts.append(Markup('<circle class="s0 dot" cx="{:.1f}" cy="{}" r="4"/>').format(x(one.value), y))
     parts.append(_text((LEFT + RIGHT) / 2, bottom + 38, across, "middle"))
     return _svg(title, f"{len(drawn)} intervals of {across}", parts, bottom + 48)

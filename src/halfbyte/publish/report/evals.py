@@ -56,7 +56,7 @@ def _forest(tasks: list[Mapping[str, Any]], evidence: Evidence) -> list[Block]:
             )
         ]
     marks = [(0.0, "no difference"), *((margin, "margin") for margin in sorted(margins))]
-    about = "Difference to the source in points, with its interval; one line is no difference, the other the margin allowed."
+    about = "Difference to the source in points, with its interval. The lines: no difference, and the margin allowed."
     return [Figure(about, intervals("Difference to the source", "points against the source", drawn, marks))]
 
 

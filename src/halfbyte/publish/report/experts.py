@@ -30,8 +30,7 @@ def experts(evidence: Evidence) -> Section:
         blocks += _tokens(stats)
     else:
         blocks.append(Missing("calibration tokens by expert", why, _CALIBRATE))
-    pruned = evidence.get("prune")
-    plan = PrunePlan.of(pruned) if pruned is not None else None
+    plan, why_no_plan = _plan(evidence)
     scores = _scores(plan, stats)
     if scores is not None:
         by, grid, numbers = scores
@@ -40,8 +39,18 @@ def experts(evidence: Evidence) -> Section:
         blocks.append(Figure(about, drawn))
     else:
         blocks.append(Missing("saliency by expert", "neither statistics nor scores are here", _CALIBRATE))
-    blocks += _kept(plan) if plan else [missing(evidence, "prune", "who was kept and who was dropped")]
+    blocks += _kept(plan) if plan else [why_no_plan]
     return Section("experts", "Experts", blocks)
+
+
+def _plan(evidence: Evidence) -> tuple[PrunePlan | None, Missing]:
+    what, found = "who was kept and who was dropped", evidence.get("prune")
+    if found is None:
+        return None, missing(evidence, "prune", what)
+    try:
+        return PrunePlan.of(found), Missing(what, "", "")
+    except HalfbyteError as error:
+        return None, Missing(what, error.what, "restore the file prune-plan.json")
 
 
 def _stats(evidence: Evidence) -> tuple[dict[int, ExpertStats], str]:

@@ -48,9 +48,9 @@ def sizes(evidence: Evidence, model: Model | None, why_no_model: str) -> Section
         blocks.append(missing(evidence, "plan", "sizes before"))
     else:
         before, after = int(plan["read_nbytes"]), int(plan["write_nbytes"])
-        blocks.append(Table("In all", ("", "bytes", "size"), [
-            ["read of the source", f"{before:,}", size(before)], ["written, headers included", f"{after:,}", size(after)],
-        ], frozenset({"bytes", "size"})))  # fmt: skip
+        named = (("read of the source", before), ("written, headers included", after))
+        rows = [[name, f"{nbytes:,}", size(nbytes)] for name, nbytes in named]
+        blocks.append(Table("In all", ("what", "bytes", "size"), rows, frozenset({"bytes", "size"})))
     return Section("sizes", "Size", blocks)
 
 

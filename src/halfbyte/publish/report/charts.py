@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from halfbyte.publish.report.visible import visible
 
 WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 64, 624, 24, 252
+LEFT, RIGHT, TOP, BOTTOM = 64, 624, 32, 252
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
 _TICKS = 5
 _LONGEST_NAME = 60

@@ -33,7 +33,8 @@ def evals(evidence: Evidence) -> Section:
 
 
 def _compared(task: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return (task.get("compared") or {}).get(task["primary"])
+    compared: Mapping[str, Any] = task.get("compared") or {}
+    return compared.get(task["primary"])
 
 
 def _forest(tasks: list[Mapping[str, Any]], evidence: Evidence) -> list[Block]:

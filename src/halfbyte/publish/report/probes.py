@@ -72,8 +72,9 @@ def _read(path: Path, wanted: set[str]) -> dict[str, list[Text]]:
                     record: Any = json.loads(line)
                 except (ValueError, RecursionError):
                     continue
-                if isinstance(record, dict) and str(cast("dict[str, Any]", record).get("id")) in wanted:
-                    found[str(record["id"])] = _texts(cast("dict[str, Any]", record))
+                told = cast("dict[str, Any]", record) if isinstance(record, dict) else {}
+                if str(told.get("id")) in wanted:
+                    found[str(told["id"])] = _texts(told)
     except OSError:
         pass
     return found
@@ -81,9 +82,13 @@ def _read(path: Path, wanted: set[str]) -> dict[str, list[Text]]:
 
 def _texts(record: Mapping[str, Any]) -> list[Text]:
     request, answer = record.get("request"), record.get("answer")
-    asked = request.get("messages") or request.get("prompt") if isinstance(request, dict) else request
-    if isinstance(asked, list) and asked and isinstance(asked[-1], dict):
-        asked = cast("dict[str, Any]", asked[-1]).get("content")
+    asked: Any = request
+    if isinstance(request, dict):
+        sent = cast("dict[str, Any]", request)
+        asked = sent.get("messages") or sent.get("prompt")
+    if isinstance(asked, list) and asked:
+        last = cast("list[Any]", asked)[-1]
+        asked = cast("dict[str, Any]", last).get("content") if isinstance(last, dict) else last
     found = [Text(f"asked ({record['id']})", _short(asked))]
     if isinstance(answer, dict):
         said = cast("dict[str, Any]", answer)

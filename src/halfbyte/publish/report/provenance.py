@@ -55,5 +55,5 @@ def _flat(found: Mapping[str, Any], before: str = "", depth: int = 0) -> list[li
         if isinstance(value, dict) and value and depth < _DEEPEST:
             rows += _flat(cast("dict[str, Any]", value), f"{name}.", depth + 1)
         else:
-            rows.append([name, "" if value is None else str(value)])
+            rows.append([name, "" if value is None else str(cast("object", value))])
     return rows

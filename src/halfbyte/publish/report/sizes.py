@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from halfbyte.models.model import Model
 from halfbyte.publish.evidence import Evidence
 from halfbyte.publish.report.blocks import Block, Figure, Missing, Section, Table, missing
@@ -12,12 +14,12 @@ from halfbyte.units import size
 def sizes(evidence: Evidence, model: Model | None, why_no_model: str) -> Section:
     """Return the sizes of the roles."""
     plan = evidence.get("plan")
-    roles = plan.get("roles") if plan else None
+    roles: Any = plan.get("roles") if plan else None
     blocks: list[Block] = []
     if isinstance(roles, list):
         rows = [
             [str(row["role"]), str(row["action"]), size(int(row["read_nbytes"])), size(int(row["write_nbytes"]))]
-            for row in roles
+            for row in cast("list[Any]", roles)
         ]
         numbers = frozenset({"before", "after"})
         blocks.append(Table("As planned", ("role", "what is done", "before", "after"), rows, numbers))
@@ -35,7 +37,7 @@ def sizes(evidence: Evidence, model: Model | None, why_no_model: str) -> Section
             [_words(role), f"{n:,}", size(nbytes), f"{100 * nbytes / total:.1f} %"] for role, (n, nbytes) in ordered
         ]
         rows.append(["all", f"{sum(n for n, _ in found.values()):,}", size(total), "100.0 %"])
-        names = [_words(role).replace("routed ", "").replace("shared experts", "shared")[:9] for role, _ in ordered]
+        names = [_words(role).split()[0] for role, _ in ordered]
         values = [nbytes / 1e6 for _, (_, nbytes) in ordered]
         said = [f"{_words(role)}: {size(nbytes)}" for role, (_, nbytes) in ordered]
         drawn = bars(Axes("Size by role", "role", "megabytes"), names, values, said)

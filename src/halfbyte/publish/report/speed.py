@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from halfbyte.publish.evidence import Evidence
 from halfbyte.publish.report.blocks import Block, Figure, Say, Section, Table, missing, told
 from halfbyte.publish.report.charts import Axes, Line, lines
@@ -21,7 +24,8 @@ def speed(evidence: Evidence) -> Section:
             shape = f"{point['arm']}: {where.partition(', ')[2]}"
             said = f"{point['arm']}, {where}: {float(node):,.1f} tokens a second, {float(user):,.1f} for one user"
             drawn.setdefault(shape, []).append((float(user), float(node), said))
-        ttft, tpot = (point.get(name) or {} for name in ("ttft", "tpot"))
+        ttft: Mapping[str, Any] = point.get("ttft") or {}
+        tpot: Mapping[str, Any] = point.get("tpot") or {}
         rows.append([
             f"{point['arm']}: {where}", told(node, ",.1f"), told(user, ",.1f"), _ms(ttft.get("p50")),
             _ms(ttft.get("p99")), _ms(tpot.get("p50")), f"{point['failed']} of {point['requests']}",

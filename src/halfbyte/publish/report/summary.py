@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from halfbyte.publish.evidence import Evidence
 from halfbyte.publish.report.blocks import NOT_MEASURED, Block, Level, Say, Section, Table, missing, percent, told
@@ -36,8 +36,8 @@ def figures(evidence: Evidence) -> list[list[str]]:
     """Return the figures by name; each is there, measured or not."""
     plan, audit, compare = evidence.get("plan"), evidence.get("audit"), evidence.get("compare")
     recipe = plan and plan.get("recipe")
-    written = plan and plan.get("write_nbytes")
-    read = plan and plan.get("read_nbytes")
+    written = plan.get("write_nbytes") if plan else None
+    read = plan.get("read_nbytes") if plan else None
     kl = _deep(compare, "total", "kl", "value")
     return [
         ["recipe", str(recipe["name"]) if recipe else NOT_MEASURED],
@@ -56,7 +56,7 @@ def figures(evidence: Evidence) -> list[list[str]]:
 
 def _deep(found: Any, *keys: str) -> Any:
     for key in keys:
-        found = found.get(key) if isinstance(found, dict) else None
+        found = cast("dict[str, Any]", found).get(key) if isinstance(found, dict) else None
     return found
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from halfbyte.calibrate.stats import ExpertStats
 from halfbyte.calibrate.store import read_stats
-from halfbyte.errors import HalfbyteError
+from halfbyte.errors import HalfbyteError, UsageError
 from halfbyte.folders import FOLDER
 from halfbyte.prune.plan_file import PrunePlan
 from halfbyte.publish.evidence import Evidence
@@ -49,7 +49,7 @@ def _plan(evidence: Evidence) -> tuple[PrunePlan | None, Missing]:
         return None, missing(evidence, "prune", what)
     try:
         return PrunePlan.of(found), Missing(what, "", "")
-    except HalfbyteError as error:
+    except UsageError as error:
         return None, Missing(what, error.what, "restore the file prune-plan.json")
 
 

@@ -21,7 +21,7 @@ export PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT := 1
 unexport PYRIGHT_PYTHON_FORCE_VERSION
 unexport PYRIGHT_PYTHON_PYLANCE_VERSION
 
-.PHONY: help demo test lint types format docs docs-check soak bench golden vllm live clean
+.PHONY: help demo test lint types format docs docs-check soak bench golden browser vllm live clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -65,6 +65,10 @@ bench: $(READY)  ## speed of the number formats, memory copy, and with PEERS=.go
 
 golden:  ## make the golden vectors again in the peers' own environments, and compare (a quarter of an hour)
 	$(PYTHON) tests/golden/regenerate.py --envs .golden-envs
+
+browser: $(READY)  ## put a headless Chromium into .browser (64 MB) for the tests of the report, and run them
+	@test -x .browser/chromium || $(BIN)/python scripts/fetch_chromium.py
+	$(BIN)/python -m pytest tests/browser $(PYTEST_ARGS)
 
 vllm: $(VLLM_READY)  ## add vLLM's CPU build to the environment (1.1 GB; `make test` does it too)
 	$(BIN)/vllm --version

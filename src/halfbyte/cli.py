@@ -23,6 +23,7 @@ from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, M
 from halfbyte.pasted import pasted
 from halfbyte.prune.command import prune_command
 from halfbyte.publish.card.command import card_command
+from halfbyte.publish.report.command import report_command
 from halfbyte.publish.upload.command import publish_command
 from halfbyte.publish.verify_command import verify_command
 from halfbyte.recipe_options import (
@@ -292,6 +293,7 @@ cli.add_command(probe_command)
 cli.add_command(eval_command)
 cli.add_command(bench_command)
 cli.add_command(card_command)
+cli.add_command(report_command)
 cli.add_command(verify_command)
 cli.add_command(publish_command)
 cli.add_command(release_command)

@@ -16,12 +16,15 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from halfbyte.losses import LAYERS, losses
 from halfbyte.numerics.chunks import run_threads
 from halfbyte.numerics.encoded import Quality
+from halfbyte.numerics.formats import FORMATS
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import KEEP, Job
 from halfbyte.source.headers import TensorInfo
@@ -193,11 +196,18 @@ class _Run:
         worst = min(((name, quality.sqnr_db) for name, quality in made), key=lambda pair: pair[1], default=None)
         seconds = round(time.monotonic() - self.begin, 3)
         sqnr = total.sqnr_db if total else None
-        entry = {"shard": shard, "sha256": digest, "nbytes": self.shards[shard].nbytes, "seconds": seconds}
+        entry: dict[str, Any] = {"shard": shard, "sha256": digest, "nbytes": self.shards[shard].nbytes}
+        entry |= {"seconds": seconds, LAYERS: losses(self._linears(made), self.plan.model.architecture)}
         # JSON has no infinity: null is "nothing was lost", or nothing was quantized.
         finite = sqnr if sqnr is not None and math.isfinite(sqnr) else None
         self.journal.add({**entry, "sqnr_db": finite, "worst": worst if worst and math.isfinite(worst[1]) else None})
         return replace(self.progress(shard), sqnr_db=sqnr, worst=worst)
+
+    def _linears(self, made: Sequence[tuple[str, Quality]]) -> list[tuple[str, Quality]]:
+        """Return each linear whose codes are among some tensors, once: its scales may lie in other shards."""
+        rules = self.plan.recipe.quantize
+        codes = f".{FORMATS[rules.format].tensors[0].suffix}" if rules else ""
+        return [(name.removesuffix(codes), quality) for name, quality in made if codes and name.endswith(codes)]
 
     def progress(self, what: str) -> Progress:
         """Return where the run is."""

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from halfbyte.calibrate.rows import Rows
-from halfbyte.compare.report import Documents
+from halfbyte.compare.report import Documents, Positions
 from halfbyte.forward.ends import Head
 from halfbyte.forward.threads import in_order
 
@@ -95,6 +95,7 @@ class Predicting:
     document: NDArray[np.int64]  # [P], from 0 on
     numbers: NDArray[np.int64]  # [D], the documents' own numbers
     domains: NDArray[np.int64]  # [D]
+    position: NDArray[np.int64]  # [P], how many tokens of its text, in the same row, come before it
 
 
 def predicting(rows: Rows, scored: NDArray[np.bool_] | None = None) -> Predicting:
@@ -108,7 +109,16 @@ def predicting(rows: Rows, scored: NDArray[np.bool_] | None = None) -> Predictin
         document=document.astype(np.int64),
         numbers=numbers.astype(np.int64),
         domains=rows.domains[row[first], column[first]].astype(np.int64),
+        position=(column - _begins(rows)[row, column]).astype(np.int64),
     )
+
+
+def _begins(rows: Rows) -> NDArray[np.int64]:
+    """Return for each token of a row where its text begins in that row."""
+    columns: NDArray[np.int64] = np.indices(rows.tokens.shape)[1]
+    other = np.ones(rows.tokens.shape, np.bool_)
+    other[:, 1:] = rows.documents[:, 1:] != rows.documents[:, :-1]
+    return np.maximum.accumulate(np.where(other, columns, 0), axis=1)
 
 
 def predict(
@@ -151,6 +161,24 @@ def predict(
     sizes = np.bincount(tokens.document, minlength=count).astype(np.int64)
     loss = [by_document(values) for values in losses]
     return [
-        Documents(tokens.numbers, tokens.domains, sizes, by_document(kl[at]), by_document(same[at]), loss[0], nll)
+        Documents(
+            tokens.numbers,
+            tokens.domains,
+            sizes,
+            by_document(kl[at]),
+            by_document(same[at]),
+            loss[0],
+            nll,
+            positions=by_position(tokens.position, kl[at]),
+        )
         for at, nll in enumerate(loss[1:])
     ]
+
+
+def by_position(position: NDArray[np.int64], kl: NDArray[np.float64]) -> Positions:
+    """Put tokens together by the power of two of their position: 0, 1, 2 to 3, 4 to 7, and so on."""
+    power = np.frexp(position.astype(np.float64))[1]  # 0 for 0, else one more than floor(log2)
+    count = int(power.max(initial=0)) + 1
+    begin = np.where(np.arange(count) > 0, 2 ** np.maximum(np.arange(count) - 1, 0), 0)
+    tokens = np.bincount(power, minlength=count)
+    return Positions(begin.astype(np.int64), tokens.astype(np.int64), np.bincount(power, kl, count).astype(np.float64))

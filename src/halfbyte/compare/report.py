@@ -27,6 +27,21 @@ class LayerDifference:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Positions:
+    """Sums over the predicted tokens by how much of their text the models had read: from `begin` to the next one."""
+
+    begin: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    kl: NDArray[np.float64]
+
+    def as_dict(self) -> dict[str, list[float]]:
+        """Return those that have tokens, with the mean KL of each."""
+        some = self.tokens > 0
+        means = self.kl[some] / self.tokens[some]
+        return {"begin": self.begin[some].tolist(), "tokens": self.tokens[some].tolist(), "kl": means.tolist()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Documents:
     """Sums over the predicted tokens of each document: all that the numbers of a report are made of."""
 
@@ -37,11 +52,12 @@ class Documents:
     same: NDArray[np.float64]  # tokens whose likeliest next token is the same
     nll_first: NDArray[np.float64]
     nll_second: NDArray[np.float64]
+    positions: Positions | None = None  # of all documents together
 
     def of_domain(self, domain: int) -> Documents:
         """Return those of one domain."""
         mine = self.domain == domain
-        return Documents(*(getattr(self, name)[mine] for name in self.__slots__))
+        return Documents(*(getattr(self, name)[mine] for name in self.__slots__ if name != "positions"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +136,7 @@ class Report:
         return {
             **self.as_dict(),
             "by_layer": {name: [getattr(layer, name) for layer in self.layers] for name in LayerDifference.__slots__},
+            "by_position": documents.positions.as_dict() if documents.positions else None,
             "by_document": {
                 "document": documents.number.tolist(),
                 "domain": [self.names[index] for index in documents.domain],

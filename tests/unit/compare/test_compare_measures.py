@@ -8,7 +8,7 @@ import torch
 
 from halfbyte.calibrate.rows import Document, Rows, Share, packed_rows, padded_rows
 from halfbyte.compare.answers import answers
-from halfbyte.compare.measures import Choices, difference, predict, predicting
+from halfbyte.compare.measures import Choices, by_position, difference, predict, predicting
 from halfbyte.errors import UsageError
 
 
@@ -31,6 +31,13 @@ def test_packed_documents_do_not_predict_across_nor_from_their_last_token():
     # The second document is cut by the end of the row: 111 would predict 112, but stands in another row.
     assert pairs == [(10, 11), (11, 12), (110, 111), (112, 113), (310, 311)]
     assert found.numbers[found.document].tolist() == [0, 0, 1, 1, 3]  # the third has one token, and predicts nothing
+
+
+def test_positions_count_from_where_a_text_begins_in_its_row():
+    rows = packed_rows([_share(3, 4, 1, 2, rows=2)], 5, 0)
+    assert predicting(rows).position.tolist() == [0, 1, 0, 0, 0]
+    found = by_position(np.array([0, 1, 2, 3, 4, 7, 8, 0]), np.arange(8.0)).as_dict()
+    assert found == {"begin": [0, 1, 2, 4, 8], "tokens": [2, 1, 2, 2, 1], "kl": [3.5, 1.0, 2.5, 4.5, 6.0]}
 
 
 def test_padding_counts_nowhere():

@@ -1,0 +1,170 @@
+"""Lines, bars and intervals as SVG: with a title and a description, in the colours of the page, and never a style.
+
+A line differs from another by its dashes and its name, not by its colour alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from halfbyte.publish.report.visible import visible
+
+WIDTH, HEIGHT = 640, 300
+LEFT, RIGHT, TOP, BOTTOM = 64, 624, 32, 252
+DASHES = ("", "7 4", "2 3", "9 3 2 3")
+_TICKS = 5
+_LONGEST_NAME = 60
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Points with what each is called."""
+
+    name: str
+    points: Sequence[tuple[float, float, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value between two limits."""
+
+    name: str
+    low: float
+    value: float
+    high: float
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """What is drawn over what."""
+
+    title: str
+    across: str
+    up: str
+    from_zero: bool = True
+    least: float = 0.0  # of the range upwards: a hundredth of a dB is no mountain
+
+
+class _Scale:
+    """Values to places; a range without width gets one."""
+
+    def __init__(
+        self, values: Sequence[float], begin: float, end: float, *, from_zero: bool, least: float = 0.0
+    ) -> None:
+        low, high = min(values), max(values)
+        if high - low < least:
+            low, high = (low + high - least) / 2, (low + high + least) / 2
+        low = min(low, 0.0) if from_zero else low
+        if high == low:
+            low, high = low - 0.5, high + 0.5
+        self.low, self.high, self._begin, self._end = low, high, begin, end
+
+    def __call__(self, value: float) -> float:
+        return self._begin + (self._end - self._begin) * (value - self.low) / (self.high - self.low)
+
+    def ticks(self) -> list[float]:
+        """Return round values within the range."""
+        rough = (self.high - self.low) / _TICKS
+        size = 10.0 ** math.floor(math.log10(rough))
+        step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
+        first = math.ceil(self.low / step - 1e-9)
+        return [at * step for at in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+def lines(axes: Axes, drawn: Sequence[Line]) -> Markup:
+    """Draw lines with a dot at each point."""
+    spots = [point for line in drawn for point in line.points]
+    x = _Scale([at for at, _, _ in spots], LEFT, RIGHT, from_zero=False)
+    y = _Scale([at for _, at, _ in spots], BOTTOM, TOP, from_zero=axes.from_zero, least=axes.least)
+    parts = _grid(axes, x, y)
+    for number, line in enumerate(drawn):
+        kind, dashes = f"s{number % len(DASHES)}", DASHES[number % len(DASHES)]
+        path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b, _ in line.points)
+        parts.append(Markup('<polyline class="{} line" points="{}" stroke-dasharray="{}"/>').format(kind, path, dashes))
+        for a, b, said in line.points:
+            circle = '<circle class="{} dot" cx="{:.1f}" cy="{:.1f}" r="3"><title>{}</title></circle>'
+            parts.append(Markup(circle).format(kind, x(a), y(b), visible(said)))
+    height = HEIGHT
+    if len(drawn) > 1:
+        for number, line in enumerate(drawn):
+            kind, dashes, at = f"s{number % len(DASHES)}", DASHES[number % len(DASHES)], HEIGHT + 20 * number
+            sample = '<path class="{} line" d="M{} {}h36" stroke-dasharray="{}"/>'
+            parts.append(Markup(sample).format(kind, LEFT, at + 4, dashes))
+            parts.append(_text(LEFT + 46, at + 8, line.name[:_LONGEST_NAME]))
+        height += 20 * len(drawn)
+    return _svg(axes.title, f"{axes.up} over {axes.across}, {len(spots)} points", parts, height)
+
+
+def bars(axes: Axes, names: Sequence[str], values: Sequence[float], said: Sequence[str]) -> Markup:
+    """Draw a bar for each value."""
+    y = _Scale(list(values), BOTTOM, TOP, from_zero=True)
+    x = _Scale([0.0, float(len(values))], LEFT, RIGHT, from_zero=True)
+    parts = _grid(axes, None, y)
+    wide = (RIGHT - LEFT) / len(values)
+    every = max(1, math.ceil(len(values) / 12))
+    for number, (name, value, words) in enumerate(zip(names, values, said, strict=True)):
+        rect = '<rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>'
+        parts.append(
+            Markup(rect).format(
+                x(number) + wide * 0.1, y(value), wide * 0.8, max(BOTTOM - y(value), 0.0), visible(words)
+            )
+        )
+        if number % every == 0:
+            parts.append(_text(x(number) + wide / 2, BOTTOM + 18, name, "middle"))
+    return _svg(axes.title, f"{axes.up} by {axes.across}, {len(values)} bars", parts, HEIGHT)
+
+
+def intervals(title: str, across: str, drawn: Sequence[Interval], marks: Sequence[tuple[float, str]]) -> Markup:
+    """Draw a forest: an interval a row, and lines across all rows at some values."""
+    limits = [at for one in drawn for at in (one.low, one.high)] + [at for at, _ in marks]
+    room = 0.06 * (max(limits) - min(limits) or 1.0)
+    x = _Scale([min(limits) - room, max(limits) + room], LEFT, RIGHT, from_zero=False)
+    top = TOP + 16 * len(marks)
+    bottom = top + 46 * len(drawn)
+    parts: list[Markup] = []
+    for tick in x.ticks():
+        parts.append(Markup('<path class="grid" d="M{:.1f} {}V{}"/>').format(x(tick), top, bottom))
+        parts.append(_text(x(tick), bottom + 18, f"{tick:g}", "middle"))
+    for number, (at, name) in enumerate(marks):
+        parts.append(Markup('<path class="mark" d="M{:.1f} {}V{}"/>').format(x(at), 18 + 16 * number, bottom))
+        parts.append(_text(min(max(x(at), LEFT + 20), RIGHT - 20), 14 + 16 * number, name, "middle"))
+    for number, one in enumerate(drawn):
+        y = top + 46 * number + 32
+        parts.append(_text(LEFT - 56, y - 14, one.name[:_LONGEST_NAME]))
+        low, high = x(one.low), x(one.high)
+        whisker = '<path class="s0 line" d="M{:.1f} {}H{:.1f}M{:.1f} {}v8M{:.1f} {}v8"><title>{}</title></path>'
+        parts.append(Markup(whisker).format(low, y, high, low, y - 4, high, y - 4, visible(one.said)))
+        parts.append(Markup('<circle class="s0 dot" cx="{:.1f}" cy="{}" r="4"/>').format(x(one.value), y))
+    parts.append(_text((LEFT + RIGHT) / 2, bottom + 38, across, "middle"))
+    return _svg(title, f"{len(drawn)} intervals of {across}", parts, bottom + 48)
+
+
+def _grid(axes: Axes, x: _Scale | None, y: _Scale) -> list[Markup]:
+    parts: list[Markup] = [_text(8, 14, axes.up)]
+    for tick in y.ticks():
+        parts.append(Markup('<path class="grid" d="M{} {:.1f}H{}"/>').format(LEFT, y(tick), RIGHT))
+        parts.append(_text(LEFT - 8, y(tick) + 4, f"{tick:,.6g}", "end"))
+    for tick in x.ticks() if x else []:
+        parts.append(_text(x(tick) if x else 0, BOTTOM + 18, f"{tick:,.6g}", "middle"))
+    parts.append(_text((LEFT + RIGHT) / 2, BOTTOM + 38, axes.across, "middle"))
+    return parts
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> Markup:
+    return Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(x, y, anchor, visible(text))
+
+
+def _svg(title: str, about: str, parts: Sequence[Markup], height: int) -> Markup:
+    name = f"figure-{next(_numbers)}"
+    head = Markup(
+        '<svg viewBox="0 0 {} {}" role="img" aria-labelledby="{}-t {}-d"><title id="{}-t">{}</title>'
+        '<desc id="{}-d">{}</desc>'
+    ).format(WIDTH, height, name, name, name, visible(title), name, escape(visible(about)))
+    return head + Markup("").join(parts) + Markup("</svg>")

@@ -1,0 +1,104 @@
+"""The whole page. It runs no script and loads nothing: its policy forbids both, whatever a text in it may say."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from datetime import datetime, timezone
+from importlib.resources import files
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+import halfbyte
+from halfbyte.errors import CheckpointError, HalfbyteError
+from halfbyte.folders import FOLDER
+from halfbyte.models.model import Model, describe
+from halfbyte.publish.evidence import Evidence, read_evidence
+from halfbyte.publish.report.blocks import MARKS, Missing, Section
+from halfbyte.publish.report.divergence import divergence
+from halfbyte.publish.report.evals import evals
+from halfbyte.publish.report.experts import experts
+from halfbyte.publish.report.layers import layers
+from halfbyte.publish.report.probes import probes
+from halfbyte.publish.report.provenance import provenance
+from halfbyte.publish.report.scales import scales
+from halfbyte.publish.report.sizes import sizes
+from halfbyte.publish.report.speed import speed
+from halfbyte.publish.report.summary import summary
+from halfbyte.publish.report.visible import visible
+from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
+from halfbyte.write import write_whole
+
+FILE = "report.html"
+
+
+def write_report(out: Path) -> Path:
+    """Write the report of a folder, whole or not at all, and return its path."""
+    path = out / FOLDER / FILE
+    text = page(read_evidence(out))
+    path.parent.mkdir(exist_ok=True)
+    write_whole(path, text.encode("utf-8", "replace"))
+    return path
+
+
+def page(evidence: Evidence) -> str:
+    """Return the HTML."""
+    style = files("halfbyte.publish.report").joinpath("report.css").read_text(encoding="utf-8")
+    template = files("halfbyte.publish.report").joinpath("report.html.jinja").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["visible"] = visible
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; script-src 'none'; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    return environment.from_string(template).render(
+        name=evidence.out.resolve().name,
+        sections=_sections(evidence),
+        style=Markup(style),
+        policy=policy,
+        marks=MARKS,
+        made=datetime.now(timezone.utc).isoformat(timespec="minutes"),
+        version=halfbyte.__version__,
+    )
+
+
+def _sections(evidence: Evidence) -> list[Section]:
+    checkpoint, model, why = _described(evidence.out)
+    makers: list[tuple[str, str, Callable[[], Section]]] = [
+        ("summary", "Summary", lambda: summary(evidence)),
+        ("sizes", "Size", lambda: sizes(evidence, model, why)),
+        ("layers", "Layers", lambda: layers(evidence)),
+        ("experts", "Experts", lambda: experts(evidence)),
+        ("scales", "Block scales", lambda: scales(checkpoint, model, why)),
+        ("divergence", "Predictions", lambda: divergence(evidence)),
+        ("evaluation", "Evaluation", lambda: evals(evidence)),
+        ("probes", "Probes", lambda: probes(evidence)),
+        ("speed", "Speed", lambda: speed(evidence)),
+        ("provenance", "Provenance", lambda: provenance(evidence)),
+    ]
+    return [_safely(*maker) for maker in makers]
+
+
+def _safely(name: str, title: str, make: Callable[[], Section]) -> Section:
+    """A file of another shape costs its section, not the page."""
+    try:
+        return make()
+    except (HalfbyteError, OSError) as error:
+        why = error.what if isinstance(error, HalfbyteError) else "a file cannot be read"
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+        why = f"a file is not of the shape that this version writes ({type(error).__name__}: {error})"
+    return Section(name, title, [Missing(title.lower(), why, "halfbyte release SRC OUT -r RECIPE")])
+
+
+def _described(out: Path) -> tuple[Checkpoint | None, Model | None, str]:
+    try:
+        checkpoint = open_checkpoint(out)
+        return checkpoint, describe(checkpoint, uneven=True), ""
+    except CheckpointError as error:
+        return None, None, error.what

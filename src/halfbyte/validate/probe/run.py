@@ -158,6 +158,8 @@ class _Run:
             finding = probe.run(self._setting)
         except EndpointError as error:
             finding = broken(str(error))
+        except Exception as error:  # answers of a form that nobody thought of must not cost the other probes
+            finding = broken(f"its answers cannot be judged: {type(error).__name__}: {error}")
         seconds = time.monotonic() - start
         if client.trace.sent > sent:  # answers from an earlier run say nothing about the speed
             self._clock.finished(estimated, seconds)

@@ -75,7 +75,7 @@ def _equals_plain(setting: Setting) -> Finding:
 
 def _whole_characters(setting: Setting) -> Finding:
     answers, wrongs = _pairs(setting, [questions(setting).unicode_prompt], 1)
-    some = sum(len(one.encode()) != len(one) for answer in answers for one in answer.text)
+    some = sum(not one.isascii() for answer in answers for one in answer.text)
     if some == 0 and not any(answer.error for answer in answers):
         wrongs[0].append(whole(answers[0], "no character of several bytes came"))
     return judged(answers, wrongs, what=f"whole, with {some} characters of several bytes", cause="broken-characters")

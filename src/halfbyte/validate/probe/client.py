@@ -79,7 +79,13 @@ class Client:
         return Ask(PATHS["completions"], self._body({"prompt": prompt}, options), repetition)
 
     def _body(self, what: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        body = {"model": self.model, **what, "temperature": 0, "max_tokens": 256, "seed": self.seed, **options}
+        first = {"model": self.model, **what, "temperature": 0, "max_tokens": 256, "seed": self.seed}
+        return self.body_of(first, options)
+
+    @staticmethod
+    def body_of(first: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a body with options; one that is None is left out."""
+        body = {**first, **options}
         if body.get("stream"):
             body.setdefault("stream_options", {"include_usage": True})
         return {key: value for key, value in body.items() if value is not None}
@@ -104,13 +110,13 @@ class Client:
         told, attempts = self._attempts(ask, stop or threading.Event())
         told.pop("again", None)
         again = told.get("error") is not None and not _refused(told)
-        self.trace.add(
+        row = self.trace.add(
             {
                 "kind": "request", "id": key, "probe": self.trace.probe, "url": self.endpoint.url, "path": ask.path,
                 "repetition": ask.repetition, "request": body, "attempts": attempts, "again": again, "answer": told,
             }
         )  # fmt: skip
-        answer = _as_answer(key, told)
+        answer = _as_answer(key, row["answer"])  # as it was written: without keys, also on a terminal
         self.observe(answer)
         return answer
 

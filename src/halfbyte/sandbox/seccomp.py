@@ -27,6 +27,9 @@ _REFUSED: dict[str, tuple[int, int]] = {
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
+    "inotify_init": (253, 26),  # of these a user has 128 in all, on the whole machine
+    "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262),
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),

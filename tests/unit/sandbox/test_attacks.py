@@ -263,7 +263,9 @@ def test_everything_dies_when_we_are_killed(isolated: Tier):
     assert not any(Path(f"/proc/{pid}").exists() for pid in inside)
 
 
-@pytest.mark.parametrize("name", ["ptrace", "process_vm_readv", "keyctl", "unshare", "io_uring_setup", "bpf"])
+@pytest.mark.parametrize(
+    "name", ["ptrace", "process_vm_readv", "keyctl", "unshare", "io_uring_setup", "bpf", "inotify_init1"]
+)
 def test_calls_into_other_processes_and_the_kernel_are_refused(isolated: Tier, name: str):
     from halfbyte.sandbox import seccomp
 

@@ -25,7 +25,7 @@ class StreamedAnswer:
     """Events in, events out; `over` once the server may stop."""
 
     def __init__(self, request: dict[str, Any], noticed: Callable[[Loop], None] = lambda loop: None) -> None:
-        self._asked = max(1, int(request.get("n") or 1)) if isinstance(request.get("n"), int) else 1
+        self._asked = _choices(request)
         options: Any = request.get("stream_options")
         self._wants_usage = isinstance(options, dict) and bool(cast("dict[str, Any]", options).get("include_usage"))
         self._noticed = noticed
@@ -48,22 +48,22 @@ class StreamedAnswer:
         if not new:
             return event if len(kept) == len(choices) else _event({**chunk, "choices": kept}) if kept else b""
         self._looping |= set(new)
-        last = {**chunk, "choices": [self._finished(one) if one["index"] in new else one for one in kept]}
+        last = {**chunk, "choices": [self._finished(one) if _index(one) in new else one for one in kept]}
         self.over = len(self._looping | self._ended) >= self._asked
         return _event(last) + (self._end(chunk) if self.over else b"")
 
     def _is_of_ended_loop(self, choice: Any) -> bool:
-        return isinstance(choice, dict) and cast("dict[str, Any]", choice).get("index") in self._looping
+        return isinstance(choice, dict) and _index(cast("dict[str, Any]", choice)) in self._looping
 
     def _watched(self, choice: Any) -> int | None:
         """Read one choice of a chunk; return its index where a loop has begun."""
         if not isinstance(choice, dict):
             return None
         fields = cast("dict[str, Any]", choice)
-        index = fields.get("index")
-        if not isinstance(index, int) or index in self._ended:
+        index = _index(fields)
+        if index is None or index in self._ended:
             return None
-        if fields.get("finish_reason") is not None:
+        if fields.get("finish_reason"):  # some servers send "" until the end
             self._ended.add(index)
             return None  # it ends by itself, and knows why
         delta: Any = fields.get("delta") if isinstance(fields.get("delta"), dict) else fields
@@ -100,12 +100,26 @@ class StreamedAnswer:
         return {**counts, "estimated": True}
 
 
+def _choices(request: dict[str, Any]) -> int:
+    """Return how many choices will come: so many for each prompt, and completions may have several prompts."""
+    each, prompts = request.get("n"), request.get("prompt")
+    several = cast("list[Any]", prompts) if isinstance(prompts, list) else []
+    count = len(several) if several and not isinstance(several[0], int) else 1  # numbers are the tokens of one prompt
+    return count * (max(1, each) if isinstance(each, int) else 1)
+
+
+def _index(choice: Any) -> int | None:
+    """Return which choice this is; the only one need not say."""
+    index = cast("dict[str, Any]", choice).get("index", 0) if isinstance(choice, dict) else None
+    return index if isinstance(index, int) else None
+
+
 def _as_chunk(data: bytes) -> dict[str, Any] | None:
     if not data or data == DONE:
         return None
     try:
         found: Any = json.loads(data)
-    except ValueError:  # also bytes that are no UTF-8
+    except (ValueError, RecursionError):  # also bytes that are no UTF-8, and brackets without end
         return None
     if not isinstance(found, dict):
         return None

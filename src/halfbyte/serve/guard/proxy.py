@@ -23,6 +23,7 @@ from halfbyte.validate.probe.degeneracy.watch import Loop
 # They belong to one connection, and the proxy has two (RFC 9110, 7.6.1).
 _OF_A_CONNECTION = {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",
                     "trailer", "transfer-encoding", "upgrade"}  # fmt: skip
+_UNPACKED = {"gzip", "deflate", "br", "zstd"}  # bodies that arrive here packed so are read as what they were before
 _LARGEST_REQUEST = 1 << 28
 _CONNECT_S = 30.0
 _BAD_GATEWAY = 502
@@ -53,7 +54,9 @@ class Guard:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         asked = _streamed_request(request, body)
-        headers = _for_next_hop(request.headers, without=("host", "content-length"))
+        unpacked = request.headers.get("Content-Encoding", "").strip().lower() in _UNPACKED
+        without = ("host", "content-length", *(("content-encoding",) if unpacked else ()))
+        headers = _for_next_hop(request.headers, without)
         if asked is not None:
             headers["Accept-Encoding"] = "identity"  # what is packed cannot be watched
         elif "Accept-Encoding" not in headers:
@@ -75,7 +78,8 @@ class Guard:
     async def _pass_on(
         self, request: web.Request, upstream: ClientResponse, asked: dict[str, Any] | None
     ) -> web.StreamResponse:
-        watched = asked is not None and upstream.content_type == "text/event-stream"
+        packed = upstream.headers.get("Content-Encoding", "identity").strip().lower() != "identity"  # against our wish
+        watched = asked is not None and upstream.content_type == "text/event-stream" and not packed
         response = web.StreamResponse(status=upstream.status, reason=upstream.reason)
         without = ("content-length",) if watched else ()
         for name, value in _for_next_hop(upstream.headers, without).items():
@@ -118,7 +122,7 @@ def _streamed_request(request: web.Request, body: bytes) -> dict[str, Any] | Non
         return None
     try:
         asked: Any = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None  # the server says what is wrong with it
     return cast("dict[str, Any]", asked) if isinstance(asked, dict) and asked.get("stream") is True else None
 

@@ -68,7 +68,8 @@ def warm_up(setting: Setting) -> None:
     number = min(_WARM_ENTRIES, setting.context // _TOKENS_AN_ENTRY)
     for seed in (setting.seed + 1, setting.seed + 2):
         text = f"{words.instruction}\n\n{listed(entries(words, number, seed))}\n\nWrite the first three entries again."
-        client.ask(client.chat_ask(text, max_tokens=32, stream=True, always=True))
+        if client.ask(client.chat_ask(text, max_tokens=32, stream=True, always=True)).error:
+            return  # the probes will tell; a server that hangs need not be waited for twice
 
 
 def choose(probes: Sequence[Probe], setting: Setting, speed: Speed, seconds: float | None) -> set[str]:

@@ -6,11 +6,12 @@ An answer always comes back: one without content has `error`. Keys are added by 
 from __future__ import annotations
 
 import http.client
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from halfbyte.validate.endpoint import ASK_AGAIN, PATHS, Endpoint, EndpointError
@@ -20,6 +21,9 @@ from halfbyte.validate.probe.trace import Trace, request_key
 from halfbyte.validate.sending import fan_out
 
 ATTEMPTS = 3
+ATTEMPTS_WHEN_TOLD_TO_WAIT = 6  # half a minute: limits are mostly by the minute
+LATE = "no answer in "  # what the endpoint says of a request that took its whole time: no second one after that
+SHORTEST_S = 1.0  # a request that is begun may take so long, whatever the budget
 WAIT_S = 1.0  # before the second attempt; twice that before the third
 DONE = b"[DONE]"
 
@@ -47,6 +51,7 @@ class Client:
     """One endpoint as probes see it."""
 
     wait_s = WAIT_S
+    deadline = math.inf  # of the budget, on the clock of time.monotonic
 
     def __init__(self, endpoint: Endpoint, model: str, trace: Trace, profile: Profile, seed: int = 0) -> None:
         self.endpoint, self.model, self.trace, self.seed = endpoint, model, trace, seed
@@ -79,7 +84,13 @@ class Client:
         return Ask(PATHS["completions"], self._body({"prompt": prompt}, options), repetition)
 
     def _body(self, what: dict[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        body = {"model": self.model, **what, "temperature": 0, "max_tokens": 256, "seed": self.seed, **options}
+        first = {"model": self.model, **what, "temperature": 0, "max_tokens": 256, "seed": self.seed}
+        return self.body_of(first, options)
+
+    @staticmethod
+    def body_of(first: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a body with options; one that is None is left out."""
+        body = {**first, **options}
         if body.get("stream"):
             body.setdefault("stream_options", {"include_usage": True})
         return {key: value for key, value in body.items() if value is not None}
@@ -104,26 +115,32 @@ class Client:
         told, attempts = self._attempts(ask, stop or threading.Event())
         told.pop("again", None)
         again = told.get("error") is not None and not _refused(told)
-        self.trace.add(
+        row = self.trace.add(
             {
                 "kind": "request", "id": key, "probe": self.trace.probe, "url": self.endpoint.url, "path": ask.path,
                 "repetition": ask.repetition, "request": body, "attempts": attempts, "again": again, "answer": told,
             }
         )  # fmt: skip
-        answer = _as_answer(key, told)
+        answer = _as_answer(key, row["answer"])  # as it was written: without keys, also on a terminal
         self.observe(answer)
         return answer
 
     def _attempts(self, ask: Ask, stop: threading.Event) -> tuple[dict[str, Any], int]:
-        for attempt in range(1, ATTEMPTS + 1):
+        attempt = 0
+        while True:
+            attempt += 1
             told = self._once(ask)
-            if not told.get("again") or attempt == ATTEMPTS or stop.is_set():
+            most = ATTEMPTS_WHEN_TOLD_TO_WAIT if told.get("status") == http.client.TOO_MANY_REQUESTS else ATTEMPTS
+            wait_s = self.wait_s * 2 ** (attempt - 1)
+            late = str(told.get("error")).startswith(LATE) or time.monotonic() + wait_s > self.deadline
+            if not told.get("again") or late or attempt >= most or stop.is_set():
                 return told, attempt
-            stop.wait(self.wait_s * 2 ** (attempt - 1))
-        raise AssertionError("unreachable: the last attempt returns")
+            stop.wait(wait_s)
 
     def _once(self, ask: Ask) -> dict[str, Any]:
         start = time.perf_counter()
+        left_s = max(SHORTEST_S, self.deadline - time.monotonic())
+        ask = replace(ask, timeout_s=min(ask.timeout_s or self.endpoint.timeout_s, left_s))
         try:
             if ask.stream:
                 told = self._streamed(ask, start)

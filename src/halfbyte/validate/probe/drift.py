@@ -13,7 +13,7 @@ from pydantic import Field
 
 from halfbyte.validate.probe.answers import Answer
 from halfbyte.validate.probe.client import Client
-from halfbyte.validate.probe.drift_measures import FAR, Place, Step, read_places, step, summary
+from halfbyte.validate.probe.drift_measures import FAR, PLAUSIBLE, Place, Step, read_places, step, summary
 from halfbyte.validate.probe.kinds import Cost, Finding, Probe, Setting, Shown, Verdict, broken, skipped
 from halfbyte.validate.probe.marks import MOST_SHOWN
 from halfbyte.validate.probe.profiles import Questions
@@ -57,12 +57,17 @@ def _run(setting: Setting) -> Finding:
             who = "the server" if mine is None else "the reference"
             return skipped(f"{who} does not tell log-probabilities of a prompt (echo with logprobs)")
         mine, its = _of_the_prompt(mine, ours), _of_the_prompt(its, theirs)
+        if not mine or not its:
+            who = "the reference" if mine else "the server"
+            return skipped(f"{who} tells log-probabilities of its answer only, not of the prompt (it ignores echo)")
         names = [[place.token for place in one] for one in (mine, its)]
         if names[0] != names[1]:
             return _other_tokens(names, ours)
         found = [step(a, b) for a, b in zip(mine, its, strict=True)]
         steps += found
         shown.append(_worst(found, ours))
+    if not any(one.plausible for one in steps):
+        return skipped(f"the reference finds no token of the texts likelier than {PLAUSIBLE:.0%}: another model?")
     return _judged(section, steps, [one for _, one in sorted(shown, key=lambda pair: -pair[0])])
 
 
@@ -82,11 +87,11 @@ def _other_tokens(names: list[list[str]], answer: Answer) -> Finding:
 
 
 def _worst(steps: list[Step], answer: Answer) -> tuple[float, Shown]:
-    at = max(range(len(steps)), key=lambda n: (steps[n].kl, steps[n].error))
+    at = max(range(len(steps)), key=lambda n: (steps[n].plausible, steps[n].kl, steps[n].error))
     one, text = steps[at], "".join(part.token for part in steps)
     start = len("".join(part.token for part in steps[:at]))
     what = f"at least {one.kl:.2g} nat apart; log-probability {one.ours:.2f}, at the reference {one.theirs:.2f}"
-    return one.kl, Shown(text, what, start, start + len(one.token), answer.id)
+    return one.kl * one.plausible, Shown(text, what, start, start + len(one.token), answer.id)
 
 
 def _judged(section: Drift, steps: list[Step], shown: list[Shown]) -> Finding:
@@ -102,7 +107,7 @@ def _judged(section: Drift, steps: list[Step], shown: list[Shown]) -> Finding:
     return Finding(
         Verdict.PASSED if sound else Verdict.FAILED,
         f"KL {numbers['kl_at_least']:.2g} nat, same first token {numbers['stable_top1']:.1%}, "
-        f"p95 error {numbers['error_p95']:.2g} nat, {numbers['far']:.1%} far",
+        f"p95 error {numbers['error_p95']:.2g} nat, {numbers['far']:.1%} far, over {numbers['tokens']:,} tokens",
         ", ".join(what for what, _ in limits),
         {**numbers, **more},
         () if sound else tuple(shown[:MOST_SHOWN]),

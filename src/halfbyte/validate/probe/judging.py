@@ -10,6 +10,7 @@ from halfbyte.validate.probe.kinds import Finding, Shown, Verdict
 from halfbyte.validate.statistics.proportions import wilson
 
 _TOKEN_0 = "!" * 16
+NO_ANSWER = "no usable answer"
 
 
 def share_of(found: int, count: int) -> dict[str, Any]:
@@ -39,33 +40,38 @@ def judged(
 ) -> Finding:
     """Return the finding over answers, each with what is wrong in it; `needed` of them must be right, else all.
 
-    A request without an answer is not right. If none has one, the probe is broken, not failed. A loop or a broken
-    character fails the probe however many answers are right: no sound model writes them.
+    A request without an answer is not right. Where only such requests are missing, or no answer came at all, the probe
+    is broken, not failed: that says nothing about the model. A loop or a broken character fails the probe however many
+    answers are right: no sound model writes them.
     """
     nothing = no_answers(answers)
     if nothing:
         return nothing
     found = [list(wrong) for wrong in wrongs]
-    for place, answer in enumerate(answers):
-        if answer.error and not found[place]:
-            found[place].append(Shown(answer.error, "no usable answer", 0, 0, answer.id))
+    missing = [place for place, answer in enumerate(answers) if answer.error and not found[place]]
+    for place in missing:
+        found[place].append(Shown(answers[place].error or "", NO_ANSWER, 0, 0, answers[place].id))
     right, needed = sum(not wrong for wrong in found), len(answers) if needed is None else needed
     shown = tuple(one for wrong in found for one in wrong)
     hard = _cause_of(shown)
     passed = right >= needed and hard is None
+    lost = not passed and hard is None and right + len(missing) >= needed
+    none = f", {len(missing)} without an answer: {answers[missing[0]].error}" if missing else ""
     return Finding(
-        Verdict.PASSED if passed else Verdict.FAILED,
-        f"{right} / {len(answers)} {what}",
+        Verdict.PASSED if passed else Verdict.BROKEN if lost else Verdict.FAILED,
+        f"{right} / {len(answers)} {what}{none}",
         f"{needed} / {len(answers)}",
         {**(numbers or {}), "right": share_of(right, len(answers))},
         shown,
-        None if passed else hard or cause,
+        None if passed or lost else hard or cause,
     )
 
 
 def _cause_of(shown: Sequence[Shown]) -> str | None:
     """Return the cause that a defect itself tells, whatever the probe was about."""
     for one in shown:
+        if one.what == NO_ANSWER:
+            continue
         kind = one.what.partition(":")[0]
         if _TOKEN_0 in one.text:
             return "exclamation-marks"

@@ -23,10 +23,10 @@ def marked(shown: Shown) -> str:
         wrong = wrong[: LONGEST_MARK // 2] + " … " + wrong[-LONGEST_MARK // 2 :]
     before = ("…" if len(before) > AROUND else "") + before[-AROUND:]
     after = after[:AROUND] + ("…" if len(after) > AROUND else "")
-    return _visible(f"{before}{OPEN}{wrong}{CLOSE}{after}" if end > start else f"{before}{OPEN}{CLOSE}{after}")
+    return visible(f"{before}{OPEN}{wrong}{CLOSE}{after}" if end > start else f"{before}{OPEN}{CLOSE}{after}")
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
     """Spell out what a terminal would hide, or act on."""
     return "".join(
         one if one == " " or (one.isprintable() and unicodedata.category(one) not in {"Cf", "Cs"})

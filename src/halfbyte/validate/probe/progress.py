@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from halfbyte.console import Output
 from halfbyte.validate.probe.kinds import Probe
+from halfbyte.validate.probe.marks import visible
 from halfbyte.validate.probe.report import Result
 
 _LONG_S = 10.0
@@ -31,10 +32,11 @@ class Progress:
 
     def ended(self, result: Result) -> None:
         """Say what a probe found."""
-        finding = result.finding
+        measured = visible(result.finding.measured)  # it may quote the server
+        verdict = result.finding.verdict.value
         time = f" in {duration(result.seconds)}" if result.seconds >= 1 else ""
         if not result.traces:
-            self._out.note(f"        {result.probe.title}: {finding.verdict.value}, {finding.measured}")
+            self._out.note(f"        {result.probe.title}: {verdict}, {measured}")
             return
         self._ended += 1
-        self._out.note(f"        {finding.verdict.value}{time}: {finding.measured}")
+        self._out.note(f"        {verdict}{time}: {measured}")

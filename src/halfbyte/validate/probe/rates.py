@@ -74,7 +74,8 @@ def judge_rate(ours: Rate, theirs: Rate | None, tolerated: float, what: str) -> 
     }
     if theirs is None:
         return Judged(low > tolerated, f"{ours.sentence} {what}", f"not surely above {tolerated:.0%}", numbers)
-    pairs = list(zip(ours.bad, theirs.bad, strict=True))
+    sides = zip(ours.bad, ours.asked, theirs.bad, theirs.asked, strict=True)
+    pairs = [(a / asked, b / others) for a, asked, b, others in sides if asked and others]  # lost answers are not sound
     worse, better = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
     p = sign_test(worse, better)
     numbers |= {

@@ -19,10 +19,10 @@ from halfbyte.validate.endpoint import Endpoint, EndpointError, parse_url
 from halfbyte.validate.evaluate.identity import Identity, identify
 from halfbyte.validate.probe.budget import Clock, Speed, choose, parse_budget, warm_up
 from halfbyte.validate.probe.catalogue import PROBES
-from halfbyte.validate.probe.client import Client
+from halfbyte.validate.probe.client import LATE, Client
 from halfbyte.validate.probe.code import NEED_SANDBOX
 from halfbyte.validate.probe.context import Lengths
-from halfbyte.validate.probe.kinds import Finding, Probe, Setting, broken, skipped
+from halfbyte.validate.probe.kinds import Finding, Probe, Setting, Verdict, broken, skipped
 from halfbyte.validate.probe.profiles import load_profile
 from halfbyte.validate.probe.progress import Progress, duration
 from halfbyte.validate.probe.report import Report, Result, write_report
@@ -30,6 +30,8 @@ from halfbyte.validate.probe.tools.vendor import read_cases
 from halfbyte.validate.probe.trace import FILE, Trace
 
 _LOOK_S = 15.0
+_ALIVE_S = 60.0
+_PROMPT_TOKENS = 32  # of a short question
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +125,15 @@ class _Run:
         self._speed = Speed()
         self._gone: str | None = None  # why the server is not asked any more
         setting.client.observe = self._speed.observe
+        for client in (setting.client, setting.reference):
+            if client is not None and clock.budget_s is not None:
+                client.deadline = clock.start + clock.budget_s
 
     def all(self, probes: Sequence[Probe]) -> list[Result]:
         trace = self._setting.client.trace
         trace.begin("warm-up")
         warm_up(self._setting)
-        able = {probe.name: probe.lacks(self._setting) for probe in probes}
+        able = {probe.name: probe.lacks(self._setting) or _too_small(probe, self._setting) for probe in probes}
         runnable = [probe for probe in probes if able[probe.name] is None]
         fits = choose(runnable, self._setting, self._speed, self._clock.left())
         results: list[Result] = []
@@ -158,6 +163,8 @@ class _Run:
             finding = probe.run(self._setting)
         except EndpointError as error:
             finding = broken(str(error))
+        except Exception as error:  # answers of a form that nobody thought of must not cost the other probes
+            finding = broken(f"its answers cannot be judged: {type(error).__name__}: {error}")
         seconds = time.monotonic() - start
         if client.trace.sent > sent:  # answers from an earlier run say nothing about the speed
             self._clock.finished(estimated, seconds)
@@ -165,9 +172,23 @@ class _Run:
         return Result(probe, finding, seconds, tuple(dict.fromkeys(client.trace.used)))
 
     def _unreachable(self, probe: Probe, finding: Finding) -> str | None:
+        client = self._setting.client
         try:
-            self._setting.client.endpoint.get("/v1/models", _LOOK_S)
+            client.endpoint.get("/v1/models", _LOOK_S)
         except EndpointError as error:
             if error.status is None:
                 return f"the server does not answer any more, since {probe.name}: {error}"
+        if finding.verdict is Verdict.BROKEN and LATE in finding.measured:  # it lists its models: does its engine live?
+            answer = client.chat("Hello.", max_tokens=1, timeout_s=_ALIVE_S, always=True)
+            if str(answer.error).startswith(LATE):
+                return f"the server does not answer any more, since {probe.name}: {answer.error}"
         return None
+
+
+def _too_small(probe: Probe, setting: Setting) -> str | None:
+    """Say that a server has no room for a probe's answers; the long probes fit theirs to the context."""
+    cost = probe.cost(setting)
+    each = cost.output_tokens // max(1, cost.requests)
+    if probe.group != "long" and each + _PROMPT_TOKENS > setting.context:
+        return f"answers of {each:,} tokens are too long for a context of {setting.context:,}"
+    return None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from halfbyte.console import SYMBOLS, Column, Level, Output
 from halfbyte.validate.probe.causes import causes
 from halfbyte.validate.probe.kinds import Shown, Verdict
-from halfbyte.validate.probe.marks import MOST_SHOWN, marked
+from halfbyte.validate.probe.marks import MOST_SHOWN, marked, visible
 from halfbyte.validate.probe.report import Report, Result
 
 COLUMNS = (
@@ -30,7 +30,7 @@ def rows(results: Sequence[Result]) -> list[dict[str, Any]]:
         {
             "title": one.probe.title,
             "result": f"{SYMBOLS[_level(one)]} {one.finding.verdict.value}" + ("" if one.probe.gate else " (no gate)"),
-            "measured": _short(one.finding.measured),
+            "measured": _short(visible(one.finding.measured)),
             "threshold": one.finding.threshold,
             "evidence": f"{len(one.traces):,} requests" if one.traces else "",
         }
@@ -50,7 +50,7 @@ def _short(text: str) -> str:
 def show(out: Output, report: Report) -> None:
     """Print the table, then every failure with the wrong place marked and what is known to cause it."""
     if out.as_json:
-        out.text("", report.as_dict())
+        out.text("", _printable(report.as_dict()))
         return
     out.table(rows(report.results), COLUMNS)
     for one in report.results:
@@ -59,9 +59,18 @@ def show(out: Output, report: Report) -> None:
     out.verdicts([("good" if report.accepted else "bad", report.summary())])
 
 
+def _printable(value: Any) -> Any:
+    """Spell out halves of surrogate pairs, which no stream of UTF-8 takes."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _printable(inner) for key, inner in cast("dict[str, Any]", value).items()}
+    return [_printable(inner) for inner in cast("list[Any]", value)] if isinstance(value, list) else value
+
+
 def _explained(result: Result) -> str:
     finding = result.finding
-    lines = [f"{result.probe.name}: {finding.measured}", f"why it is asked: {result.probe.reason}"]
+    lines = [f"{result.probe.name}: {visible(finding.measured)}", f"why it is asked: {result.probe.reason}"]
     lines += [_line(one) for one in finding.shown[:MOST_SHOWN]]
     if len(finding.shown) > MOST_SHOWN:
         lines.append(f"and {len(finding.shown) - MOST_SHOWN:,} more in probe.json")
@@ -73,7 +82,7 @@ def _explained(result: Result) -> str:
 
 def _line(shown: Shown) -> str:
     row = f"  (row {shown.trace})" if shown.trace else ""
-    return f"{shown.what}{row}\n    {marked(shown)}"
+    return f"{visible(shown.what)}{row}\n    {marked(shown)}"
 
 
 def markdown(report: Report) -> str:
@@ -81,5 +90,5 @@ def markdown(report: Report) -> str:
     lines = ["| probe | result | measured | threshold |", "| --- | --- | --- | --- |"]
     for one in report.results:
         cells = (one.probe.title, one.finding.verdict.value, one.finding.measured, one.finding.threshold)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+        lines.append("| " + " | ".join(visible(cell.replace("\n", " ")).replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"

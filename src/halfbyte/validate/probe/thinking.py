@@ -13,13 +13,14 @@ from pydantic import Field
 from halfbyte.validate.probe.answers import Answer
 from halfbyte.validate.probe.card.items import lacks_section
 from halfbyte.validate.probe.judging import each, judged
-from halfbyte.validate.probe.kinds import Cost, Finding, Probe, Setting, Shown
+from halfbyte.validate.probe.kinds import Cost, Finding, Probe, Setting, Shown, skipped
 from halfbyte.validate.probe.marks import whole
 from halfbyte.validate.probe.profiles import Questions
 from halfbyte.validate.probe.watching import loops, until_it_loops
 
 SECTION = "thinking"
 _MARKUP = re.compile(r"</?think>|◁/?think▷")
+NO_THOUGHT = "no reasoning beside the content"
 _PROMPT_TOKENS = 80
 
 
@@ -28,6 +29,7 @@ class Thinking(Questions):
 
     prompts: list[str] = Field(min_length=1)
     max_tokens: int = Field(gt=0)
+    must_think: bool = True  # False for a family some of whose models do not
     needed: int = Field(gt=0)  # of the thoughts; answers without thoughts must all be sound
 
 
@@ -52,7 +54,7 @@ def wrong_thought(answer: Answer) -> list[Shown]:
             what = "the thought ends, and there is no content"
         return [Shown(reasoning, what, max(0, end - 40), end, answer.id)]
     if not reasoning:
-        return [whole(answer, "no reasoning beside the content" if answer.text else "neither reasoning nor content")]
+        return [whole(answer, NO_THOUGHT if answer.text else "neither reasoning nor content")]
     return []
 
 
@@ -81,8 +83,15 @@ def _ask(setting: Setting, options: dict[str, Any]) -> list[Answer]:
 def _on(setting: Setting) -> Finding:
     answers = _ask(setting, setting.client.thinking_options)
     wrongs = each(answers, lambda _, answer: wrong_thought(answer))
-    needed = setting.profile.need(SECTION, Thinking).needed
-    return judged(answers, wrongs, what="think, end and answer", needed=needed, cause="thinking-open")
+    section = setting.profile.need(SECTION, Thinking)
+    if not section.must_think and all(_plain(answer, wrong) for answer, wrong in zip(answers, wrongs, strict=True)):
+        return skipped("no answer has a thought: a model that does not think, or a server that leaves it out")
+    return judged(answers, wrongs, what="think, end and answer", needed=section.needed, cause="thinking-open")
+
+
+def _plain(answer: Answer, wrong: list[Shown]) -> bool:
+    """Whether an answer is sound but for the thought that it does not have."""
+    return not answer.error and [one.what for one in wrong] == [NO_THOUGHT]
 
 
 def _off(setting: Setting) -> Finding:

@@ -15,7 +15,7 @@ SECTION = {
     "texts": ["one two three four", "five six seven eight"], "most_kl": 0.05, "least_stable_top1": 0.9,
     "most_error_p95": 1, "most_far": 0.1, "reason": "a test",
 }  # fmt: skip
-TOP = {"a": 0.6, "b": 0.3, "c": 0.05}
+TOP = {"a": 0.55, "b": 0.3, "c": 0.05}
 
 
 def logs(top):
@@ -70,7 +70,7 @@ def served(top=None, *, worse=(), split=str.split, tells=True):
     def say(body):
         assert body["echo"] and body["max_tokens"] == 1
         words = [*split(body["prompt"]), "end"]
-        tops = [{**logs(top or TOP), word: math.log(0.001 if word in worse else 0.03)} for word in words]
+        tops = [{**logs(top or TOP), word: math.log(0.001 if word in worse else 0.06)} for word in words]
         told = {
             "tokens": words,
             "token_logprobs": [None, *[one[word] for one, word in zip(tops, words, strict=True)][1:]],
@@ -126,6 +126,37 @@ def test_a_server_that_does_not_tell_is_skipped_never_passed(tmp_path):
     (tmp_path / "c").mkdir()
     with setting_of(tmp_path / "c", served(), {"drift": SECTION}) as (setting, _):
         assert "--against" in DRIFT.lacks(setting)
+
+
+def test_only_tokens_that_the_reference_expects_are_scored(tmp_path):
+    """A code that nobody can foresee is a guess on both sides: its error says nothing."""
+    likely = Place("a", math.log(0.6), logs(TOP))
+    odd = {"x": 0.02, "a": 0.5}
+    guess, other = Place("x", math.log(0.02), logs(odd)), Place("x", math.log(0.0001), logs({"x": 0.0001, "b": 0.9}))
+    numbers = summary([step(likely, likely), step(other, guess)])
+    assert (numbers["tokens"], numbers["kl_at_least"], numbers["error_most"], numbers["stable_top1"]) == (1, 0, 0, 1)
+    assert numbers["tokens_everywhere"] == 2 and numbers["kl_everywhere"] > 0.04
+    assert summary([step(guess, other), step(other, likely)])["tokens"] == 1  # the reference decides, not the server
+
+
+def test_texts_that_only_surprise_the_reference_are_not_passed(tmp_path):
+    words = tuple(" ".join(SECTION["texts"]).split())
+    assert drift(tmp_path, served(worse=words), served(worse=words)).verdict is Verdict.SKIPPED
+
+
+def without_echo(_):
+    """As servers do that do not know `echo`: only what was written."""
+    return Said("x", logprobs={"tokens": ["x"], "token_logprobs": [-0.1], "top_logprobs": [{"x": -0.1}]})
+
+
+def test_a_server_that_ignores_echo_is_skipped_and_named(tmp_path):
+    for name, ours, theirs in (("the server", without_echo, served()), ("the reference", served(), without_echo),
+                               ("the server", without_echo, without_echo)):  # fmt: skip
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        found = drift(folder, ours, theirs)
+        assert found.verdict is Verdict.SKIPPED
+        assert found.measured.startswith(f"{name} tells log-probabilities of its answer only")
 
 
 @pytest.mark.parametrize("profile", ["kimi", "mini"])

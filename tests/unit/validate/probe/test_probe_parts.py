@@ -149,7 +149,12 @@ def test_no_answer_is_not_right_and_none_at_all_is_broken():
     from halfbyte.validate.probe.answers import Answer
 
     good, bad = Answer("1", content="x"), Answer("2", error="HTTP 500")
-    assert judged([good, bad], [[], []]).verdict is Verdict.FAILED
+    lost = judged([good, bad], [[], []])
+    assert (lost.verdict, lost.cause) == (Verdict.BROKEN, None)  # nothing was found to be wrong
+    assert lost.measured == "1 / 2 right, 1 without an answer: HTTP 500"
+    assert judged([good, bad], [[], []], needed=1).verdict is Verdict.PASSED
+    wrong = judged([good, good, bad], [[Shown("x", "wrong")], [], []])
+    assert (wrong.verdict, wrong.cause) == (Verdict.FAILED, "wrong-answer")
     assert judged([bad, bad], [[], []]).verdict is Verdict.BROKEN
     assert judged([good, good], [[], []]).verdict is Verdict.PASSED
 

@@ -1,6 +1,7 @@
 """Every fault of a server that has a probe is found by it; a sound server passes all of them."""
 
 import pytest
+from fake_openai import Say
 
 from halfbyte.validate.probe.kinds import Verdict
 
@@ -21,7 +22,6 @@ def test_a_sound_server_passes_all(fake, probe):
     [
         ("ignores stop", "stop-strings", "the stop string"),
         ("ignores max_tokens", "max-tokens", "tokens where 1 were allowed"),
-        ("no logprobs", "logprobs", "no log-probabilities"),
         ("nan logprobs", "logprobs", "nan"),
         ("not greedy", "logprobs", "is not the likeliest"),
         ("no usage", "usage", "no usage"),
@@ -85,3 +85,26 @@ def test_no_usable_answers_are_an_infrastructure_failure(fault, fake, probe):
         fake.hangs[""] = 0.5
     found = probe("math", "same-again", timeout_s=0.2)
     assert {one.verdict for one in found.values()} == {Verdict.BROKEN}
+
+
+def test_a_server_without_log_probabilities_is_told_and_not_failed(fake, probe):
+    """Good servers have none, and agents do not need them; what could not be looked at is not passed either."""
+    fake.wrong.add("no logprobs")
+    finding = probe("logprobs")["logprobs"]
+    assert finding.verdict is Verdict.SKIPPED
+    assert "tells no log-probabilities" in finding.measured
+
+
+def test_a_limit_is_looked_at_also_where_nobody_counts(fake, probe):
+    fake.wrong |= {"no usage", "ignores max_tokens"}
+    assert probe("max-tokens")["max-tokens"].verdict is Verdict.FAILED
+    fake.wrong.remove("ignores max_tokens")
+    assert probe("max-tokens")["max-tokens"].verdict is Verdict.PASSED
+
+
+def test_a_stop_that_comes_too_early_is_no_stop(fake, probe):
+    real = fake.say
+    fake.say = lambda body: Say("") if body.get("stop") else real(body)
+    finding = probe("stop-strings")["stop-strings"]
+    assert finding.verdict is Verdict.FAILED
+    assert "did not stop just before" in finding.shown[0].what

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from pydantic import Field
 
 from halfbyte.sandbox.limits import Limits
-from halfbyte.sandbox.run import run_python
 from halfbyte.validate.probe.answers import Answer
 from halfbyte.validate.probe.card import checks
+from halfbyte.validate.probe.card.harness import run_tested
 from halfbyte.validate.probe.card.items import Item, Items, costs_items, lacks_section
 from halfbyte.validate.probe.card.short import probe_of_items
 from halfbyte.validate.probe.code import code_of, lacks_sandbox
@@ -36,20 +35,15 @@ def _ascii_python(item: Item, answer: Answer) -> list[Shown]:
     return [*_python(item, answer), *checks.ascii_only(answer)]
 
 
-def _test_program(task: Task, answer: Answer) -> str:
-    """Return the answer's code with its tests; a test that fails names itself."""
-    lines = [f"exec(compile({line!r}, {json.dumps(f'test {n}: {line}')}, 'exec'))" for n, line in enumerate(task.tests)]
-    return "\n".join([code_of(answer.text), *lines, ""])
-
-
 def _runs(setting: Setting, task: Task, answer: Answer) -> list[Shown]:
     wrong = [*defects(answer, "code"), *checks.ended(answer), *checks.python(answer, task.answer)]
     if wrong:
         return wrong
     source = code_of(answer.text)
-    ran = run_python(_test_program(task, answer), tier=setting.sandbox, limits=Limits(seconds=RUN_S))
-    if not ran.succeeded:
-        last = (ran.stderr.strip().splitlines() or [f"ended by {ran.ended}"])[-1]
+    ran, held = run_tested(source, task.tests, tier=setting.sandbox, limits=Limits(seconds=RUN_S))
+    if not held:
+        untold = "it ended before its tests did" if ran.succeeded else f"ended by {ran.ended}"
+        last = (ran.stderr.strip().splitlines() or [untold])[-1]
         test = next((line.strip() for line in ran.stderr.splitlines() if 'File "test ' in line), "")
         return [Shown(source, f"{last} {test}".strip(), 0, len(source), answer.id)]
     if task.prints is not None:

@@ -18,6 +18,7 @@ from halfbyte.validate.probe.profiles import Questions
 
 NAME = "vision"
 _REFUSED = range(400, 500)
+_NO_PICTURES = re.compile(r"image input is not supported|mmproj")  # llama.cpp says it with status 500
 
 
 class Vision(Questions):
@@ -51,7 +52,7 @@ def _run(setting: Setting) -> Finding:
     image = {"type": "image_url", "image_url": {"url": data_url(smoke_picture(label, total))}}
     turn = {"role": "user", "content": [image, {"type": "text", "text": vision.ask}]}
     answer = setting.client.chat([turn], max_tokens=vision.max_tokens)
-    if answer.error and answer.status in _REFUSED:
+    if answer.error and (answer.status in _REFUSED or _NO_PICTURES.search(answer.error)):
         return skipped(f"the server takes no pictures: {answer.error}")
     return judged([answer], [[] if answer.error else _wrong(answer, label, total)], what="seen", cause="vision")
 

@@ -15,6 +15,7 @@ from halfbyte.validate.probe.server.prompts import questions, server_probe
 
 _CLIENT_ERRORS = range(400, 500)
 _SOME_S = 60.0
+_ANY_MODEL = "a model that is not there"  # SGLang and llama.cpp have one model and answer to every name, by intention
 
 
 def bodies(model: str, limit: int) -> dict[str, tuple[str, bytes]]:
@@ -26,7 +27,7 @@ def bodies(model: str, limit: int) -> dict[str, tuple[str, bytes]]:
         "messages that are no list": chat | {"messages": "Hello."},
         "a temperature that is a word": chat | {"temperature": "hot"},
         "max_tokens below zero": chat | {"max_tokens": -1},
-        "a model that is not there": chat | {"model": f"{model}-which-is-not-there"},
+        _ANY_MODEL: chat | {"model": f"{model}-which-is-not-there"},
         "a prompt longer than the context": chat | {"messages": [{"role": "user", "content": "one two " * limit}]},
     }
     found = {what: (PATHS["chat"], json.dumps(body).encode()) for what, body in wrong.items()}
@@ -40,13 +41,20 @@ def _malformed(setting: Setting) -> Finding:
     after = client.chat(questions(setting).prompts[0], max_tokens=8, repetition=500, always=True)
     found: list[list[Shown]] = []
     for what, answer in zip(wrong, answers, strict=True):
-        right = answer.status in _CLIENT_ERRORS
+        right = answer.status in _CLIENT_ERRORS or (what == _ANY_MODEL and not answer.error)
         said = answer.error if answer.error else "an answer as if nothing were wrong"
         found.append([] if right else [Shown(answer.text, f"{what}: {said}", 0, len(answer.text), answer.id)])
     # A refusal is what is wanted: here it is no error.
     refused = [replace(one, error=None) if one.status is not None or not one.error else one for one in answers]
     found.append([whole(after, "no answer to a right request afterwards")] if after.error else [])
-    return judged([*refused, replace(after, error=None)], found, what="answered rightly", cause="server-options")
+    any_model = not answers[list(wrong).index(_ANY_MODEL)].error
+    return judged(
+        [*refused, replace(after, error=None)],
+        found,
+        what="answered rightly" + (", any name of a model is taken" if any_model else ""),
+        cause="server-options",
+        numbers={"any_model_name": any_model},
+    )
 
 
 MALFORMED = (

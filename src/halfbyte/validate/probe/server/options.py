@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from halfbyte.validate.probe.answers import Answer
 from halfbyte.validate.probe.judging import each, judged
-from halfbyte.validate.probe.kinds import Finding, Setting, Shown
+from halfbyte.validate.probe.kinds import Finding, Setting, Shown, skipped
 from halfbyte.validate.probe.marks import whole
 from halfbyte.validate.probe.server.prompts import questions, server_probe
 
@@ -37,9 +37,10 @@ def _stop_strings(setting: Setting) -> Finding:
             return [Shown(answer.text, f"the stop string {stop!r} is in it", at, at + len(stop), answer.id)]
         if answer.finish_reason != "stop":
             return [whole(answer, f"finish_reason is {answer.finish_reason}, not stop")]
-        if text.startswith(answer.text):
-            return [] if len(answer.text) < len(text) else [whole(answer, f"it did not stop at {stop!r}")]
-        return []  # it went another way, and stopped there
+        before = text[: text.find(stop)]
+        if text.startswith(answer.text) and answer.text.strip() != before.strip():
+            return [whole(answer, f"it did not stop just before {stop!r}, which follows {before[-20:]!r}")]
+        return []  # as it should, or it went another way, and stopped there
 
     return judged(answers, each(answers, wrong), what="stopped", cause="server-options")
 
@@ -57,6 +58,8 @@ def _max_tokens(setting: Setting) -> Finding:
 
     def wrong(number: int, answer: Answer) -> Sequence[Shown]:
         tokens = _LENGTHS[number]
+        if not answer.usage and answer.finish_reason != "length":  # nobody counts: an endless text must have been cut
+            return [whole(answer, f"not cut at {tokens} tokens: finish_reason is {answer.finish_reason}")]
         if answer.completion_tokens > tokens:
             return [whole(answer, f"{answer.completion_tokens} tokens where {tokens} were allowed")]
         if answer.completion_tokens == tokens and answer.finish_reason != "length":
@@ -71,6 +74,8 @@ def _logprobs(setting: Setting) -> Finding:
     answers = client.ask_all(
         [client.chat_ask(one, max_tokens=24, logprobs=True, top_logprobs=_TOP) for one in asked.prompts]
     )
+    if not any(answer.error or answer.token_logprobs for answer in answers):
+        return skipped("the server tells no log-probabilities, though it was asked for them")
     return judged(
         answers, each(answers, lambda _, answer: _inconsistent(answer)), what="consistent", cause="server-options"
     )
@@ -83,13 +88,16 @@ def _inconsistent(answer: Answer) -> list[Shown]:
     if answer.completion_tokens and not answer.completion_tokens - 1 <= len(told) <= answer.completion_tokens:
         return [whole(answer, f"{len(told)} log-probabilities for {answer.completion_tokens} tokens")]
     for place, token in enumerate(told):
-        value = float(token["logprob"])
-        top = {str(one["token"]): float(one["logprob"]) for one in token.get("top_logprobs") or ()}
+        try:
+            value = float(token["logprob"])
+            top = [float(one["logprob"]) for one in token.get("top_logprobs") or ()]
+        except (LookupError, TypeError, ValueError):
+            return [whole(answer, f"token {place + 1} has no number as its log-probability: {str(token)[:80]}")]
         if not math.isfinite(value) or not _SMALLEST < value <= _LARGEST:
             return [whole(answer, f"token {place + 1} has the log-probability {value}")]
-        if top and value < max(top.values()) - _LARGEST:
+        if top and value < max(top) - _LARGEST:
             return [whole(answer, f"token {place + 1}, greedy, is not the likeliest")]
-        if top and sum(math.exp(one) for one in top.values()) > 1 + 1e-3:
+        if top and sum(math.exp(one) for one in top) > 1 + 1e-3:
             return [whole(answer, f"the probabilities at token {place + 1} are more than 1 together")]
     return []
 

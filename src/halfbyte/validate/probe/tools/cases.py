@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -75,10 +76,9 @@ def streamed(setting: Setting) -> list[Case]:
 
 def request(client: Client, case: Case, most: int, *, stream: bool = False, repetition: int = 0) -> Ask:
     """Return the request of a case."""
-    options: dict[str, Any] = {"max_tokens": most, "tool_choice": "auto", **case.options}
-    if stream:
-        options["stream"] = True
-    return client.chat_ask(case.messages, tools=case.tools, repetition=repetition, **options)
+    ask = client.chat_ask(case.messages, tools=case.tools, repetition=repetition, max_tokens=most, tool_choice="auto")
+    options = {**case.options, **({"stream": True} if stream else {})}  # of the request, whatever their names are
+    return replace(ask, body=client.body_of(ask.body, options))
 
 
 def ask_plain(setting: Setting, client: Client, cases: Sequence[Case], repetition: int = 0) -> list[Answer]:

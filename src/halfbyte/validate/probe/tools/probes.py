@@ -132,6 +132,8 @@ def _parallel(setting: Setting) -> Finding:
 def _streaming(setting: Setting) -> Finding:
     cases = streamed(setting)
     plain, answers = ask_plain(setting, setting.client, cases), ask_streamed(setting, cases)
+    if not any(one.tool_calls or one.error for one in (*plain, *answers)):
+        return skipped("no tool was called")
 
     def wrong(number: int, answer: Answer) -> list[Shown]:
         other = plain[number]

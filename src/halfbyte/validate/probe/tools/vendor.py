@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from halfbyte.errors import UsageError
+from halfbyte.validate.endpoint import values_without_keys
+from halfbyte.validate.lines import encoded
 from halfbyte.validate.probe.answers import Answer
 from halfbyte.validate.probe.tools.calls import invalid
 from halfbyte.validate.probe.tools.cases import Case
@@ -26,7 +28,7 @@ _ROLES = {"_input": "system"}
 def read_cases(path: Path) -> list[Case]:
     """Read a file; a line that is no request with tools is refused with its number."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # U+2028 ends a line for Python, not for JSONL
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"it cannot be read: {error}", where=str(path), fix="give a JSONL file of requests") from None
     cases = [_case(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
@@ -43,6 +45,9 @@ def _case(line: str, where: str) -> Case:
         messages = [{**one, "role": _ROLES.get(one["role"], one["role"])} for one in body["messages"]]
         told: Any = row.get("finish_reason") if "request" in row else None
         options = {key: value for key, value in body.items() if key not in _OURS}
+        named = [tool["function"]["name"] for tool in body["tools"] if "function" in tool]
+        if not all(isinstance(name, str) for name in named):
+            raise TypeError("a function without a name")
         return Case.model_validate(
             {
                 "messages": messages,
@@ -51,7 +56,7 @@ def _case(line: str, where: str) -> Case:
                 "options": options,
             }
         )
-    except (ValueError, LookupError, TypeError, AttributeError):  # pydantic's errors are ValueErrors
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # pydantic's errors are ValueErrors
         raise UsageError("this line is no request with tools", where=where, fix=fix) from None
 
 
@@ -59,9 +64,8 @@ def write_results(folder: Path, cases: Sequence[Case], answers: Sequence[Answer]
     """Write what was answered, one line for each request."""
     path = folder / RESULTS
     rows = [_row(number, case, answer) for number, (case, answer) in enumerate(zip(cases, answers, strict=True), 1)]
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
+    part.write_bytes(b"".join(encoded(values_without_keys(row)) for row in rows))
     part.replace(path)
     return path
 

@@ -1,0 +1,85 @@
+"""The guard between clients and servers that do the unusual: packed bodies, several prompts, chunks of odd forms."""
+
+import asyncio
+import gzip
+import json
+
+import pytest
+
+pytest.importorskip("aiohttp")
+from aiohttp import web
+from test_guard import CHAT, COMPLETIONS, DONE, chunk, guarded, text_chunk
+
+JSON = {"Content-Type": "application/json"}
+
+
+async def exchange(raw: bytes, path=CHAT, asked=None, *, sent=None, headers=None, told=None, first_s=5.0):
+    """Return the bytes that came, the loops, and the body that the server got; `told`: more headers of its answer."""
+    got: dict[str, bytes] = {}
+    read = asyncio.Event()
+
+    async def answer(request):
+        got["body"] = await request.read()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **(told or {})})
+        await response.prepare(request)
+        await response.write(raw[: len(raw) // 2])
+        await asyncio.wait_for(read.wait(), first_s)  # the client must see the first half before the second is sent
+        await response.write(raw[len(raw) // 2 :])
+        return response
+
+    upstream = type("Upstream", (), {"answer": staticmethod(answer)})
+    body = json.dumps({"stream": True, **(asked or {})}).encode() if sent is None else sent
+    async with (
+        guarded(upstream) as (before, session, loops),
+        session.post(before + path, data=body, headers=JSON | (headers or {})) as response,
+    ):
+        if "Content-Encoding" in (told or {}):
+            await response.content.readany()
+        read.set()
+        return await response.read(), loops, got.get("body")
+
+
+def run(*given, **named):
+    return asyncio.run(exchange(*given, **named))
+
+
+def test_a_loop_of_one_prompt_does_not_end_the_others():
+    two = b"".join(text_chunk("saliva ", 0) + text_chunk(f"word {n}, ", 1) for n in range(200))
+    raw = two + text_chunk("The end.", 1, "stop") + DONE
+    for prompt in (["one", "two"], [[1, 2], [3]]):
+        said, loops, _ = run(raw, COMPLETIONS, {"prompt": prompt})
+        assert len(loops) == 1 and b"The end." in said
+    for prompt in ("one", [1, 2, 3], ["one"]):
+        said, loops, _ = run(raw, COMPLETIONS, {"prompt": prompt})
+        assert len(loops) == 1 and b"The end." not in said  # nobody asked for a second choice
+
+
+@pytest.mark.parametrize("choice", [{}, {"index": 0, "finish_reason": ""}], ids=["no index", "an empty reason"])
+def test_a_loop_is_found_in_chunks_of_other_forms(choice):
+    one = {"choices": [{**choice, "delta": {"content": "saliva "}}]}
+    raw = b"".join(b"data: " + json.dumps(one).encode() + b"\n\n" for _ in range(300)) + DONE
+    said, loops, _ = run(raw)
+    assert len(loops) == 1 and len(said) < len(raw) / 2
+    assert json.loads(said.split(b"\n\n")[-3].removeprefix(b"data: "))["choices"][0]["finish_reason"] == "repetition"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"[" * 100_000, b'{"choices":[{"index":[1],"delta":{}}]}', b'{"choices":[null,5,{"index":{}}]}', b"NaN"],
+    ids=["deep", "list", "null", "nan"],
+)
+def test_what_cannot_be_read_comes_through_to_the_byte(data):
+    raw = b"data: " + data + b"\n\n" + chunk("word") + DONE
+    assert run(raw)[0] == raw
+
+
+def test_a_packed_request_arrives_as_what_it_is():
+    body = json.dumps({"stream": True, "messages": []}).encode()
+    said, _, got = run(chunk("word") + DONE, sent=gzip.compress(body), headers={"Content-Encoding": "gzip"})
+    assert got == body and said.endswith(DONE)
+
+
+def test_a_packed_answer_is_not_kept_waiting():
+    """It cannot be watched; as a stream of events it would wait for an empty line that packed bytes do not have."""
+    raw = b"".join(chunk(f"word {n * n} ") for n in range(200)) + DONE
+    assert run(gzip.compress(raw), told={"Content-Encoding": "gzip"}, first_s=3.0)[0].endswith(DONE)

@@ -9,6 +9,7 @@ from halfbyte.validate.probe.card.short import SHORT
 from halfbyte.validate.probe.card.tool_call import TOOL_CALL
 from halfbyte.validate.probe.card.vision import VISION
 from halfbyte.validate.probe.copying import COPYING
+from halfbyte.validate.probe.decode_drift import DECODE_DRIFT
 from halfbyte.validate.probe.drift import DRIFT
 from halfbyte.validate.probe.garbage import GARBAGES
 from halfbyte.validate.probe.kinds import Probe
@@ -24,5 +25,5 @@ PROBES: tuple[Probe, ...] = (
     *SHORT, *PROGRAMS, TOOL_CALL, VISION, *RUN_PROGRAMS,
     *OPTIONS, *STREAMS, *SAMENESS, *MALFORMED,
     *TOOLS, COPYING, *GARBAGES, *THINKING, *PROSE,
-    *AFTER_LONG, *CONTEXTS, DRIFT,
+    *AFTER_LONG, *CONTEXTS, DRIFT, DECODE_DRIFT,
 )  # fmt: skip

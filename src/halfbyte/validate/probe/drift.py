@@ -23,15 +23,20 @@ TOP = 20  # the most that vLLM tells without a setting
 _TOKENS_PER_CHARACTER = 0.35
 
 
-class Drift(Questions):
-    """Texts to predict, and how far apart two sound servers of the same model may be."""
+class Limits(Questions):
+    """How far apart two sound servers of the same model may be."""
 
-    texts: list[str] = Field(min_length=1)
     most_kl: float = Field(gt=0)  # nat, in the mean
     least_stable_top1: float = Field(gt=0, le=1)
     most_error_p95: float = Field(gt=0)  # nat, of the text's own tokens
     most_far: float = Field(ge=0)  # share of the tokens: a wrong expert moves few tokens, and those far
     reason: str  # where the numbers come from
+
+
+class Drift(Limits):
+    """Texts to predict."""
+
+    texts: list[str] = Field(min_length=1)
 
 
 def _predictions(client: Client, texts: list[str]) -> list[Answer]:
@@ -43,12 +48,8 @@ def _run(setting: Setting) -> Finding:
     assert setting.reference is not None
     section = setting.profile.need(NAME, Drift)
     sides: list[list[Answer]] = [_predictions(one, section.texts) for one in (setting.client, setting.reference)]
-    for who, answers in zip(("the server", "the reference"), sides, strict=True):
-        errors = [answer for answer in answers if answer.error]
-        if errors and all(answer.status is not None and answer.status < 500 for answer in errors):  # noqa: PLR2004
-            return skipped(f"{who} refuses log-probabilities of a prompt: {errors[0].error}")
-        if errors:
-            return broken(f"{who}: {errors[0].error}")
+    if (unanswered := without_answers(sides, "of a prompt")) is not None:
+        return unanswered
     steps: list[Step] = []
     shown: list[tuple[float, Shown]] = []
     for ours, theirs in zip(*sides, strict=True):
@@ -65,10 +66,21 @@ def _run(setting: Setting) -> Finding:
             return _other_tokens(names, ours)
         found = [step(a, b) for a, b in zip(mine, its, strict=True)]
         steps += found
-        shown.append(_worst(found, ours))
+        shown.append(worst_step(found, ours))
     if not any(one.plausible for one in steps):
         return skipped(f"the reference finds no token of the texts likelier than {PLAUSIBLE:.0%}: another model?")
-    return _judged(section, steps, [one for _, one in sorted(shown, key=lambda pair: -pair[0])])
+    return judge_drift(section, steps, shown)
+
+
+def without_answers(sides: list[list[Answer]], what: str) -> Finding | None:
+    """Return why there is nothing to compare: a side refuses log-probabilities, or did not answer; None if both did."""
+    for who, answers in zip(("the server", "the reference"), sides, strict=True):
+        errors = [answer for answer in answers if answer.error]
+        if errors and all(answer.status is not None and answer.status < 500 for answer in errors):  # noqa: PLR2004
+            return skipped(f"{who} refuses log-probabilities {what}: {errors[0].error}")
+        if errors:
+            return broken(f"{who}: {errors[0].error}")
+    return None
 
 
 def _of_the_prompt(places: list[Place], answer: Answer) -> list[Place]:
@@ -86,7 +98,8 @@ def _other_tokens(names: list[list[str]], answer: Answer) -> Finding:
     return Finding(Verdict.FAILED, "the same text has other tokens", "the same tokens", {}, (shown,), "tokenizer")
 
 
-def _worst(steps: list[Step], answer: Answer) -> tuple[float, Shown]:
+def worst_step(steps: list[Step], answer: Answer) -> tuple[float, Shown]:
+    """Return the token where both sides are furthest apart, marked in its text, and how far that is."""
     at = max(range(len(steps)), key=lambda n: (steps[n].plausible, steps[n].kl, steps[n].error))
     one, text = steps[at], "".join(part.token for part in steps)
     start = len("".join(part.token for part in steps[:at]))
@@ -94,8 +107,10 @@ def _worst(steps: list[Step], answer: Answer) -> tuple[float, Shown]:
     return one.kl * one.plausible, Shown(text, what, start, start + len(one.token), answer.id)
 
 
-def _judged(section: Drift, steps: list[Step], shown: list[Shown]) -> Finding:
+def judge_drift(section: Limits, steps: list[Step], worst: list[tuple[float, Shown]]) -> Finding:
+    """Hold the differences of all tokens against the limits; of the texts the worst are shown."""
     numbers = summary(steps)
+    shown = [one for _, one in sorted(worst, key=lambda pair: -pair[0])]
     limits: list[tuple[str, bool]] = [
         (f"KL at most {section.most_kl:g} nat", numbers["kl_at_least"] <= section.most_kl),
         (f"top-1 {section.least_stable_top1:.1%}", numbers["stable_top1"] >= section.least_stable_top1),

@@ -63,13 +63,16 @@ class Step:
         return abs(self.ours - self.theirs)
 
 
-def read_places(logprobs: Any) -> list[Place] | None:
-    """Return what a completion with `echo` tells of each token but the first; None where it does not tell."""
+def read_places(logprobs: Any, *, written: bool = False) -> list[Place] | None:
+    """Return what a completion tells of each token: of those that it wrote, or with `echo` of all but the first.
+
+    None where it does not tell.
+    """
     told = cast("dict[str, Any]", logprobs or {})
     columns: list[list[Any]] = [told.get(key) or [] for key in ("tokens", "token_logprobs", "top_logprobs")]
     if not all(columns) or len({len(column) for column in columns}) != 1:
         return None
-    rows = list(zip(columns[0], columns[1], columns[2], strict=True))[1:]
+    rows = list(zip(columns[0], columns[1], columns[2], strict=True))[0 if written else 1 :]
     if any(value is None or not top for _, value, top in rows):
         return None
     return [Place(str(token), float(value), {str(k): float(v) for k, v in top.items()}) for token, value, top in rows]

@@ -72,7 +72,7 @@ def _max_tokens(setting: Setting) -> Finding:
 def _logprobs(setting: Setting) -> Finding:
     client, asked = setting.client, questions(setting)
     answers = client.ask_all(
-        [client.chat_ask(one, max_tokens=24, logprobs=True, top_logprobs=_TOP) for one in asked.prompts]
+        [client.chat_ask(one, max_tokens=asked.max_tokens, logprobs=True, top_logprobs=_TOP) for one in asked.prompts]
     )
     if not any(answer.error or answer.token_logprobs for answer in answers):
         return skipped("the server tells no log-probabilities, though it was asked for them")

@@ -216,7 +216,7 @@ def test_a_terminal_that_cannot_show_symbols_still_gets_the_answer():
 
 
 def test_shells_can_complete_commands():
-    environment = {**os.environ, "_HALFBYTE_COMPLETE": "bash_complete", "COMP_WORDS": "halfbyte re", "COMP_CWORD": "1"}
+    environment = {**os.environ, "_HALFBYTE_COMPLETE": "bash_complete", "COMP_WORDS": "halfbyte rec", "COMP_CWORD": "1"}
     command = [sys.executable, "-m", "halfbyte"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.stdout == "plain,recipes\n"

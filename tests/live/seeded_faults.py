@@ -111,7 +111,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("no-tool-parser", "started without a tool parser", parsers=["--reasoning-parser", "kimi_k2"]),
     Fault("no-reasoning-parser", "started without a reasoning parser", parsers=PARSERS[:3]),
     Fault(
-        "coarse-kv", "one bit of mantissa in the KV cache", environment={"PYTHONPATH": str(PLUGINS / "coarse_kv")}
+        "coarse-kv", "five levels for all of the KV cache", environment={"PYTHONPATH": str(PLUGINS / "coarse_kv")}
     ),
     Fault(
         "repetition-penalty", "repetition_penalty 2.0 as the server's default",

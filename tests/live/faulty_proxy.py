@@ -3,6 +3,7 @@
 Run it as a script: python faulty_proxy.py PORT SERVER_PORT drop-chunks|cut-characters
 """
 
+import contextlib
 import sys
 
 from aiohttp import ClientSession, ClientTimeout, web
@@ -47,13 +48,16 @@ def application(server: str, fault: str) -> web.Application:
                 back = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
                 response = web.StreamResponse(status=answer.status, headers=back)
                 await response.prepare(request)
-                if answer.content_type == "text/event-stream":
-                    async for event in events(answer.content, fault):
-                        await response.write(event)
-                else:
-                    body = await answer.read()
-                    await response.write(cut_characters(body) if fault == "cut-characters" else body)
-                await response.write_eof()
+                with contextlib.suppress(
+                    ConnectionResetError
+                ):  # whoever asked has hung up, as the probe of cancelling does
+                    if answer.content_type == "text/event-stream":
+                        async for event in events(answer.content, fault):
+                            await response.write(event)
+                    else:
+                        body = await answer.read()
+                        await response.write(cut_characters(body) if fault == "cut-characters" else body)
+                    await response.write_eof()
                 return response
 
     app = web.Application(client_max_size=1 << 30)

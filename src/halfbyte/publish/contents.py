@@ -15,18 +15,19 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from halfbyte.errors import CheckpointError
-from halfbyte.folders import FOLDER, RELEASE_LOGS
+from halfbyte.folders import FOLDER, RELEASE_LOGS, SOURCE_README
 from halfbyte.pipeline import JOURNAL, STATS, VERIFIED
 from halfbyte.write import PART
 
 Kind = Literal["output", "evidence", "trace", "later", "local"]
 
 PROVENANCE = "provenance.json"
+CARD_RECORD = "card.json"  # what the card was written from, to write it again here
 HASHED = "hashed.json"  # stamps of files that were hashed here: what does not change is not read again
 CARD = "README.md"
 REPORT = f"{FOLDER}/report.html"
-LATER = frozenset((CARD, REPORT))
-_LOCAL = frozenset(f"{FOLDER}/{name}" for name in (PROVENANCE, HASHED, VERIFIED))
+LATER = frozenset((CARD, REPORT, f"{FOLDER}/{SOURCE_README}"))
+_LOCAL = frozenset(f"{FOLDER}/{name}" for name in (PROVENANCE, HASHED, VERIFIED, CARD_RECORD))
 _LOCAL_SUFFIXES = (".log", ".lock", ".pid", ".pyc", ".tmp", ".swp", "~")
 _LOCAL_FOLDERS = frozenset(("__pycache__", "logs"))
 _STATS_KEPT = frozenset(("stats.safetensors", "calibration.json"))  # hidden states beside them are not for ever

@@ -301,6 +301,8 @@ def test_a_plan_without_paths_is_sent_as_it_is(ready):
     ("name", "kind"),
     [
         ("model.safetensors", "output"),
+        ("halfbyte/card.json", "local"),
+        ("halfbyte/source-README.md", "later"),
         ("figures/score.svg", "output"),
         ("README.md", "later"),
         ("halfbyte/report.html", "later"),

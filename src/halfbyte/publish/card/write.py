@@ -17,10 +17,10 @@ from halfbyte.json_file import json_object
 from halfbyte.publish.card.known import Known, Said, know
 from halfbyte.publish.card.reading import mapping, words
 from halfbyte.publish.card.render import render
+from halfbyte.publish.contents import CARD_RECORD
 from halfbyte.source.checkpoint import CONFIG, INDEX
 from halfbyte.write import disk_error, write_whole
 
-RECORD = "card.json"
 _FORMAT = 1
 _COPYING_NS = 2 * 10**9  # between two small files of one copied folder
 
@@ -30,7 +30,7 @@ def write_card(out: Path, said: Said | None = None, *, force: bool = False) -> P
 
     UsageError where a README lies there that neither we nor the source wrote, unless forced.
     """
-    record = out / FOLDER / RECORD
+    record = out / FOLDER / CARD_RECORD
     whole = (said or Said()).over(mapping(json_object(record), "said"))
     known = know(out, whole)
     old, kept = _old(out / README), out / FOLDER / SOURCE_README
@@ -65,9 +65,9 @@ def _refuse_foreign(known: Known, old: bytes) -> None:
     """Refuse a README that was written by hand after the run."""
     out = known.evidence.out
     kept = out / FOLDER / SOURCE_README
-    if _is_ours(old, out / FOLDER / RECORD) or (kept.is_file() and kept.read_bytes() == old):
+    if _is_ours(old, out / FOLDER / CARD_RECORD) or (kept.is_file() and kept.read_bytes() == old):
         return
-    if not kept.is_file() and not (out / FOLDER / RECORD).exists() and _as_old_as_the_weights(out):
+    if not kept.is_file() and not (out / FOLDER / CARD_RECORD).exists() and _as_old_as_the_weights(out):
         return
     fix = "move it away, or give --force to replace it"
     raise UsageError("this README.md was not written by halfbyte, nor copied from the source", where=str(out / README),

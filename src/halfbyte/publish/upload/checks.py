@@ -179,7 +179,9 @@ def _card(out: Path, evidence: Evidence) -> Iterator[Check]:
     if newer:
         name = newer[0].relative_to(out).as_posix()
         yield Check(
-            "bad", f"the card is older than {name}: it may have other numbers", write.replace("it", "it again", 1)
+            "bad",
+            f"the card is older than {name}: it may have other numbers",
+            write.replace("write it", "write it again"),
         )
     elif isinstance(verdict, str) and not _says(text, verdict):
         yield Check("bad", f"the card does not say that the verdict is {verdict}", write)

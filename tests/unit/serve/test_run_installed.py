@@ -122,7 +122,7 @@ def test_checks_run_in_order_until_one_fails(monkeypatch, quiet):
         ran.append(command[1:])
         return 0 if command[3] == "probe" else 4
 
-    monkeypatch.setattr("halfbyte.serve.then._run", run)
+    monkeypatch.setattr("halfbyte.serve.then.run_in_front", run)
     assert then_checks([["probe"], ["eval", "--suite", "mini"], ["bench"]], quiet)("http://x:1") == 4
     assert ran == [
         ["-m", "halfbyte", "probe", "http://x:1"],

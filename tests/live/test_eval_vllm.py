@@ -26,7 +26,7 @@ LIMIT = 12
 REQUESTS = 6 * LIMIT  # one for a word problem and for a text to copy, four for a choice
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(kimi_mini_server):
     return kimi_mini_server
 

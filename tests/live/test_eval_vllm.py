@@ -26,6 +26,10 @@ LIMIT = 12
 REQUESTS = 6 * LIMIT  # one for a word problem and for a text to copy, four for a choice
 
 
+TASKS = ("kimi_mini_gsm8k", "kimi_mini_mmlu", "kimi_mini_copying")
+LOOK = 8  # requests that tell a server from another: four prompts, completed and as a chat
+
+
 @pytest.fixture(scope="module")
 def server(kimi_mini_server):
     return kimi_mini_server
@@ -123,14 +127,16 @@ def test_a_kill_repeats_nothing(server, whole, tmp_path):
         b'"kind": "request"' in line for line in store.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"
     )
     assert 0 < kept < REQUESTS
-    counts = [answered(server)]
+    counts, sent = [answered(server)], []
     for _ in range(2):  # the second of them asks nothing but the pre-flight
         finished(evaluate(server, tmp_path))
         counts.append(answered(server))
+        sent.append(json.loads((tmp_path / "eval.json").read_text())["requests_sent"])
+    assert sent == [REQUESTS - kept, 0]
     rest, before_any = counts[1] - counts[0], counts[2] - counts[1]
-    assert rest - before_any == REQUESTS - kept
-    assert json.loads((tmp_path / "eval.json").read_text())["requests_sent"] == 0
-    for task in ("kimi_mini_gsm8k", "kimi_mini_mmlu", "kimi_mini_copying"):
+    # Beside them, after each task, whether it is still the same server; by the engine's own count nothing else.
+    assert rest - before_any == REQUESTS - kept + len(TASKS) * LOOK
+    for task in TASKS:
         assert [row["scores"] for row in rows(tmp_path, task)] == [row["scores"] for row in rows(whole, task)]
 
 

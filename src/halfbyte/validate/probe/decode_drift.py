@@ -14,13 +14,20 @@ from __future__ import annotations
 from pydantic import Field
 
 from halfbyte.validate.probe.answers import Answer
-from halfbyte.validate.probe.drift import TOP, Limits, judge_drift, without_answers, worst_step
+from halfbyte.validate.probe.drift import (
+    TOKENS_PER_CHARACTER,
+    TOP,
+    Limits,
+    judge_drift,
+    lacks_reference,
+    without_answers,
+    worst_step,
+)
 from halfbyte.validate.probe.drift_measures import MARGIN, Place, Step, read_places, step
 from halfbyte.validate.probe.kinds import Cost, Finding, Probe, Setting, Shown, Verdict, skipped
 from halfbyte.validate.probe.marks import MOST_SHOWN
 
 NAME = "decode-drift"
-_TOKENS_PER_CHARACTER = 0.35
 
 
 class DecodeDrift(Limits):
@@ -92,22 +99,17 @@ def _changed_choice(others: list[Shown], of: int) -> Finding:
     return Finding(Verdict.FAILED, measured, "every greedy token is the likeliest", numbers, shown, "greedy")
 
 
-def _lacks(setting: Setting) -> str | None:
-    if setting.reference is None:
-        return "needs a reference: --against URL2"
-    return None if NAME in setting.profile.questions else f"the profile {setting.profile.name} has no such texts"
-
-
 def _cost(setting: Setting) -> Cost:
     section = setting.profile.section(NAME, DecodeDrift)
     if section is None or setting.reference is None:
         return Cost(0, 0, 0)
     requests = 2 * len(section.prompts)
-    prompt = 2 * sum(map(len, section.prompts)) * _TOKENS_PER_CHARACTER
+    prompt = 2 * sum(map(len, section.prompts)) * TOKENS_PER_CHARACTER
     return Cost(requests, int(prompt), requests * section.tokens)
 
 
 DECODE_DRIFT = Probe(
     NAME, "reference", "log-probabilities against the reference, while writing",
-    "a KV cache that is too coarse, or a changed sampler, is not in the reading of a prompt", True, _run, _cost, _lacks,
+    "a KV cache that is too coarse, or a changed sampler, is not in the reading of a prompt", True, _run, _cost,
+    lacks_reference(NAME),
 )  # fmt: skip

@@ -7,6 +7,7 @@ drift_measures.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import Field
@@ -20,7 +21,7 @@ from halfbyte.validate.probe.profiles import Questions
 
 NAME = "drift"
 TOP = 20  # the most that vLLM tells without a setting
-_TOKENS_PER_CHARACTER = 0.35
+TOKENS_PER_CHARACTER = 0.35
 
 
 class Limits(Questions):
@@ -130,21 +131,27 @@ def judge_drift(section: Limits, steps: list[Step], worst: list[tuple[float, Sho
     )
 
 
-def _lacks(setting: Setting) -> str | None:
-    if setting.reference is None:
-        return "needs a reference: --against URL2"
-    return None if NAME in setting.profile.questions else f"the profile {setting.profile.name} has no such texts"
+def lacks_reference(name: str) -> Callable[[Setting], str | None]:
+    """Return what says why a probe with such texts cannot compare: nothing to compare with, or no texts."""
+
+    def lacks(setting: Setting) -> str | None:
+        if setting.reference is None:
+            return "needs a reference: --against URL2"
+        return None if name in setting.profile.questions else f"the profile {setting.profile.name} has no such texts"
+
+    return lacks
 
 
 def _cost(setting: Setting) -> Cost:
     section = setting.profile.section(NAME, Drift)
     if section is None or setting.reference is None:
         return Cost(0, 0, 0)
-    tokens = sum(map(len, section.texts)) * _TOKENS_PER_CHARACTER
+    tokens = sum(map(len, section.texts)) * TOKENS_PER_CHARACTER
     return Cost(2 * len(section.texts), int(2 * tokens), 2 * len(section.texts))
 
 
 DRIFT = Probe(
     NAME, "reference", "log-probabilities against the reference",
-    "a broken kernel or layer moves every prediction, long before answers become wrong", True, _run, _cost, _lacks,
+    "a broken kernel or layer moves every prediction, long before answers become wrong", True, _run, _cost,
+    lacks_reference(NAME),
 )  # fmt: skip

@@ -110,18 +110,18 @@ def run_fault(fault: Fault, runs: Path, reference: str | None) -> dict[str, Any]
     return row | {"passed": report["counts"][PASSED], "seconds": round(time.monotonic() - begin)}
 
 
-def run_healthy(name: str, runs: Path, count: int, reference: str | None, *, w4a4: bool) -> list[dict[str, Any]]:
-    """Probe a healthy variant with as many seeds."""
-    fault, rows = Fault("healthy", name, variant=name), []
+def run_healthy(
+    name: str, runs: Path, seeds: list[int], reference: str | None, *, w4a4: bool
+) -> Iterator[dict[str, Any]]:
+    """Probe a healthy variant with each of these seeds."""
+    fault = Fault("healthy", name, variant=name)
     with served(fault, make_variant(name, runs / "variants"), runs / f"{name}.log", w4a4=w4a4) as url:
-        for seed in range(count):
+        for seed in seeds:
             begin = time.monotonic()
             report = probed(url, reference, runs / f"{name}-{seed}", seed)
             alarms = [one["name"] for one in report["probes"] if one["verdict"] not in (PASSED, "skipped")]
-            row = {"variant": name, "seed": seed, "alarms": alarms, "counts": report["counts"]}
-            rows.append(row | {"seconds": round(time.monotonic() - begin)})
-            print(rows[-1], flush=True)
-    return rows
+            row = {"variant": name + "-w4a4" * w4a4, "seed": seed, "alarms": alarms, "counts": report["counts"]}
+            yield row | {"seconds": round(time.monotonic() - begin)}
 
 
 def markdown(table: dict[str, Any]) -> str:
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("runs", type=Path)
     parser.add_argument("-o", "--out", type=Path, required=True)
     parser.add_argument("--only", default="", help="names of faults, with commas")
-    parser.add_argument("--healthy", type=int, default=0, help="runs of each healthy variant, instead of faults")
+    parser.add_argument("--healthy", type=int, default=0, help="seeds of each healthy variant, instead of faults")
     parser.add_argument("--of", default="int4,nvfp4-modelopt")
     parser.add_argument("--w4a4", action="store_true")
     parser.add_argument("--no-reference", action="store_true")
@@ -163,9 +163,12 @@ def main() -> None:
     )  # fmt: skip
     with reference as url:
         for name in asked.of.split(",") if asked.healthy else []:
-            table["healthy"] = [row for row in table["healthy"] if row["variant"] != name]
-            table["healthy"] += run_healthy(name, asked.runs, asked.healthy, url, w4a4=asked.w4a4)
-            write()
+            kept = {row["seed"] for row in table["healthy"] if row["variant"] == name + "-w4a4" * asked.w4a4}
+            seeds = [seed for seed in range(asked.healthy) if seed not in kept]
+            for row in run_healthy(name, asked.runs, seeds, url, w4a4=asked.w4a4) if seeds else ():
+                table["healthy"].append(row)
+                print(row, flush=True)
+                write()
         wanted = asked.only.split(",") if asked.only else [fault.name for fault in FAULTS]
         done = {row["name"] for row in table["faults"]}
         for fault in FAULTS if not asked.healthy else ():

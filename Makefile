@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 VLLM_READY := $(VENV)/.vllm-ready
-GENERATED := README.md docs/cli.md docs/formats.md
+GENERATED := README.md docs/cli.md docs/convert.md docs/formats.md docs/speed.md
 
 # pyright comes whole from PyPI (its JavaScript and node itself): it must neither look for updates nor fetch anything.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -33,7 +33,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PIP) install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## kimi-mini from INT4 to MXFP4, audited, and asked before and after (RECIPE=... for another format)
+demo: $(VLLM_READY)  ## kimi-mini from INT4 to an accepted NVFP4 release with card and report (RECIPE=mxfp4, nvfp4-reap24)
 	@$(BIN)/python examples/demo.py $(RECIPE)
 
 test: $(if $(filter no,$(VLLM)),$(READY),$(VLLM_READY))  ## every test that needs no GPU, no server and no patience

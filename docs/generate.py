@@ -81,7 +81,7 @@ def speed_table() -> str:
     rows.append((*copy.split(" | "), *[""] * len(peers)))
     words = (
         f"GB/s of the BF16 side (2 bytes a weight) for a {shape} expert matrix, {result['date']}, {result['cpu']}, "
-        f"`{result['command']}`; all of it is in [benchmarks/results](benchmarks/results/{newest.stem}.md)."
+        f"`{result['command']}`; all of it is in [benchmarks/results](../benchmarks/results/{newest.stem}.md)."
     )
     heading = ("operation", "1 core", f"{result['cores']} cores", *[f"{peer}, 1 core" for peer in peers])
     return f"{words}\n\n{_markdown(heading, rows)}"
@@ -91,7 +91,7 @@ def engine_table() -> str:
     """The newest benchmark of the engine, as its own file has it, without its title."""
     newest = max(RESULTS.glob("engine_*.md"), key=lambda path: path.stem[-6:])
     title, *lines = newest.read_text().rstrip().splitlines()
-    link = f"[benchmarks/results](benchmarks/results/{newest.name})"
+    link = f"[benchmarks/results](../benchmarks/results/{newest.name})"
     return "\n".join([f"{title.removeprefix('# ')} ({link}):", *lines])
 
 
@@ -100,6 +100,19 @@ def inspect_example() -> str:
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.redirect_stderr(io.StringIO()):
         assert run(["inspect", "--example", "kimi-k2.6"]) == 0
     return shown.getvalue().rstrip()
+
+
+def recipe_table() -> str:
+    """The recipes that come with halfbyte, and what each would make of Kimi-K2.6."""
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.redirect_stderr(io.StringIO()):
+        assert run(["inspect", "--example", "kimi-k2.6", "--json"]) == 0
+    found = json.loads(shown.getvalue())
+    rows = [
+        (f"[`{one['recipe']}`](src/halfbyte/recipes/{one['recipe']}.yaml)", load_recipe(one["recipe"]).description,
+         f"{one['nbytes'] / 1e9:,.1f} GB")
+        for one in found["recipes"]
+    ]  # fmt: skip
+    return _markdown(("recipe", "what comes out", f"Kimi-K2.6, {found['nbytes'] / 1e9:,.1f} GB, becomes"), rows)
 
 
 # Times are measured, and so differ from machine to machine.

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from halfbyte.harmless import harmless, harmless_json
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -58,13 +60,14 @@ class Output:
         else:
             width = max((len(label) for label, _ in lines), default=0)
             for label, text in lines:
-                print(f"{label:<{width}}{_GUTTER}{text}".rstrip())
+                print(harmless(f"{label:<{width}}{_GUTTER}{text}".rstrip()))
         return None
 
     def text(self, text: str, value: Any) -> None:
-        """Show text as it is; as JSON the value that it spells."""
+        """Show text, in a file as it is; as JSON the value that it spells."""
         if self.as_json:
             return self._json(value)
+        text = harmless(text) if sys.stdout.isatty() else text
         print(text, end="" if text.endswith("\n") else "\n")
         return None
 
@@ -79,7 +82,7 @@ class Output:
         """Say something on stderr, unless quiet."""
         if not self.quiet:
             sys.stdout.flush()  # where both go into one file, words stay after the data they follow
-            print(text, file=sys.stderr)
+            print(harmless(text), file=sys.stderr)
 
     def hint(self, command: str) -> None:
         """Name the next useful command."""
@@ -100,7 +103,7 @@ class Output:
         """Print a traceback on stderr."""
         import traceback
 
-        traceback.print_exception(error, file=sys.stderr)
+        print(harmless("".join(traceback.format_exception(error))), end="", file=sys.stderr)
 
     def progress(self) -> Bar:
         """Return a bar on a terminal, one line a step elsewhere, silence if quiet."""
@@ -115,12 +118,12 @@ class Output:
         return self._console(sys.stderr)
 
     def _json(self, value: Any) -> None:
-        print(json.dumps(value, indent=2, ensure_ascii=False))
+        print(harmless_json(json.dumps(value, indent=2, ensure_ascii=False)))
 
     def _say(self, stream: IO[str], mark: str, text: str, *, style: str) -> None:
         if not stream.isatty():
             below = "\n" + " " * (len(mark) + 1)  # further lines stand under the first
-            print(f"{mark} {text}".replace("\n", below), file=stream)
+            print(harmless(f"{mark} {text}").replace("\n", below), file=stream)
             return
         from rich.table import Table
 
@@ -147,7 +150,7 @@ class Output:
         grid.add_column(style="bold", no_wrap=True)
         grid.add_column(overflow="fold")
         for label, text in lines:
-            grid.add_row(label, _literal(text))
+            grid.add_row(_literal(label), _literal(text))
         self._console(sys.stdout).print(grid)
 
     def _console(self, stream: IO[str]) -> Console:
@@ -222,10 +225,10 @@ class StatusLine:
 
 
 def _literal(text: str) -> Any:
-    """Wrap text so that rich does not read its square brackets as markup."""
+    """Wrap text so that neither rich reads its square brackets as markup, nor a terminal anything else."""
     from rich.text import Text
 
-    return Text(text)
+    return Text(harmless(text))
 
 
 def _cell(value: Any) -> str:
@@ -248,4 +251,4 @@ def _print_aligned(cells: Sequence[Sequence[str]], columns: Sequence[Column]) ->
             text.rjust(width) if column.number else text.ljust(width)
             for text, width, column in zip(row, widths, columns, strict=True)
         ]
-        print(_GUTTER.join(padded).rstrip())
+        print(harmless(_GUTTER.join(padded).rstrip()))

@@ -140,3 +140,49 @@ def test_verdicts_carry_their_symbols_and_stay_out_of_json(capsys):
     assert capsys.readouterr().out == "✓ yes\n! hm\n✗ no\n"
     Output(as_json=True).verdicts([("good", "yes")])
     assert capsys.readouterr().out == ""
+
+
+# Clear the screen, set the title, a CSI of eight bits, a line turned around, half of a pair, carriage return, bell.
+HOSTILE = "a\x1b[2J\x1b]0;owned\x07b\x9b31mc\u202egnp.exe\u2069 \udc80 d\re"
+ACTS = re.compile("[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u202e\u2069\ud800-\udfff]|\x1b(?!\\[[0-9;]*m)")
+
+
+def every_sink(out: Output, text: str) -> None:
+    out.table([{"name": text}], [Column("name", "name")])
+    out.facts({"name": text}, [(text, text)])
+    out.verdicts([("bad", text)])
+    out.note(text)
+    out.hint(text)
+    out.error(HalfbyteError(text, where=text, fix=text))
+    out.trace(ValueError(text))
+    with out.progress() as bar:
+        bar.step(text, 1, 2)
+    with out.waiting() as line:
+        line.show(text, 1.0)
+
+
+@pytest.mark.parametrize("out", [Output(), Output(as_json=True), Output(no_color=True)], ids=["plain", "json", "grey"])
+def test_nothing_that_a_stranger_wrote_acts_on_a_terminal(out, capsys):
+    """On a terminal rich's own colours may pass, its cursor for what moves, and nothing else."""
+    every_sink(out, HOSTILE)
+    out.text("fine", HOSTILE)
+    printed = capsys.readouterr()
+    assert not ACTS.search(printed.out + printed.err)
+    assert "owned" in printed.err
+    shown, _ = on_terminal(lambda: every_sink(out, HOSTILE))
+    assert not ACTS.search(shown.replace("\x1b[?25l", "").replace("\x1b[?25h", ""))
+    shown, _ = on_terminal(lambda: out.text(HOSTILE, HOSTILE))
+    assert not ACTS.search(shown)
+
+
+def test_json_says_the_same_whatever_it_holds(capsys):
+    Output(as_json=True).facts({"name": HOSTILE, "fine": "Łódź ٣ 日本 👨‍👩‍👧"}, [])
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == {"name": HOSTILE, "fine": "Łódź ٣ 日本 👨‍👩‍👧"}
+    assert "日本 👨‍👩‍👧" in printed
+
+
+def test_text_in_a_file_is_as_it_is(capsys):
+    """`serve OUT > serve.sh` must be the script."""
+    Output().text("a\tb\x1b[1m\n", None)
+    assert capsys.readouterr().out == "a\tb\x1b[1m\n"

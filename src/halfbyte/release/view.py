@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halfbyte.console import SYMBOLS, Output
+from halfbyte.harmless import harmless
 from halfbyte.release.record import Record
 
 LINES_EVERY_S = 30.0  # of progress, where there is no terminal
@@ -111,7 +112,7 @@ class View:
         for name, row in self._rows.items():
             style = _STYLES.get(row.mark, "dim")
             took = "" if row.seconds is None else duration(row.seconds)
-            table.add_row(Text(row.mark, style), Text(name, style), took, Text(row.text, "dim"))
+            table.add_row(Text(row.mark, style), Text(name, style), took, Text(harmless(row.text), "dim"))
         return table
 
 

@@ -59,6 +59,7 @@ class Fake:
     running: int = 0
     busy: int = 0
     most_busy: int = 0
+    streamed: dict[str, Any] | None = None  # the last request for a stream
     token_delay: float = 0.0
     seen: dict[str, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -176,11 +177,18 @@ class Handler(BaseHTTPRequestHandler):
                 return self._json({"error": "as the test wants", "seen": self.headers.get("Authorization")}, status)
             if fake.token_delay and not body.get("stream"):
                 time.sleep(fake.token_delay)
-            said = self._cut(fake.say(body), body)
+            said = self._cut(fake.say(self._meant(body)), body)
             return self._stream(said, body) if body.get("stream") else self._plain(said, body)
         finally:
             with fake.lock:
                 fake.busy -= 1
+
+    def _meant(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return whose answer this request gets: with swapped streams, that of one at the same time."""
+        with self.fake.lock:
+            before, self.fake.streamed = self.fake.streamed, body if body.get("stream") else None
+        swapped = "swaps streams" in self.fake.wrong and body.get("stream") and self.fake.busy > 1
+        return before if swapped and before else body
 
     def _cut(self, said: Say, body: dict[str, Any]) -> Say:
         """Apply stop strings and max_tokens."""

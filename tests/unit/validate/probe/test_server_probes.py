@@ -29,6 +29,7 @@ def test_a_sound_server_passes_all(fake, probe):
         ("drops a chunk", "stream-equals-plain", "where"),
         ("drops a chunk", "utf8-chunks", "where"),
         ("no done", "concurrent-streams", "without [DONE]"),
+        ("swaps streams", "concurrent-streams", "the answer to another prompt"),
         ("no done", "stream-equals-plain", "without [DONE]"),
         ("cuts characters", "utf8-chunks", "cut between two chunks"),
         ("bad bytes", "utf8-chunks", "no UTF-8"),

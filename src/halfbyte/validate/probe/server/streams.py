@@ -82,14 +82,33 @@ def _whole_characters(setting: Setting) -> Finding:
 
 
 def _concurrent(setting: Setting) -> Finding:
+    """Many streams at once: each must be whole, and the answer to its own prompt."""
     prompts = questions(setting).prompts
-    many = [prompts[number % len(prompts)] for number in range(AT_ONCE)]
+    many = [number % len(prompts) for number in range(AT_ONCE)]
     client, tokens = setting.client, questions(setting).max_tokens
+    plain = [client.chat(prompt, max_tokens=tokens, repetition=200).text for prompt in prompts]
     asks = [
-        client.chat_ask(one, max_tokens=tokens, stream=True, repetition=300 + number) for number, one in enumerate(many)
+        client.chat_ask(prompts[one], max_tokens=tokens, stream=True, repetition=300 + number)
+        for number, one in enumerate(many)
     ]
     answers = client.ask_all(asks, AT_ONCE)
-    return judged(answers, each(answers, lambda _, answer: _unsound(answer)), what="streams whole", cause="streaming")
+    wrongs = each(answers, lambda number, answer: _unsound(answer) or _of_another(answer, plain, many[number]))
+    return judged(answers, wrongs, what="streams whole", cause="streaming")
+
+
+def _of_another(answer: Answer, plain: Sequence[str], own: int) -> list[Shown]:
+    """Return a stream that begins like the plain answer to another prompt, and not like that to its own.
+
+    In a batch an answer may part from the plain one somewhere; it does not become another prompt's.
+    """
+    alike = [
+        next((at for at, (a, b) in enumerate(zip(answer.text, text, strict=False)) if a != b), len(text))
+        for text in plain
+    ]
+    other = max(range(len(plain)), key=alike.__getitem__)
+    if plain[other] == plain[own] or alike[other] <= max(2 * alike[own], len(answer.text) // 2):
+        return []
+    return [whole(answer, "this is the answer to another prompt")]
 
 
 def running(client: Client) -> float | None:
@@ -158,7 +177,7 @@ STREAMS = (
         _whole_characters, 2,
     ),
     server_probe(
-        "concurrent-streams", "concurrent streams", "streams can be cut or mixed up under load", _concurrent, AT_ONCE
+        "concurrent-streams", "concurrent streams", "streams can be cut or mixed up under load", _concurrent, 12
     ),
     server_probe(
         "cancellation", "cancellation", "agents hang up often; a server that writes on runs full", _cancellation, 5

@@ -13,10 +13,12 @@ import resource
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from calibratable import arguments, small, texts
 from pico import write_pico
+from tensor_hashes import tensor_hashes
 
 from halfbyte.pipeline import plan, quantize
 from halfbyte.recipe import load_recipe
@@ -28,6 +30,8 @@ DISK = "272m"  # what a run asks to be free before it begins, and four megabytes
 DRIVER = """
 import hashlib, json, subprocess, sys
 from pathlib import Path
+sys.path.append(sys.argv.pop(1))
+from tensor_hashes import tensor_hashes
 disk, moment, command = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
 out, ballast = disk / "out", disk / "ballast"
 FILL = '''
@@ -71,6 +75,7 @@ ballast.unlink()
 again = start("-m", "halfbyte", *command)
 facts |= {"again": again.returncode, "said": again.stderr, "whole": left()}
 facts["hashes"] = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.glob("*.safetensors")}
+facts["tensors"] = {path.name: tensor_hashes(path) for path in out.glob("*.safetensors")}
 journal = out / "halfbyte/journal.jsonl"
 facts["journal"] = journal.read_text() if journal.exists() else ""
 print(json.dumps(facts))
@@ -120,7 +125,7 @@ def filled_up(tmp_path, moment, *command):
     """Run a command on a disk that fills up, and again; return what happened, and what the first was told to do."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    words = (disk, moment, "-q", *command)
+    words = (Path(__file__).parent, disk, moment, "-q", *command)
     done = on_a_disk_of_its_own(disk, f"size={DISK}", sys.executable, "-c", DRIVER, *words)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
@@ -161,6 +166,8 @@ def test_a_disk_that_fills_up_while_hidden_states_are_kept(tmp_path, verb, kept)
     assert not [name for name in facts["left"] if name.endswith(".part")]
     assert [name for name in facts["left"] if "hidden" in name]
     assert facts["again"] == 0, facts["said"]
+    # By tensor first: should they ever differ, the names say where to look.
+    assert facts["tensors"] == {path.name: tensor_hashes(path) for path in (tmp_path / "whole").glob("*.safetensors")}
     assert (facts["hashes"], facts["whole"]) == (hashes(tmp_path / "whole"), files(tmp_path / "whole"))
 
 

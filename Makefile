@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 VLLM_READY := $(VENV)/.vllm-ready
-GENERATED := README.md docs/cli.md docs/formats.md
+GENERATED := README.md docs/cli.md docs/formats.md docs/pruning.md docs/statistics.md docs/troubleshooting.md
 
 # pyright comes whole from PyPI (its JavaScript and node itself): it must neither look for updates nor fetch anything.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1

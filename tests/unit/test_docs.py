@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GENERATED = ["README.md", "docs/cli.md", "docs/formats.md"]
+GENERATED = [
+    "README.md",
+    "docs/cli.md",
+    "docs/formats.md",
+    "docs/pruning.md",
+    "docs/statistics.md",
+    "docs/troubleshooting.md",
+]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 WITH_OUR_COMMANDS = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 

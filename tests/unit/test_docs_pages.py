@@ -40,7 +40,7 @@ def commands(text: str) -> Iterator[list[str]]:
 def refuse_unknown_options(words: list[str]) -> None:
     """Let click read a command as the program would, down to the types of its options, and run nothing."""
     command: click.Command = cli
-    context = click.Context(cli, info_name="halfbyte")
+    context = click.Context(cli, info_name="halfbyte", **cli.context_settings)  # click keeps the name of --help
     while isinstance(command, click.Group):
         _, found, words = command.resolve_command(context, words)
         assert found is not None

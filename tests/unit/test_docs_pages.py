@@ -84,8 +84,10 @@ def sentences() -> str:
     """Return every text of the program, one a line: f-strings with a hole for each value, and what its YAML says."""
     found: list[str] = []
     for file in (ROOT / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        nodes = list(ast.walk(ast.parse(file.read_text())))
+        unsaid = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+        for node in nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in unsaid:
                 found.append(node.value)
             elif isinstance(node, ast.JoinedStr):
                 parts = [str(part.value) if isinstance(part, ast.Constant) else HOLE for part in node.values]

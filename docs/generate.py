@@ -11,8 +11,9 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -21,6 +22,9 @@ from halfbyte.console import Output
 from halfbyte.errors import RecipeError
 from halfbyte.numerics.formats import FORMATS, Format
 from halfbyte.recipe import load_recipe, recipe_text
+from halfbyte.serve.known_errors import known_errors
+from halfbyte.validate.probe.causes import causes
+from halfbyte.validate.statistics.noninferiority import items_needed
 
 HELP_WIDTH = 100
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -93,6 +97,62 @@ def engine_table() -> str:
     title, *lines = newest.read_text().rstrip().splitlines()
     link = f"[benchmarks/results](../benchmarks/results/{newest.name})"
     return "\n".join([f"{title.removeprefix('# ')} ({link}):", *lines])
+
+
+# Rows of the pruning study that docs/pruning.md shows; the others are in the results.
+PRUNING_METHODS = ("reap", "reap_public", "ean", "frequency")
+PRUNING_SHARES = (75, 62, 50, 37)
+PRUNING_TEXTS = {
+    "mixed": "mixed",
+    "even": "every domain alike",
+    "max_min": "mixed, `max_min`",
+    "task": "one domain alone",
+}
+
+
+def pruning_table() -> str:
+    """The newest study of pruning: REAP on each choice of text, the other criteria on mixed text."""
+    newest = max(RESULTS.glob("pruning_*.json"), key=lambda path: path.stem[-6:])
+    builds = {(one["method"], one["calibration"], one["keep"]): one for one in json.loads(newest.read_text())["builds"]
+              if not one["tuned"] and "restored" not in one["name"]}  # fmt: skip
+    kinds = [("reap", text) for text in PRUNING_TEXTS] + [(method, "mixed") for method in PRUNING_METHODS[1:]]
+    rows: list[tuple[str, ...]] = []
+    for method, text in kinds:
+        found = [builds[method, text, share] for share in PRUNING_SHARES]
+        rows.append((f"`{method}`", PRUNING_TEXTS[text], *map(_pruned, found)))
+    return _markdown(("chosen by", "on", *[f"{share} % kept" for share in PRUNING_SHARES]), rows)
+
+
+def _pruned(build: Mapping[str, Any]) -> str:
+    domains, loops = build["domains"].values(), build["loops"]
+    right = sum(one["right"] for one in domains) / sum(one["items"] for one in domains)
+    return f"{100 * right:.1f} / {build['kl']['all']['value']:.3f} / {loops['loops']}+{loops['short']}"
+
+
+FLIPS, MARGINS = (0.01, 0.02, 0.03, 0.05, 0.1), (0.005, 0.01, 0.03)
+
+
+def items_table() -> str:
+    """How many items ACCEPT needs, by the share of items on which the two disagree and by the margin."""
+    heading = ("items that flip", *[f"margin {100 * margin:g} pp" for margin in MARGINS])
+    rows = [(f"{100 * flips:g} %", *[f"{items_needed(flips, margin):,}" for margin in MARGINS]) for flips in FLIPS]
+    return _markdown(heading, rows)
+
+
+def engine_errors() -> str:
+    """What is known of engines' error lines, in the order in which it is looked up."""
+    rows = [(f"`{_cell(one.pattern.pattern)}`", _cell(one.cause), _cell(one.fix)) for one in known_errors()]
+    return _markdown(("the engine writes", "cause", "try"), rows)
+
+
+def probe_causes() -> str:
+    """What is known to cause a failing probe."""
+    rows = [(_cell(one.sign), _cell(one.known), _cell(one.fix)) for one in causes().values()]
+    return _markdown(("you see", "known to cause it", "try"), rows)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def inspect_example() -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GENERATED = ["README.md", *(f"docs/{name}.md" for name in ("cli", "convert", "formats", "speed"))]
+WRITTEN = ("cli", "convert", "formats", "pruning", "speed", "statistics", "troubleshooting")
+GENERATED = ["README.md", *(f"docs/{name}.md" for name in WRITTEN)]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 WITH_OUR_COMMANDS = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 

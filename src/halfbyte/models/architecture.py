@@ -159,5 +159,5 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
         if model_type in architecture.model_types:
             return architecture
     known = ", ".join(name for architecture in architectures() for name in architecture.model_types)
-    fix = f"halfbyte knows {known}; a family is one JSON file, see CONTRIBUTING.md"
+    fix = f"halfbyte knows {known}; a family is one JSON file, see docs/add-a-family.md"
     raise CheckpointError(f"unknown model_type {model_type!r}", where="config.json", fix=fix)

@@ -21,7 +21,8 @@ def test_a_recipe_that_is_not_there(tmp_path):
     assert asked.stderr == (
         "✗ there is no recipe 'nvfp5'\n"
         "  where RECIPE\n"
-        "  fix   make demo RECIPE=mxfp4 or RECIPE=mxfp4-unserved or RECIPE=nvfp4 or RECIPE=nvfp4-reap24, or name a file\n"
+        "  fix   make demo RECIPE=mxfp4 or RECIPE=mxfp4-unserved or RECIPE=nvfp4 or RECIPE=nvfp4-reap24, or name a "
+        "file\n"
     )
     assert not list(tmp_path.iterdir())
 

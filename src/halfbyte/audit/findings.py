@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import halfbyte
 from halfbyte.audit.seen import SEEN
 from halfbyte.console import Level
 
@@ -80,7 +81,7 @@ class Audit:
         return {
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "versions": {
-                "halfbyte": version("halfbyte"),
+                "halfbyte": halfbyte.__version__,
                 "numpy": version("numpy"),
                 "python": platform.python_version(),
             },

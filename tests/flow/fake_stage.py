@@ -1,7 +1,7 @@
 """Commands of a release that take no time: `python fake_stage.py COMMAND WORDS...` leaves what the real one would.
 
 The folder HALFBYTE_FAKE says how: `slow-STAGE` makes a stage wait, `code-STAGE` holds its exit code, `result-STAGE` is
-what it writes instead, `nothing-STAGE` makes it write nothing. Every start is a line of `ran`.
+what it writes instead, `nothing-STAGE` makes it write nothing, `says-STAGE` is in its error. Every start is a line of `ran`.
 """
 
 import json
@@ -66,7 +66,8 @@ def main(words: list[str]) -> int:
         time.sleep(600)
     code = int((SAY / f"code-{name}").read_text()) if (SAY / f"code-{name}").exists() else 0
     if code:
-        print(f"✗ {name} says no\n  fix   another", flush=True)
+        more = (SAY / f"says-{name}").read_text() if (SAY / f"says-{name}").exists() else ""
+        print(f"✗ {name} says no{more}\n  fix   another", flush=True)
     if name == "serve":
         if code:
             return code

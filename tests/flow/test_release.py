@@ -313,8 +313,16 @@ def test_a_damaged_release_json_only_costs_time(flow):
     shutil.rmtree(flow.out)
 
 
-def test_hostile_words_of_a_command_do_not_reach_release_json(flow):
+HOSTILE = "\x1b[31mred\x1b]0;title\x07 \x00\u202enot\u200b seen"
+
+
+def test_hostile_words_of_a_command_do_not_reach_release_json(flow, capsys):
     flow.set("code-compare", "2")
     flow.set("nothing-compare")
+    flow.set("says-compare", HOSTILE)
     flow.run()
-    assert "\x1b" not in (flow.out / "halfbyte" / "release.json").read_text()
+    (why,) = [stage["why"] for stage in flow.written()["stages"] if stage["name"] == "compare"]
+    assert "red" in why and "seen" in why  # JSON escapes what it holds: only its value can be looked at
+    said = capsys.readouterr()
+    for text in (why, *flow.written()["why"], said.out, said.err):
+        assert not set("\x1b\x07\x00\u202e\u200b") & set(text), text

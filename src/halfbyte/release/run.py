@@ -278,8 +278,8 @@ class Release:
 
     def _record(self, stage: Stage, key: str, **ended: Any) -> Record:
         """Return a record whose command names no folder of this machine."""
-        words = stage.command({OUT: "OUT", SOURCE: "SRC", URL: "URL"})
-        return Record(name=stage.name, command=["halfbyte", *words], key=key, result=stage.result, **ended)
+        words = stage.typed_command({OUT: "OUT", SOURCE: "SRC", URL: "URL"})
+        return Record(name=stage.name, command=words, key=key, result=stage.result, **ended)
 
     def _is_kept(self, stage: Stage, key: str) -> bool:
         earlier = self.records.earlier(stage.name)

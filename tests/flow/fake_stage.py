@@ -1,7 +1,8 @@
 """Commands of a release that take no time: `python fake_stage.py COMMAND WORDS...` leaves what the real one would.
 
 The folder HALFBYTE_FAKE says how: `slow-STAGE` makes a stage wait, `code-STAGE` holds its exit code, `result-STAGE` is
-what it writes instead, `nothing-STAGE` makes it write nothing, `says-STAGE` is in its error. Every start is a line of `ran`.
+what it writes instead, `nothing-STAGE` makes it write nothing, `says-STAGE` is in its error. Every start
+is a line of `ran`.
 """
 
 import json

@@ -230,8 +230,7 @@ class Release:
     def _verdict(self, view: View) -> Judged:
         judged = self._judge()
         key = digest([self.gates, [one.sha256 for one in self.records.now.values()]])
-        why = "" if judged.verdict == "ACCEPT" else judged.why[0]
-        said, code = f"{judged.verdict}. {why}".strip(), int(judged.verdict != "ACCEPT")
+        said, code = f"{judged.verdict}: {judged.why[0]}", int(judged.verdict != "ACCEPT")
         record = Record(name=VERDICT, command=[], key=key, exit_code=code, state="done", why=said)
         self._end(record, view)
         return judged

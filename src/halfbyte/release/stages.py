@@ -1,7 +1,7 @@
 """The stages of a release as data: which command each of them is, what it leaves, and what it rests on.
 
-Every stage but the verdict is a command that anybody can type. A word of it may hold `<out>`, `<source>` or `<url>`, which are known or
-said differently from one run to the next: what a stage was done with is compared without them.
+Every stage but the verdict is a command that anybody can type. A word of it may hold `<out>`, `<source>` or `<url>`,
+which are known or said differently from one run to the next: what a stage was done with is compared without them.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any, cast
 from halfbyte.publish.evidence import Evidence
 from halfbyte.publish.report.blocks import NOT_MEASURED, Block, Level, Say, Section, Table, missing, percent, told
 from halfbyte.units import size
+from halfbyte.validate.probe_coverage import coverage
 
 _OUTCOMES: dict[str, Level] = {"passed": "good", "failed": "bad", "anomalous": "bad", "infeasible": "bad"}
 
@@ -65,7 +66,8 @@ def _probes(evidence: Evidence) -> str:
     if found is None:
         return NOT_MEASURED
     counts = ", ".join(f"{number} {verdict}" for verdict, number in found["counts"].items() if number)
-    return f"{'accepted' if found['accepted'] else 'not accepted'}: {counts}"
+    covered = coverage(found["probes"])
+    return f"{'accepted' if found['accepted'] else 'not accepted'}: {counts}; {covered.sentence()}"
 
 
 def _throughput(evidence: Evidence) -> str:

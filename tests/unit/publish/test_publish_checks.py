@@ -228,7 +228,8 @@ def test_the_value_of_a_key_variable_is_refused(refused, ready, source, monkeypa
     assert "correct-horse" not in said
 
 
-@pytest.mark.parametrize("path", ["/home/jane/models/x", "/Users/jane/x", "/root/x", "/tmp/x/y", "OUT"])
+@pytest.mark.parametrize("path", ["/home/jane/models/x", "/Users/jane/x", "/root/x", "/tmp/x/y", "/mnt/data7/x",
+                                  "/srv/models/x", "file:///home/jane/x", "a:/home/jane/x", "OUT"])  # fmt: skip
 def test_a_local_path_in_the_card_is_refused_with_its_line(refused, ready, path):
     card = ready / "README.md"
     card.write_text(card.read_text() + f"\nvllm serve {str(ready) if path == 'OUT' else path}\n")
@@ -236,11 +237,21 @@ def test_a_local_path_in_the_card_is_refused_with_its_line(refused, ready, path)
     assert "README.md, line 9: a path of this machine" in said, said
 
 
+def test_what_a_container_or_an_address_names_is_no_local_path():
+    text = "-v ~/.cache/huggingface:/root/.cache/huggingface -v ./OUT:/model https://x.org/home/y/z a/tmp/x 1/2 /model"
+    assert list(secrets.local_paths("a", text, Path("/nowhere"), None)) == []
+
+
+def test_a_config_of_the_source_may_name_a_mount_and_no_home():
+    found = secrets.local_paths("config.json", "/workspace/a/b /home/jane/x", Path("/nowhere"), None, mounts=False)
+    assert len(list(found)) == 1
+
+
 def test_the_folder_and_the_machine_are_found_outside_of_homes(tmp_path):
     found = [
         leak.what
         for leak in secrets.local_paths(
-            "a", "serve /srv/out now\non gpu-box-17\n/srv/outer", Path("/srv/out"), "gpu-box-17"
+            "a", "serve /models/out now\non gpu-box-17\n/models/outer", Path("/models/out"), "gpu-box-17"
         )
     ]
     assert found == ["the path of this folder", "the name of this machine"]

@@ -77,7 +77,7 @@ def of_staged(out: Path, staged: Staged) -> list[Check]:
         text = sent.read().decode("utf-8", errors="replace")
         leaked += secrets(sent.name, text, variables)
         if _is_ours(sent):
-            paths += local_paths(sent.name, text, out, host)
+            paths += local_paths(sent.name, text, out, host, mounts=_is_written_here(sent.name))
     fix = "take it out of the file and make the secret invalid where it comes from: it may have been seen"
     where = "write the card again (halfbyte card OUT), or edit the file: a path of this machine helps nobody elsewhere"
     return [
@@ -97,7 +97,12 @@ def _is_ours(sent: Sent) -> bool:
     if contents.kind(sent.name) == "trace":
         return False
     config = sent.name.endswith(".json") and sent.name not in _VOCABULARY
-    return sent.name == CARD or sent.name.startswith(f"{FOLDER}/") or config
+    return _is_written_here(sent.name) or config
+
+
+def _is_written_here(name: str) -> bool:
+    """Whether a text is the card or evidence, which halfbyte wrote on this machine."""
+    return name == CARD or name.startswith(f"{FOLDER}/")
 
 
 def _leaks(found: list[Leak], none: str, fix: str) -> Iterator[Check]:

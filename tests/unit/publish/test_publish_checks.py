@@ -13,10 +13,12 @@ from release_folder import finish
 from halfbyte.audit.evidence import gather
 from halfbyte.audit.run import audit
 from halfbyte.decisions import Recipe
+from halfbyte.errors import CheckpointError
 from halfbyte.publish import contents
 from halfbyte.publish.provenance import write_provenance
-from halfbyte.publish.upload import secrets
-from halfbyte.publish.upload.staging import redactor
+from halfbyte.publish.upload import checks, secrets
+from halfbyte.publish.upload.checks import of_staged
+from halfbyte.publish.upload.staging import Sent, Staged, metadata_text, redactor
 from halfbyte.publish.verify import verify
 from halfbyte.recipe import load_recipe
 
@@ -211,6 +213,53 @@ def test_a_secret_in_any_text_is_refused(refused, ready, source, file):
     else:  # the audit sees it first
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
         assert "changed" in refused(ready)
+
+
+def with_metadata(path, **entries):
+    """Add to what a safetensors file says besides its tensors; nothing else changes."""
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    header["__metadata__"] = {**header.get("__metadata__", {}), **entries}
+    made = json.dumps(header).encode()
+    path.write_bytes(len(made).to_bytes(8, "little") + made + raw[8 + size :])
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [(TOKEN_LIKE, "a Hugging Face token"), ("run in /home/jane/models/x", "a path of this machine"),
+     (json.dumps({"data": "/mnt/data7/rows.jsonl"}), "a path of this machine")],
+)  # fmt: skip
+def test_metadata_of_tensor_files_is_looked_at(refused, ready, source, entry, said):
+    folder = ready / "halfbyte/stats"
+    folder.mkdir(exist_ok=True)
+    file = folder / "stats.safetensors"
+    shutil.copy(ready / "model-00003-of-000006.safetensors", file)
+    with_metadata(file, note=entry)
+    recorded(ready, source)
+    told = refused(ready)
+    assert f"halfbyte/stats/stats.safetensors, metadata, line 1: {said}" in told, told
+    assert TOKEN_LIKE not in told
+
+
+def test_metadata_of_shards_is_looked_at_and_tensors_are_not(ready):
+    shard = ready / "model-00003-of-000006.safetensors"
+    sent = Sent(shard.name, shard.stat().st_size, "", path=shard)
+    assert metadata_text(sent) == ""
+    with_metadata(shard, note=TOKEN_LIKE)
+    found = of_staged(ready, Staged((sent,), (), {}, ()))
+    (bad,) = [check.text for check in found if check.level == "bad"]
+    assert bad == f"{shard.name}, metadata, line 1: a Hugging Face token"
+    shard.write_bytes((3).to_bytes(8, "little") + b"[1]")
+    with pytest.raises(CheckpointError, match="header is not JSON"):
+        of_staged(ready, Staged((sent,), (), {}, ()))
+
+
+def test_a_text_that_is_too_large_to_look_through_is_said(ready, monkeypatch):
+    monkeypatch.setattr(checks, "MOST_TEXT_NBYTES", 3)
+    path = ready / "tokenizer_config.json"
+    found = of_staged(ready, Staged((Sent(path.name, path.stat().st_size, "", path=path),), (), {}, ()))
+    assert "tokenizer_config.json is too large to be looked through" in " ".join(check.text for check in found)
 
 
 def test_a_trace_with_a_secret_is_refused(refused, ready, source):

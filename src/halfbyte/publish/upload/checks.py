@@ -16,7 +16,7 @@ from halfbyte.publish import contents
 from halfbyte.publish.contents import CARD, PROVENANCE
 from halfbyte.publish.evidence import PLACES, Evidence
 from halfbyte.publish.upload.secrets import Leak, key_variables, local_paths, secrets, telling_host
-from halfbyte.publish.upload.staging import MOST_TEXT_NBYTES, Sent, Staged, is_text
+from halfbyte.publish.upload.staging import MOST_TEXT_NBYTES, Sent, Staged, is_text, metadata_text
 from halfbyte.publish.verify import Verified
 from halfbyte.source.checkpoint import open_checkpoint
 
@@ -71,8 +71,15 @@ def of_staged(out: Path, staged: Staged) -> list[Check]:
     variables, host = key_variables(), telling_host()
     leaked: list[Leak] = []
     paths: list[Leak] = []
+    unread: list[str] = []
     for sent in {sent.name: sent for sent in (*staged.model, *staged.traces)}.values():
-        if not is_text(sent.name) or sent.nbytes > MOST_TEXT_NBYTES:
+        if said := metadata_text(sent):
+            leaked += secrets(f"{sent.name}, metadata", said, variables)
+            paths += local_paths(f"{sent.name}, metadata", said, out, host)
+        if not is_text(sent.name):
+            continue
+        if sent.nbytes > MOST_TEXT_NBYTES:
+            unread.append(sent.name)
             continue
         text = sent.read().decode("utf-8", errors="replace")
         leaked += secrets(sent.name, text, variables)
@@ -81,8 +88,9 @@ def of_staged(out: Path, staged: Staged) -> list[Check]:
     fix = "take it out of the file and make the secret invalid where it comes from: it may have been seen"
     where = "write the card again (halfbyte card OUT), or edit the file: a path of this machine helps nobody elsewhere"
     return [
-        *(_leaks(leaked, "no secrets in any text that is sent", fix)),
-        *(_leaks(paths, "no paths of this machine in card, configs and evidence as they are sent", where)),
+        *(_leaks(leaked, "no secrets in any text or tensor file's metadata that is sent", fix)),
+        *(_leaks(paths, "no paths of this machine in card, configs, metadata and evidence as they are sent", where)),
+        *(Check("note", f"{name} is too large to be looked through for secrets: look yourself") for name in unread),
         Check("good", f"paths were taken out of {len(staged.redacted)} evidence files as they are sent")
         if staged.redacted
         else Check("good", "no evidence file needs a path taken out"),

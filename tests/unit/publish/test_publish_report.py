@@ -14,6 +14,7 @@ from halfbyte.publish.report.heat import NOTHING, png, shades
 from halfbyte.publish.report.page import write_report
 from halfbyte.publish.report.visible import visible
 from halfbyte.publish.upload.secrets import local_paths
+from halfbyte.units import size
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,20 @@ def test_a_file_of_another_shape_costs_its_section_only(output):
     text = write_report(output).read_text()
     assert text.count("not of the shape that this version writes") == 2
     assert "Difference to the source" in text
+
+
+def test_each_role_has_its_size_before_and_after(output, tmp_path):
+    out = shutil.copytree(output, tmp_path / "out")
+    plan = json.loads((out / "halfbyte/plan.json").read_text())  # as `quantize` wrote it
+    assert sum(row["read_nbytes"] for row in plan["roles"]) == plan["read_nbytes"]
+    text = write_report(out).read_text()
+    (row,) = [row for row in plan["roles"] if row["role"] == "routed_experts"]
+    before, after = size(row["read_nbytes"]), size(row["write_nbytes"])
+    assert before != after
+    assert f'{row["action"]}</td><td class="n">{before}</td><td class="n">{after}</td>' in text
+    del plan["roles"]
+    (out / "halfbyte/plan.json").write_text(json.dumps(plan))
+    assert "sizes by role before and after (this plan.json does not have them" in write_report(out).read_text()
 
 
 class Tags(HTMLParser):
@@ -143,7 +158,7 @@ def test_pictures_are_what_they_show():
     assert pixels.tolist() == [[0, 63, NOTHING], [32, 63, 0]]
     raw = png(pixels)
     held, at = io.BytesIO(raw), raw.index(b"IDAT")
-    size = int.from_bytes(raw[at - 4 : at], "big")
+    nbytes = int.from_bytes(raw[at - 4 : at], "big")
     assert held.read(8) == b"\x89PNG\r\n\x1a\n"
-    assert zlib.decompress(raw[at + 4 : at + 4 + size]) == bytes([0, 0, 63, NOTHING, 0, 32, 63, 0])
+    assert zlib.decompress(raw[at + 4 : at + 4 + nbytes]) == bytes([0, 0, 63, NOTHING, 0, 32, 63, 0])
     assert not shades(np.zeros((2, 2))).any()

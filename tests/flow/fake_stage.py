@@ -27,6 +27,8 @@ GOOD = {
 
 
 def stage(words: list[str]) -> str:
+    if Path(words[0]).is_absolute():
+        return "provenance"  # which is told two folders
     if words[0] != "serve":
         return words[0]
     return "scripts" if "--write" in words else "source" if "--then" in words else "serve"
@@ -53,8 +55,9 @@ def result(name: str, words: list[str]) -> Path | None:
     if name in ("probe", "eval", "bench"):
         return Path(words[words.index("-o") + 1]) / f"{name}.json"
     places = {"audit": "halfbyte/audit.json", "compare": "halfbyte/compare.json", "card": "README.md",
-              "scripts": "halfbyte/serve/serve.json", "report": "halfbyte/report.html"}  # fmt: skip
-    out = words[2] if name == "compare" else words[1]
+              "scripts": "halfbyte/serve/serve.json", "report": "halfbyte/report.html",
+              "provenance": "halfbyte/provenance.json"}  # fmt: skip
+    out = words[{"compare": 2, "provenance": 0}.get(name, 1)]
     return Path(out) / places[name] if name in places else None
 
 

@@ -29,10 +29,24 @@ BLOCK = {
     "bench": {"shape": ["8:8"], "blocks": 1},
     "gates": {"audit": "passed", "compare": {"max_kl": 0.1}, "probe": "passed", "eval": "accept",
               "bench": "no_failed_requests"},
+    "provenance": True,
     "card": True,
     "report": True,
 }  # fmt: skip
-ORDER = ["quantize", "audit", "compare", "scripts", "source", "serve", "probe", "eval", "bench", "card", "report"]
+ORDER = [
+    "quantize",
+    "audit",
+    "compare",
+    "scripts",
+    "source",
+    "serve",
+    "probe",
+    "eval",
+    "bench",
+    "provenance",
+    "card",
+    "report",
+]
 
 
 class Flow:
@@ -133,14 +147,17 @@ def changed(*path_and_value):
 @pytest.mark.parametrize(
     ("block", "again"),
     [
-        (changed("audit", "sample", 3), ["audit", "card", "report"]),
-        (changed("compare", "samples", 5), ["compare", "card", "report"]),
-        (changed("probe", "budget", "20s"), ["serve", "probe", "card", "report"]),
-        (changed("eval", "margin", 0.02), ["serve", "eval", "card", "report"]),
-        (changed("eval", "limit", 5), ["source", "serve", "eval", "card", "report"]),
-        (changed("bench", "blocks", 2), ["serve", "bench", "card", "report"]),
-        (changed("serve", "context", 64), ["source", "serve", "probe", "eval", "bench", "card", "report"]),
-        (changed("gates", "compare", {"max_kl": 0.2}), ["card", "report"]),
+        (changed("audit", "sample", 3), ["audit", "provenance", "card", "report"]),
+        (changed("compare", "samples", 5), ["compare", "provenance", "card", "report"]),
+        (changed("probe", "budget", "20s"), ["serve", "probe", "provenance", "card", "report"]),
+        (changed("eval", "margin", 0.02), ["serve", "eval", "provenance", "card", "report"]),
+        (changed("eval", "limit", 5), ["source", "serve", "eval", "provenance", "card", "report"]),
+        (changed("bench", "blocks", 2), ["serve", "bench", "provenance", "card", "report"]),
+        (
+            changed("serve", "context", 64),
+            ["source", "serve", "probe", "eval", "bench", "provenance", "card", "report"],
+        ),
+        (changed("gates", "compare", {"max_kl": 0.2}), ["provenance", "card", "report"]),
     ],
 )
 def test_a_changed_option_runs_only_what_depends_on_it(flow, block, again):
@@ -148,7 +165,7 @@ def test_a_changed_option_runs_only_what_depends_on_it(flow, block, again):
     release = made(flow.source, flow.out, block)
     outlook = [stage.name for stage, state in release.outlook() if state == "run" and stage.name != "verdict"]
     assert flow.run(block) == ("ACCEPT", again)
-    if again != ["card", "report"]:  # what gates say is not known before they are asked
+    if again != ["provenance", "card", "report"]:  # what gates say is not known before they are asked
         assert outlook == again
     assert flow.run(block) == ("ACCEPT", [])
 
@@ -188,7 +205,7 @@ def test_a_kill_in_the_middle_of_a_stage_leaves_nothing_and_the_same_command_goe
     soon(lambda: not any(map(lives, processes)))
     if (flow.out / "halfbyte" / "release.json").exists():
         assert flow.written()["verdict"] in ("ANOMALOUS", "ACCEPT")
-        assert flow.written()["verdict"] == "ANOMALOUS" or name in ("card", "report")
+        assert flow.written()["verdict"] == "ANOMALOUS" or name in ("provenance", "card", "report")
     flow.unset(f"slow-{name}")
     verdict, ran = flow.run()
     assert verdict == "ACCEPT"
@@ -242,7 +259,7 @@ def test_a_stage_that_fails_is_tried_again(flow):
     assert flow.written()["why"] == ["eval: eval says no"]
     for name in ("code-eval", "nothing-eval"):
         flow.unset(name)
-    assert flow.run() == ("ACCEPT", ["serve", "eval", "card", "report"])
+    assert flow.run() == ("ACCEPT", ["serve", "eval", "provenance", "card", "report"])
 
 
 def test_what_cannot_be_made_is_infeasible_and_nothing_else_is_tried(flow):
@@ -269,17 +286,20 @@ def test_a_source_that_cannot_be_served_leaves_scores(flow):
 
 
 def test_servers_of_somebody_else(flow):
-    verdict, ran = flow.run(url="http://a:1", reference_url="http://b:2")
+    verdict, ran = flow.run(url="http://me:secret@a:1", reference_url="http://b:2")
     assert (verdict, "serve" in ran, "source" in ran) == ("ACCEPT", False, False)
     for kind in ("probe", "eval"):
         by = json.loads((flow.out / "halfbyte" / kind / f"{kind}.json").read_text())["by"]
-        assert by[1] == "http://a:1" and by[by.index("--against") + 1] == "http://b:2"
+        assert by[1] == "http://me:secret@a:1" and by[by.index("--against") + 1] == "http://b:2"
+    (command,) = [stage["command"] for stage in flow.written()["stages"] if stage["name"] == "eval"]
+    assert command[:3] == ["halfbyte", "eval", "URL"] and command[command.index("--against") + 1] == "URL"
+    assert "secret" not in json.dumps(flow.written())
 
 
 def test_stopping_early_and_going_on(flow):
     verdict, ran = flow.run(stop_after="probe")
     assert (verdict, ran[-1]) == ("ANOMALOUS", "probe")
-    assert flow.run() == ("ACCEPT", ["serve", "eval", "bench", "card", "report"])
+    assert flow.run() == ("ACCEPT", ["serve", "eval", "bench", "provenance", "card", "report"])
 
 
 PUBLISHED = {**BLOCK, "publish": {"repo": "org/name", "private": True}}
@@ -292,7 +312,7 @@ def test_publishing_needs_accept_or_force(flow):
     verdict, ran = flow.run(PUBLISHED, force=True)
     assert (verdict, ran[-1], flow.written()["forced"]) == ("ANOMALOUS", "publish", True)
     flow.unset("result-bench")
-    assert flow.run(PUBLISHED, again=["bench"])[1] == ["serve", "bench", "card", "report", "publish"]
+    assert flow.run(PUBLISHED, again=["bench"])[1] == ["serve", "bench", "provenance", "card", "report", "publish"]
     assert flow.written()["forced"] is False
     assert flow.run(PUBLISHED)[1] == []
 

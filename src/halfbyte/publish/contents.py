@@ -23,6 +23,7 @@ Kind = Literal["output", "evidence", "trace", "later", "local"]
 
 PROVENANCE = "provenance.json"
 CARD_RECORD = "card.json"  # what the card was written from, to write it again here
+CARD_HASH = "readme_sha256"  # in it
 HASHED = "hashed.json"  # stamps of files that were hashed here: what does not change is not read again
 CARD = "README.md"
 REPORT = f"{FOLDER}/report.html"

@@ -15,6 +15,7 @@ from halfbyte.pasted import pasted
 from halfbyte.publish import contents
 from halfbyte.publish.contents import CARD, PROVENANCE
 from halfbyte.publish.evidence import PLACES, Evidence
+from halfbyte.publish.report.visible import visible
 from halfbyte.publish.upload.secrets import Leak, key_variables, local_paths, secrets, telling_host
 from halfbyte.publish.upload.staging import MOST_TEXT_NBYTES, Sent, Staged, is_text, metadata_text
 from halfbyte.publish.verify import Verified
@@ -38,7 +39,8 @@ class Check:
 
     def sentence(self) -> tuple[Level, str]:
         """Return what is shown."""
-        return self.level, f"{self.text}\n{self.fix}" if self.fix else self.text
+        text = visible(self.text, keep_paths=True)  # it may name a file that a stranger named
+        return self.level, f"{text}\n{self.fix}" if self.fix else text
 
 
 def before_hashing(out: Path, evidence: Evidence, *, force: bool) -> list[Check]:
@@ -215,9 +217,8 @@ def _read(path: Path) -> str:
 def _licence(out: Path) -> Check:
     found = sorted(path.name for path in out.iterdir() if path.is_file() and _LICENCE.fullmatch(path.name))
     if not found:
-        fix = (
-            "copy the source's licence file into the folder, then write provenance again: its terms go with the weights"
-        )
+        again = f"python -m halfbyte.release.write_provenance {pasted(out)} SRC"
+        fix = f"copy the source's licence file into the folder, since its terms go with the weights; then: {again}"
         return Check("bad", "there is no licence file", fix)
     return Check("good", f"the licence lies beside the weights: {', '.join(found)}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any
 
 from halfbyte.publish.card.known import Known
@@ -69,6 +70,10 @@ def _serving(known: Known) -> Iterator[Markdown]:
                 "The server that was {} said that it serves {}; this is {}, and that both are the same is not recorded."
             )
             yield phrase(text, what, code(name), code(known.evidence.out.resolve().name))
+    compared = PurePath(words(known.get("compare"), "second") or "").name
+    if compared and compared not in here:
+        text = "The comparison with the source is of {}; this is {}, and that both are the same is not recorded."
+        yield phrase(text, code(compared), code(known.evidence.out.resolve().name))
     if known.emulated:
         yield Markdown(
             "It was served by emulation: numbers are computed as the format defines them, on hardware without it. "

@@ -187,6 +187,12 @@ def test_a_result_that_is_gone_or_changed_is_made_again(flow, result):
     assert flow.run()[0] == "ACCEPT" and flow.ran()
 
 
+def test_the_same_recipe_under_another_name_makes_nothing_again(flow):
+    flow.run()
+    assert flow.run(recipe="./r") == ("ACCEPT", [])
+    assert flow.run(fingerprint="f2")[1][0] == "quantize"  # another recipe under the same name does
+
+
 def test_a_stage_is_run_again_when_that_is_asked_for(flow):
     flow.run()
     assert flow.run(again=["probe"])[1][:2] == ["serve", "probe"]

@@ -48,7 +48,8 @@ def key_of(stage: Stage, stages: Sequence[Stage], out: Path, source: Path, recip
     by_name = {one.name: one for one in stages}
     parts: dict[str, Any] = {"stage": stage.name, "words": stage.words, "reads": [_stamp(path) for path in stage.reads]}
     if stage.name == "quantize":
-        parts["recipe"] = recipe
+        at = stage.words.index("-r") + 1  # the same recipe under another name makes the same checkpoint
+        parts |= {"recipe": recipe, "words": stage.words[:at] + stage.words[at + 1 :]}
     if stage.of_source:
         parts["source"] = files_seen(source)
     if stage.of_weights:

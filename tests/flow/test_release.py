@@ -177,6 +177,21 @@ def test_changed_weights_are_measured_again(flow):
     assert flow.run()[1] == ["quantize", *(name for name in ORDER[1:] if name != "source")]
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "tiktoken.model", "tokenization_kimi.py"])
+def test_whatever_decides_answers_is_measured_again(flow, name):
+    flow.run()
+    (flow.out / name).write_text("another")
+    assert flow.run()[1] == ["quantize", *(name for name in ORDER[1:] if name != "source")]
+
+
+def test_a_licence_that_is_added_is_recorded_and_nothing_is_measured_again(flow):
+    flow.run()
+    for name in ("LICENSE", "LICENSE.txt", "NOTICE.txt", "figure.png"):
+        (flow.out / name).write_text("terms")
+    assert flow.run() == ("ACCEPT", ["provenance"])
+    assert flow.run() == ("ACCEPT", [])
+
+
 @pytest.mark.parametrize("result", ["audit.json", "probe/probe.json", "eval-source/eval.json"])
 def test_a_result_that_is_gone_or_changed_is_made_again(flow, result):
     flow.run()

@@ -51,6 +51,11 @@ def kind(name: str) -> Kind:
     return "evidence"
 
 
+def is_recorded(name: str) -> bool:
+    """Whether provenance.json has the hash of a file."""
+    return kind(name) in ("output", "evidence", "trace")
+
+
 def files(out: Path) -> dict[str, Path]:
     """Return every file of a folder by its relative name, sorted. Links to folders are not followed."""
     if not out.is_dir():

@@ -22,6 +22,7 @@ from halfbyte.pipeline import COVERAGE
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.source.checkpoint import CONFIG, INDEX
 
+NOT_MEASURED = "not measured"  # why there is no file at all
 MOST_NBYTES = 1 << 28  # of one file; the arrays of a comparison are the largest
 
 
@@ -108,7 +109,7 @@ def _read(path: Path) -> Mapping[str, Any]:
             raise _NoEvidenceError(f"{path.name} is larger than {MOST_NBYTES >> 20} MiB")
         held: Any = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
     except FileNotFoundError:
-        raise _NoEvidenceError("not measured") from None
+        raise _NoEvidenceError(NOT_MEASURED) from None
     except (OSError, ValueError, RecursionError):
         raise _NoEvidenceError(f"{path.name} cannot be read") from None
     if not isinstance(held, dict):

@@ -14,7 +14,7 @@ from halfbyte.folders import FOLDER
 from halfbyte.pasted import pasted
 from halfbyte.publish import contents
 from halfbyte.publish.contents import CARD, PROVENANCE
-from halfbyte.publish.evidence import PLACES, Evidence
+from halfbyte.publish.evidence import NOT_MEASURED, PLACES, Evidence
 from halfbyte.publish.report.visible import visible
 from halfbyte.publish.upload.secrets import Leak, key_variables, local_paths, secrets, telling_host
 from halfbyte.publish.upload.staging import MOST_TEXT_NBYTES, Sent, Staged, is_text, metadata_text
@@ -163,7 +163,9 @@ def _verdict(out: Path, evidence: Evidence, force: bool) -> Check:
         return Check("bad", "the verdict is of another plan", f"run it again: {again}")
     if verdict == ACCEPT:
         return Check("good", f"the verdict is {ACCEPT}")
-    said = f"the verdict is {verdict}" if isinstance(verdict, str) else "there is no verdict"
+    missing = evidence.missing.get("release")
+    why = f" ({missing.why})" if missing is not None and missing.why != NOT_MEASURED else ""
+    said = f"the verdict is {verdict}" if isinstance(verdict, str) else f"there is no verdict{why}"
     if not force:
         return Check("bad", f"{said}: only {ACCEPT} is published", f"{again}; or --force, and the card says so")
     if not _says(_read(out / CARD), verdict if isinstance(verdict, str) else "not judged"):

@@ -165,7 +165,7 @@ def _verdict(out: Path, evidence: Evidence, force: bool) -> Check:
         return Check("good", f"the verdict is {ACCEPT}")
     missing = evidence.missing.get("release")
     why = f" ({missing.why})" if missing is not None and missing.why != NOT_MEASURED else ""
-    said = f"the verdict is {verdict}" if isinstance(verdict, str) else f"there is no verdict{why}"
+    said = f"the verdict is {verdict}" if isinstance(verdict, str) else "there is no verdict" + why
     if not force:
         return Check("bad", f"{said}: only {ACCEPT} is published", f"{again}; or --force, and the card says so")
     if not _says(_read(out / CARD), verdict if isinstance(verdict, str) else "not judged"):

@@ -71,6 +71,22 @@ def test_each_role_has_its_size_before_and_after(output, tmp_path):
     assert "sizes by role before and after (this plan.json does not have them" in write_report(out).read_text()
 
 
+def test_probes_that_did_not_fit_are_counted_at_the_top_and_named(output, tmp_path):
+    out = shutil.copytree(output, tmp_path / "out")
+    add_evidence(out, 5, 8)
+    path = out / "halfbyte/probe/probe.json"
+    found = json.loads(path.read_text())
+    late = [row for row in found["probes"] if row["verdict"] == "skipped"][:2]
+    for row, title in zip(late, ("a long story", "a long list"), strict=True):
+        row |= {"measured": "does not fit the budget: needs about 9 s", "title": title}
+    path.write_text(json.dumps(found))
+    text = write_report(out).read_text()
+    counted = "39 of 58 probes ran; 2 did not fit the budget, 17 cannot be asked of this server"
+    assert text.count(counted) == 2
+    assert counted in text.partition('id="sizes"')[0]  # among the key figures
+    assert f"{counted}. Not asked: a long story; a long list." in text
+
+
 class Tags(HTMLParser):
     """The tags of a page with their attributes, and the text between them."""
 

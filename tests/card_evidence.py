@@ -141,13 +141,15 @@ PROBE: dict[str, Any] = {
     "endpoint": {"url": "http://127.0.0.1:8000", "told": {"owned_by": "vllm", "version": "0.32.0"}},
     "sandbox": "isolated by bubblewrap 0.11.0 around /usr/bin/python3.11 as user 65534",
     "started": "2026-11-15T23:34:48+00:00", "seconds": 375.5, "accepted": False,
-    "counts": {"passed": 2, "failed": 1, "broken": 0, "skipped": 1},
+    "counts": {"passed": 2, "failed": 1, "broken": 0, "skipped": 2}, "budget_s": 375.0,
     "probes": [
         _probe("json", "ASCII JSON", "passed", "6 / 6 right", "5 / 6"),
         _probe("vision", "vision smoke", "skipped", "the profile mini has no such questions", ""),
         _probe("math", "math", "failed", "3 / 8 right", "7 / 8",
                [{"text": "First the bowls: 997+1027=2024.\n#### 2024", "what": "2024 where 36432 is right"}]),
         _probe("context-near", "near-limit context", "passed", "3 / 3 right at 259,943 tokens of 262,144", "2 / 3"),
+        _probe("prose-loops-long", "long prose", "skipped", "does not fit the budget: needs about 4 min, 9 s are left",
+               ""),
     ],
 }  # fmt: skip
 

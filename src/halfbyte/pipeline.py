@@ -36,6 +36,7 @@ from halfbyte.plan.ignore_list import refuse_misread
 from halfbyte.plan.manifest import Plan, make_plan, refuse_nothing_to_prune, refuse_other_plan
 from halfbyte.plan.pruned import Kept, kept_digest
 from halfbyte.plan.rules import ENCODE, ROUTED, Job
+from halfbyte.plan.summary import by_role
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.prune.plan_file import PrunePlan, write_prune_plan
 from halfbyte.prune.record import carry
@@ -365,7 +366,8 @@ def _begin(
 ) -> None:
     for stale in out.glob(f"*{PART}"):
         stale.unlink()  # of a run that was killed
-    plan = {**made.as_dict(), "source": weights, **({"calibration": dict(measured.about)} if measured else {})}
+    plan = {**made.as_dict(), "roles": [row.as_dict() for row in by_role(made)], "source": weights}
+    plan |= {"calibration": dict(measured.about)} if measured else {}
     if pruned is None and made.recipe.prune is None:
         plan |= carry(made.checkpoint.root, out)
     write_whole(out / FOLDER / PLAN, json.dumps(plan, indent=1).encode())

@@ -18,7 +18,8 @@ from halfbyte import decisions, recipe_schema
 from halfbyte.recipe_errors import Problem
 from halfbyte.recipe_schema import Part
 
-_NEEDED_BY_GATES = ("audit", "loops", "compare", "probe", "eval", "bench")
+_NEEDED_BY_GATES = {"audit": "audit", "loops": "loops", "compare": "compare", "probe": "probe",
+                    "probe_coverage": "probe", "eval": "eval", "bench": "bench"}  # fmt: skip
 _ASKS_SERVER = ("probe", "eval", "bench")
 
 
@@ -148,6 +149,9 @@ class Gates(Part):
     loops: LoopsGate | None = Field(None, description="the block with the largest share of looping texts")
     compare: CompareGate | None = Field(None, description="the block with limits for KL and top-1 agreement")
     probe: Literal["passed"] | None = Field(None, description="passed: no gate of the probes failed or broke")
+    probe_coverage: float | None = Field(
+        None, gt=0, le=1, description="the smallest share of probes that ran, of those that can be asked, up to 1"
+    )
     eval: Literal["accept", "no_regression"] | None = Field(
         None, description="accept (no loss beyond the margin, shown) or no_regression (no loss is shown)"
     )
@@ -179,10 +183,10 @@ class Release(Part):
     publish: PublishStage | None = Field(None, description="the block that names the repository on the Hub")
 
     def _contradictions(self) -> Iterator[Problem]:
-        for kind in _NEEDED_BY_GATES:
-            if getattr(self.gates, kind) is not None and getattr(self, kind) is None:
+        for gate, kind in _NEEDED_BY_GATES.items():
+            if getattr(self.gates, gate) is not None and getattr(self, kind) is None:
                 fix = f"add 'release.{kind}': {{}} or with its options, or remove the gate"
-                yield Problem(f"the gate '{kind}' has no stage that measures it", ("gates", kind), fix)
+                yield Problem(f"the gate '{gate}' has no stage that measures it", ("gates", gate), fix)
         if self.eval is not None and self.eval.against == "nothing" and self.gates.eval is not None:
             fix = "set eval.against to source, or remove the gate"
             yield Problem("the gate 'eval' needs something to compare with", ("gates", "eval"), fix)

@@ -1,7 +1,8 @@
 """Commands of a release that take no time: `python fake_stage.py COMMAND WORDS...` leaves what the real one would.
 
 The folder HALFBYTE_FAKE says how: `slow-STAGE` makes a stage wait, `code-STAGE` holds its exit code, `result-STAGE` is
-what it writes instead, `nothing-STAGE` makes it write nothing. Every start is a line of `ran`.
+what it writes instead, `nothing-STAGE` makes it write nothing, `says-STAGE` is in its error. Every start
+is a line of `ran`.
 """
 
 import json
@@ -26,6 +27,8 @@ GOOD = {
 
 
 def stage(words: list[str]) -> str:
+    if Path(words[0]).is_absolute():
+        return "provenance"  # which is told two folders
     if words[0] != "serve":
         return words[0]
     return "scripts" if "--write" in words else "source" if "--then" in words else "serve"
@@ -52,8 +55,9 @@ def result(name: str, words: list[str]) -> Path | None:
     if name in ("probe", "eval", "bench"):
         return Path(words[words.index("-o") + 1]) / f"{name}.json"
     places = {"audit": "halfbyte/audit.json", "compare": "halfbyte/compare.json", "card": "README.md",
-              "scripts": "halfbyte/serve/serve.json", "report": "halfbyte/report.html"}  # fmt: skip
-    out = words[2] if name == "compare" else words[1]
+              "scripts": "halfbyte/serve/serve.json", "report": "halfbyte/report.html",
+              "provenance": "halfbyte/provenance.json"}  # fmt: skip
+    out = words[{"compare": 2, "provenance": 0}.get(name, 1)]
     return Path(out) / places[name] if name in places else None
 
 
@@ -66,7 +70,8 @@ def main(words: list[str]) -> int:
         time.sleep(600)
     code = int((SAY / f"code-{name}").read_text()) if (SAY / f"code-{name}").exists() else 0
     if code:
-        print(f"✗ {name} says no\n  fix   another", flush=True)
+        more = (SAY / f"says-{name}").read_text() if (SAY / f"says-{name}").exists() else ""
+        print(f"✗ {name} says no{more}\n  fix   another", flush=True)
     if name == "serve":
         if code:
             return code

@@ -13,10 +13,21 @@ from halfbyte.release.stages import Asked, make_stages
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_stage.py"))
 
 
-def made(source: Path, out: Path, block, *, url=None, reference_url=None, force=False, **options) -> Release:
-    asked = Asked(recipe="r", block=block, url=url, reference_url=reference_url, force=force)
+def made(
+    source: Path,
+    out: Path,
+    block,
+    *,
+    url=None,
+    reference_url=None,
+    force=False,
+    recipe="r",
+    fingerprint="f1",
+    **options,
+) -> Release:
+    asked = Asked(recipe=recipe, block=block, url=url, reference_url=reference_url, force=force)
     stages = [stage if stage.words == () else replace(stage, program=FAKE) for stage in make_stages(asked)]
-    return Release(Folders(source, out), stages, block["gates"], "r", "f1", force=force, **options)
+    return Release(Folders(source, out), stages, block["gates"], "r", fingerprint, force=force, **options)
 
 
 if __name__ == "__main__":

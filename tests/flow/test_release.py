@@ -29,10 +29,24 @@ BLOCK = {
     "bench": {"shape": ["8:8"], "blocks": 1},
     "gates": {"audit": "passed", "compare": {"max_kl": 0.1}, "probe": "passed", "eval": "accept",
               "bench": "no_failed_requests"},
+    "provenance": True,
     "card": True,
     "report": True,
 }  # fmt: skip
-ORDER = ["quantize", "audit", "compare", "scripts", "source", "serve", "probe", "eval", "bench", "card", "report"]
+ORDER = [
+    "quantize",
+    "audit",
+    "compare",
+    "scripts",
+    "source",
+    "serve",
+    "probe",
+    "eval",
+    "bench",
+    "provenance",
+    "card",
+    "report",
+]
 
 
 class Flow:
@@ -133,14 +147,17 @@ def changed(*path_and_value):
 @pytest.mark.parametrize(
     ("block", "again"),
     [
-        (changed("audit", "sample", 3), ["audit", "card", "report"]),
-        (changed("compare", "samples", 5), ["compare", "card", "report"]),
-        (changed("probe", "budget", "20s"), ["serve", "probe", "card", "report"]),
-        (changed("eval", "margin", 0.02), ["serve", "eval", "card", "report"]),
-        (changed("eval", "limit", 5), ["source", "serve", "eval", "card", "report"]),
-        (changed("bench", "blocks", 2), ["serve", "bench", "card", "report"]),
-        (changed("serve", "context", 64), ["source", "serve", "probe", "eval", "bench", "card", "report"]),
-        (changed("gates", "compare", {"max_kl": 0.2}), ["card", "report"]),
+        (changed("audit", "sample", 3), ["audit", "provenance", "card", "report"]),
+        (changed("compare", "samples", 5), ["compare", "provenance", "card", "report"]),
+        (changed("probe", "budget", "20s"), ["serve", "probe", "provenance", "card", "report"]),
+        (changed("eval", "margin", 0.02), ["serve", "eval", "provenance", "card", "report"]),
+        (changed("eval", "limit", 5), ["source", "serve", "eval", "provenance", "card", "report"]),
+        (changed("bench", "blocks", 2), ["serve", "bench", "provenance", "card", "report"]),
+        (
+            changed("serve", "context", 64),
+            ["source", "serve", "probe", "eval", "bench", "provenance", "card", "report"],
+        ),
+        (changed("gates", "compare", {"max_kl": 0.2}), ["provenance", "card", "report"]),
     ],
 )
 def test_a_changed_option_runs_only_what_depends_on_it(flow, block, again):
@@ -148,7 +165,7 @@ def test_a_changed_option_runs_only_what_depends_on_it(flow, block, again):
     release = made(flow.source, flow.out, block)
     outlook = [stage.name for stage, state in release.outlook() if state == "run" and stage.name != "verdict"]
     assert flow.run(block) == ("ACCEPT", again)
-    if again != ["card", "report"]:  # what gates say is not known before they are asked
+    if again != ["provenance", "card", "report"]:  # what gates say is not known before they are asked
         assert outlook == again
     assert flow.run(block) == ("ACCEPT", [])
 
@@ -160,6 +177,21 @@ def test_changed_weights_are_measured_again(flow):
     assert flow.run()[1] == ["quantize", *(name for name in ORDER[1:] if name != "source")]
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "tiktoken.model", "tokenization_kimi.py"])
+def test_whatever_decides_answers_is_measured_again(flow, name):
+    flow.run()
+    (flow.out / name).write_text("another")
+    assert flow.run()[1] == ["quantize", *(name for name in ORDER[1:] if name != "source")]
+
+
+def test_a_licence_that_is_added_is_recorded_and_nothing_is_measured_again(flow):
+    flow.run()
+    for name in ("LICENSE", "LICENSE.txt", "NOTICE.txt", "figure.png"):
+        (flow.out / name).write_text("terms")
+    assert flow.run() == ("ACCEPT", ["provenance"])
+    assert flow.run() == ("ACCEPT", [])
+
+
 @pytest.mark.parametrize("result", ["audit.json", "probe/probe.json", "eval-source/eval.json"])
 def test_a_result_that_is_gone_or_changed_is_made_again(flow, result):
     flow.run()
@@ -168,6 +200,12 @@ def test_a_result_that_is_gone_or_changed_is_made_again(flow, result):
     assert flow.run()[0] == "ACCEPT" and flow.ran()
     path.unlink()
     assert flow.run()[0] == "ACCEPT" and flow.ran()
+
+
+def test_the_same_recipe_under_another_name_makes_nothing_again(flow):
+    flow.run()
+    assert flow.run(recipe="./r") == ("ACCEPT", [])
+    assert flow.run(fingerprint="f2")[1][0] == "quantize"  # another recipe under the same name does
 
 
 def test_a_stage_is_run_again_when_that_is_asked_for(flow):
@@ -188,7 +226,7 @@ def test_a_kill_in_the_middle_of_a_stage_leaves_nothing_and_the_same_command_goe
     soon(lambda: not any(map(lives, processes)))
     if (flow.out / "halfbyte" / "release.json").exists():
         assert flow.written()["verdict"] in ("ANOMALOUS", "ACCEPT")
-        assert flow.written()["verdict"] == "ANOMALOUS" or name in ("card", "report")
+        assert flow.written()["verdict"] == "ANOMALOUS" or name in ("provenance", "card", "report")
     flow.unset(f"slow-{name}")
     verdict, ran = flow.run()
     assert verdict == "ACCEPT"
@@ -242,7 +280,7 @@ def test_a_stage_that_fails_is_tried_again(flow):
     assert flow.written()["why"] == ["eval: eval says no"]
     for name in ("code-eval", "nothing-eval"):
         flow.unset(name)
-    assert flow.run() == ("ACCEPT", ["serve", "eval", "card", "report"])
+    assert flow.run() == ("ACCEPT", ["serve", "eval", "provenance", "card", "report"])
 
 
 def test_what_cannot_be_made_is_infeasible_and_nothing_else_is_tried(flow):
@@ -269,17 +307,20 @@ def test_a_source_that_cannot_be_served_leaves_scores(flow):
 
 
 def test_servers_of_somebody_else(flow):
-    verdict, ran = flow.run(url="http://a:1", reference_url="http://b:2")
+    verdict, ran = flow.run(url="http://me:secret@a:1", reference_url="http://b:2")
     assert (verdict, "serve" in ran, "source" in ran) == ("ACCEPT", False, False)
     for kind in ("probe", "eval"):
         by = json.loads((flow.out / "halfbyte" / kind / f"{kind}.json").read_text())["by"]
-        assert by[1] == "http://a:1" and by[by.index("--against") + 1] == "http://b:2"
+        assert by[1] == "http://me:secret@a:1" and by[by.index("--against") + 1] == "http://b:2"
+    (command,) = [stage["command"] for stage in flow.written()["stages"] if stage["name"] == "eval"]
+    assert command[:3] == ["halfbyte", "eval", "URL"] and command[command.index("--against") + 1] == "URL"
+    assert "secret" not in json.dumps(flow.written())
 
 
 def test_stopping_early_and_going_on(flow):
     verdict, ran = flow.run(stop_after="probe")
     assert (verdict, ran[-1]) == ("ANOMALOUS", "probe")
-    assert flow.run() == ("ACCEPT", ["serve", "eval", "bench", "card", "report"])
+    assert flow.run() == ("ACCEPT", ["serve", "eval", "bench", "provenance", "card", "report"])
 
 
 PUBLISHED = {**BLOCK, "publish": {"repo": "org/name", "private": True}}
@@ -292,7 +333,7 @@ def test_publishing_needs_accept_or_force(flow):
     verdict, ran = flow.run(PUBLISHED, force=True)
     assert (verdict, ran[-1], flow.written()["forced"]) == ("ANOMALOUS", "publish", True)
     flow.unset("result-bench")
-    assert flow.run(PUBLISHED, again=["bench"])[1] == ["serve", "bench", "card", "report", "publish"]
+    assert flow.run(PUBLISHED, again=["bench"])[1] == ["serve", "bench", "provenance", "card", "report", "publish"]
     assert flow.written()["forced"] is False
     assert flow.run(PUBLISHED)[1] == []
 
@@ -313,8 +354,16 @@ def test_a_damaged_release_json_only_costs_time(flow):
     shutil.rmtree(flow.out)
 
 
-def test_hostile_words_of_a_command_do_not_reach_release_json(flow):
+HOSTILE = "\x1b[31mred\x1b]0;title\x07 \x00\u202enot\u200b seen"
+
+
+def test_hostile_words_of_a_command_do_not_reach_release_json(flow, capsys):
     flow.set("code-compare", "2")
     flow.set("nothing-compare")
+    flow.set("says-compare", HOSTILE)
     flow.run()
-    assert "\x1b" not in (flow.out / "halfbyte" / "release.json").read_text()
+    (why,) = [stage["why"] for stage in flow.written()["stages"] if stage["name"] == "compare"]
+    assert "red" in why and "seen" in why  # JSON escapes what it holds: only its value can be looked at
+    said = capsys.readouterr()
+    for text in (why, *flow.written()["why"], said.out, said.err):
+        assert not set("\x1b\x07\x00\u202e\u200b") & set(text), text

@@ -76,6 +76,8 @@ REFUSED = [
     ("  audit: {}\n", "", "the gate 'audit' has no stage that measures it", "add 'release.audit'"),
     ("against: source", "against: nothing", "the gate 'eval' needs something to compare with", "set eval.against"),
     ("eval: accept}", "eval: fine}", "'fine' is not a value of 'eval'", "use accept or no_regression"),
+    ("eval: accept}", "eval: accept, probe_coverage: 0.9}", "the gate 'probe_coverage' has no", "'release.probe'"),
+    ("eval: accept}", "eval: accept, probe_coverage: 2}", "2 cannot be 'probe_coverage'", "up to 1"),
     ("{max_kl: 0.1}", "{}", "this gate limits nothing", "add 'max_kl' or 'min_top1'"),
     ("{max_kl: 0.1}", "{max_kl: 0}", "0 cannot be 'max_kl'", "above 0"),
     ("max-num-seqs=4", "max-num-seqs", "'max-num-seqs' sets nothing", "NAME=VALUE"),

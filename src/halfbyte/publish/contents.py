@@ -23,6 +23,7 @@ Kind = Literal["output", "evidence", "trace", "later", "local"]
 
 PROVENANCE = "provenance.json"
 CARD_RECORD = "card.json"  # what the card was written from, to write it again here
+CARD_HASH = "readme_sha256"  # in it
 HASHED = "hashed.json"  # stamps of files that were hashed here: what does not change is not read again
 CARD = "README.md"
 REPORT = f"{FOLDER}/report.html"
@@ -48,6 +49,11 @@ def kind(name: str) -> Kind:
     if path.suffix == ".jsonl" and path.name != JOURNAL:
         return "trace"
     return "evidence"
+
+
+def is_recorded(name: str) -> bool:
+    """Whether provenance.json has the hash of a file."""
+    return kind(name) in ("output", "evidence", "trace")
 
 
 def files(out: Path) -> dict[str, Path]:

@@ -7,6 +7,7 @@ gives no number; it is said why, and what to type to have it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from halfbyte.pipeline import COVERAGE
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.source.checkpoint import CONFIG, INDEX
 
+NOT_MEASURED = "not measured"  # why there is no file at all
 MOST_NBYTES = 1 << 28  # of one file; the arrays of a comparison are the largest
 
 
@@ -88,6 +90,7 @@ def read_evidence(out: Path) -> Evidence:
         path, command = out / FOLDER / place.file, place.command.format(out=pasted(out))
         try:
             held = _read(path)
+            _refuse_other(found.get("plan", {}), held)
             _refuse_older(out, path, kind, held, place)
         except _NoEvidenceError as error:
             missing[kind] = Missing(str(error), command)
@@ -104,9 +107,9 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > MOST_NBYTES:
             raise _NoEvidenceError(f"{path.name} is larger than {MOST_NBYTES >> 20} MiB")
-        held: Any = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        held: Any = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
     except FileNotFoundError:
-        raise _NoEvidenceError("not measured") from None
+        raise _NoEvidenceError(NOT_MEASURED) from None
     except (OSError, ValueError, RecursionError):
         raise _NoEvidenceError(f"{path.name} cannot be read") from None
     if not isinstance(held, dict):
@@ -116,6 +119,20 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)  # NaN and Infinity are no measurements
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):  # 1e999 is read as infinity
+        raise ValueError(text)
+    return value
+
+
+def _refuse_other(plan: Mapping[str, Any], held: Mapping[str, Any]) -> None:
+    """Refuse what says that it is of another plan: somebody copied it here."""
+    told, ours = held.get("plan"), plan.get("fingerprint")
+    if isinstance(told, str) and isinstance(ours, str) and told != ours:
+        raise _NoEvidenceError(f"it is of another plan, {told}")
 
 
 def _refuse_older(out: Path, path: Path, kind: str, held: Mapping[str, Any], place: Place) -> None:

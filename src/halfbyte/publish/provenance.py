@@ -75,12 +75,8 @@ def write_provenance(out: Path, source: Path | None, watch: Watch | None = None)
 
 def hash_output(out: Path, stamps: Stamps, watch: Watch | None = None) -> dict[str, Hash]:
     """Hash every output, every piece of evidence and every trace of a folder that no stamp vouches for."""
-    found = {name: path for name, path in contents.files(out).items() if _is_recorded(name) and path.is_file()}
+    found = {name: path for name, path in contents.files(out).items() if contents.is_recorded(name) and path.is_file()}
     return hash_files(found, stamps.outputs(), watch=_named(watch, "output"), keep=stamps.keep("outputs"))
-
-
-def _is_recorded(name: str) -> bool:
-    return contents.kind(name) in ("output", "evidence", "trace")
 
 
 def of_output(made: Hash) -> dict[str, Any]:

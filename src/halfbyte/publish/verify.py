@@ -13,10 +13,13 @@ from typing import Any, Literal
 
 from halfbyte.console import Level
 from halfbyte.folders import FOLDER
+from halfbyte.json_file import json_object
 from halfbyte.publish import contents
-from halfbyte.publish.contents import LATER, PROVENANCE
+from halfbyte.publish.contents import CARD, CARD_HASH, CARD_RECORD, LATER, PROVENANCE
 from halfbyte.publish.hashing import Hash, Step, hash_files
 from halfbyte.publish.provenance import DIGEST, Record, digest, read_provenance
+from halfbyte.publish.report.visible import visible
+from halfbyte.write import file_sha256
 
 Problem = Literal["changed", "missing", "added", "edited"]
 _ADDED_BY_THE_HUB = frozenset((".gitattributes",))
@@ -66,7 +69,7 @@ class Verified:
         if self.not_covered:
             names = ", ".join(self.not_covered)
             found.append(("note", f"written after {PROVENANCE}, and in it only once published: {names}"))
-        return found
+        return [(level, visible(text, keep_paths=True)) for level, text in found]  # names are a stranger's words
 
 
 def verify(
@@ -101,6 +104,8 @@ def _verify(
     found += [Difference("missing", name, "is missing") for name in recorded if name not in present]
     found += _compare(present, sizes, hashes, quick, watch, hashed)
     found += [Difference("added", name, "is not in the record") for name in here if _is_added(name, hashes)]
+    if hashed is None and not quick and CARD in here and CARD not in hashes:
+        found += _compare_card(out)
     shards = None
     if source is not None:
         shards = _compare_source(source, record["source"]["shards"], quick, watch, found)
@@ -152,6 +157,14 @@ def _compare(
             text = f"has other bytes: SHA-256 {made.sha256}, recorded is {hashes[name]}"
             found.append(Difference("changed", name, text))
     return found
+
+
+def _compare_card(out: Path) -> list[Difference]:
+    """Compare the card with what `halfbyte card` noted here; in the record it is only once published."""
+    noted: Any = json_object(out / FOLDER / CARD_RECORD).get(CARD_HASH)
+    if not isinstance(noted, str) or not (out / CARD).is_file() or file_sha256(out / CARD) == noted:
+        return []
+    return [Difference("changed", CARD, "is not what `halfbyte card` wrote")]
 
 
 def _compare_source(

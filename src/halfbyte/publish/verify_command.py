@@ -23,6 +23,7 @@ def verify_command(out: Output, out_folder: Path, quick: bool, source: Path | No
 
     OUT may be a download: nothing else is needed. Exit code 1 if a file changed, is missing or was added.
     """
+    from halfbyte.publish.report.visible import visible  # noqa: PLC0415
     from halfbyte.publish.show_hashing import watched  # noqa: PLC0415 - `halfbyte --help` stays instant
     from halfbyte.publish.verify import verify  # noqa: PLC0415
 
@@ -34,7 +35,8 @@ def verify_command(out: Output, out_folder: Path, quick: bool, source: Path | No
     if not found.same:
         count = len(found.differences)
         what = f"{count} file{' differs' if count == 1 else 's differ'} from what was recorded"
-        fix = "download or copy the files named above again; if the change is yours, write provenance again"
+        again = f"python -m halfbyte.release.write_provenance {pasted(out_folder)} SRC"
+        fix = f"download or copy the files named above again; if the change is yours: {again}"
         raise CheckFailedError(what, where=str(out_folder), fix=fix)
-    out.note(f"{size(found.nbytes)}; plan {found.plan}; digest {found.digest}")
+    out.note(visible(f"{size(found.nbytes)}; plan {found.plan}; digest {found.digest}"))
     out.hint(f"halfbyte audit {pasted(out_folder)}")

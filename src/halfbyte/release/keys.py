@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,15 @@ from typing import Any
 from halfbyte.audit.seen import files_seen
 from halfbyte.folders import FOLDER, PLAN
 from halfbyte.json_file import json_object
+from halfbyte.publish import contents
 from halfbyte.publish.evidence import PLACES
 from halfbyte.release.stages import ASKS_SERVER, SERVE, Stage
 from halfbyte.write import file_sha256
 
 _WRITTEN = ("README.md", "halfbyte/report.html")  # what a publication takes besides evidence
+
+_LOADED = (".json", ".jinja", ".py", ".model", ".txt", ".tiktoken")
+_WORDS_ONLY = re.compile(r"licen[cs]e|copying|notice|readme", re.IGNORECASE)
 
 
 def digest(value: Any) -> str:
@@ -33,8 +38,12 @@ def result_sha256(path: Path | None) -> str | None:
 
 
 def made_files(out: Path) -> str:
-    """Return what tells the files of a checkpoint from those of another."""
-    return digest(files_seen(out))
+    """Return what tells the files of a checkpoint from those of another.
+
+    A tokenizer or a chat template decides answers as weights do. A licence that somebody adds decides nothing.
+    """
+    loaded = sorted(path for path in out.glob("*") if path.suffix in _LOADED and not _WORDS_ONLY.match(path.name))
+    return digest([files_seen(out), [[path.name, *_stamp(path)[1:]] for path in loaded]])
 
 
 def plan_of(out: Path) -> str | None:
@@ -48,7 +57,8 @@ def key_of(stage: Stage, stages: Sequence[Stage], out: Path, source: Path, recip
     by_name = {one.name: one for one in stages}
     parts: dict[str, Any] = {"stage": stage.name, "words": stage.words, "reads": [_stamp(path) for path in stage.reads]}
     if stage.name == "quantize":
-        parts["recipe"] = recipe
+        at = stage.words.index("-r") + 1  # the same recipe under another name makes the same checkpoint
+        parts |= {"recipe": recipe, "words": stage.words[:at] + stage.words[at + 1 :]}
     if stage.of_source:
         parts["source"] = files_seen(source)
     if stage.of_weights:
@@ -56,6 +66,9 @@ def key_of(stage: Stage, stages: Sequence[Stage], out: Path, source: Path, recip
     if stage.name in ASKS_SERVER and SERVE in by_name:
         parts["server"] = by_name[SERVE].words
     parts["results"] = {name: _result(by_name.get(name), out) for name in stage.after}
+    if stage.name == "provenance":
+        recorded = {name: path for name, path in contents.files(out).items() if contents.is_recorded(name)}
+        parts["files"] = [[name, *_stamp(path)[1:]] for name, path in recorded.items()]
     if stage.of_evidence:
         parts["evidence"] = _evidence(out, stage.result)
     return digest(parts)

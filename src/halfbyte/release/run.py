@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -39,6 +40,7 @@ from halfbyte.validate.gate import Judged, judge
 
 # Stages that must be done whether or not a recipe says so, in the words of the gates' table.
 _IMPLIED = {"quantize": "made", "source": "served", "scripts": "fits", SERVE: "answers"}
+_ADDRESS = re.compile(r"^https?://\S+")
 _EARLIER = "waiting for the engine of a killed run to end"
 _ALL_KEPT = "all that would ask it is kept"
 
@@ -230,8 +232,7 @@ class Release:
     def _verdict(self, view: View) -> Judged:
         judged = self._judge()
         key = digest([self.gates, [one.sha256 for one in self.records.now.values()]])
-        why = "" if judged.verdict == "ACCEPT" else judged.why[0]
-        said, code = f"{judged.verdict}. {why}".strip(), int(judged.verdict != "ACCEPT")
+        said, code = f"{judged.verdict}: {judged.why[0]}", int(judged.verdict != "ACCEPT")
         record = Record(name=VERDICT, command=[], key=key, exit_code=code, state="done", why=said)
         self._end(record, view)
         return judged
@@ -277,9 +278,9 @@ class Release:
         return key_of(stage, self.stages, self.folders.out, self.folders.source, self.fingerprint)
 
     def _record(self, stage: Stage, key: str, **ended: Any) -> Record:
-        """Return a record whose command names no folder of this machine."""
-        words = stage.command({OUT: "OUT", SOURCE: "SRC", URL: "URL"})
-        return Record(name=stage.name, command=["halfbyte", *words], key=key, result=stage.result, **ended)
+        """Return a record whose command names no folder of this machine, and no server: an address may hold a key."""
+        words = [_ADDRESS.sub("URL", word) for word in stage.typed_command({OUT: "OUT", SOURCE: "SRC", URL: "URL"})]
+        return Record(name=stage.name, command=words, key=key, result=stage.result, **ended)
 
     def _is_kept(self, stage: Stage, key: str) -> bool:
         earlier = self.records.earlier(stage.name)

@@ -1,11 +1,12 @@
 """The stages of a release as data: which command each of them is, what it leaves, and what it rests on.
 
-Every stage is a command that anybody can type. A word of it may hold `<out>`, `<source>` or `<url>`, which are known or
-said differently from one run to the next: what a stage was done with is compared without them.
+Every stage but the verdict is a command that anybody can type. A word of it may hold `<out>`, `<source>` or `<url>`,
+which are known or said differently from one run to the next: what a stage was done with is compared without them.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,9 @@ from typing import Any
 
 OUT, SOURCE, URL = "<out>", "<source>", "<url>"
 HALFBYTE = (sys.executable, "-m", "halfbyte")
-PROVENANCE = (sys.executable, "-m", "halfbyte.release.write_provenance")
+_PROVENANCE = ("-m", "halfbyte.release.write_provenance")  # which is no command of `halfbyte`, and is typed as it is
+PROVENANCE = (sys.executable, *_PROVENANCE)
+_MARK = re.compile(f"{OUT}|{SOURCE}|{URL}")
 VERDICT = "verdict"
 SERVE = "serve"
 ASKS_SERVER = ("probe", "eval", "bench")  # inside one start of the engine
@@ -41,26 +44,26 @@ class Stage:
     of_weights: bool = True  # whether it reads the result's weights
     of_evidence: bool = False  # whether it reads whatever was measured
     program: tuple[str, ...] = HALFBYTE
+    typed: tuple[str, ...] = ("halfbyte",)  # what somebody types for the program
 
     def command(self, places: Mapping[str, str]) -> list[str]:
-        """Return the words as they are typed after `halfbyte`."""
+        """Return the words as they are typed after the program."""
         return [_filled(word, places) for word in self.words]
+
+    def typed_command(self, places: Mapping[str, str]) -> list[str]:
+        """Return all words that somebody types; none where the stage is no command."""
+        return [*self.typed, *self.command(places)] if self.words else []
 
 
 def _filled(word: str | tuple[str, ...], places: Mapping[str, str]) -> str:
     if isinstance(word, tuple):
         return shlex.join(_filled(inner, places) for inner in word)
-    for mark, text in places.items():
-        word = word.replace(mark, text)
-    return word
+    return _MARK.sub(lambda found: places.get(found[0], found[0]), word)  # at once: a folder may be named like a mark
 
 
 def shown(stage: Stage, places: Mapping[str, str]) -> str:
     """Return a stage's command as somebody would type it; nothing where it is none."""
-    if not stage.words:
-        return ""
-    begin = ["halfbyte"] if stage.program == HALFBYTE else ["python", *stage.program[1:]]
-    words = [*begin, *stage.command(places)]
+    words = stage.typed_command(places)
     return " ".join(word if word in (URL, "URL") else shlex.quote(word) for word in words)
 
 
@@ -87,7 +90,7 @@ def make_stages(asked: Asked) -> list[Stage]:
     if block.get("provenance"):
         words = (OUT, SOURCE)
         stages.append(Stage("provenance", words, "halfbyte/provenance.json", needs=_MADE, of_source=True,
-                            of_evidence=True, program=PROVENANCE))  # fmt: skip
+                            of_evidence=True, program=PROVENANCE, typed=("python", *_PROVENANCE)))  # fmt: skip
     if block.get("card"):
         stages.append(Stage("card", ("card", OUT), "README.md", needs=_MADE, of_evidence=True))
     if block.get("report"):

@@ -8,14 +8,20 @@ from pathlib import Path
 from halfbyte.console import Output
 from halfbyte.errors import CheckFailedError, CheckpointError, MachineError, UsageError
 
+_WORDS = 2  # OUT and SRC
 
-def main(out: str, source: str) -> int:
+
+def main(*words: str) -> int:
     """Write provenance.json; return the exit code."""
-    from halfbyte.publish import provenance  # noqa: PLC0415 # pyright: ignore
+    from halfbyte.publish.provenance import write_provenance  # noqa: PLC0415 - only where it is written
 
     said = Output()
     try:
-        said.note(str(provenance.write_provenance(Path(out), Path(source))))  # pyright: ignore
+        if len(words) != _WORDS:
+            fix = "type: python -m halfbyte.release.write_provenance OUT SRC"
+            raise UsageError(f"two folders are needed, not {len(words)}", where="write_provenance", fix=fix)
+        out, source = words
+        said.note(str(write_provenance(Path(out), Path(source))))
     except (CheckFailedError, CheckpointError, MachineError, UsageError) as error:
         said.error(error)
         return error.exit_code

@@ -13,9 +13,11 @@ say how each command ended. The verdict is the first that holds:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
+
+from halfbyte.validate.probe_coverage import Coverage, coverage
 
 Verdict = Literal["ACCEPT", "REGRESSION", "ANOMALOUS", "INFEASIBLE"]
 Outcome = Literal["passed", "failed", "anomalous", "infeasible", "not measured"]
@@ -31,6 +33,7 @@ _DECIDES: tuple[tuple[Outcome, Verdict], ...] = (
 # Stages whose failure says that this machine cannot do it, and the exit codes that say so: 3 is "this machine lacks
 # something" everywhere; 1 is "it does not fit" where GPUs are counted; a kill from outside is mostly for memory.
 _NEEDS_MACHINE: Mapping[str, tuple[int, ...]] = {"quantize": (3,), "source": (3,), "scripts": (1, 3), "serve": (1, 3)}
+_MEASURED_BY = {"probe_coverage": "probe"}  # where a gate is not named after the stage that measures it
 _NOT_RUN = "it has not been run"
 _KILLED = 137  # as a shell says SIGKILL
 _NEXT: Mapping[str, str] = {
@@ -42,6 +45,7 @@ _NEXT: Mapping[str, str] = {
     "compare": "try scales: mse or compensated, calibrate on more data, or keep more roles as they are",
     "loops": "keep or restore more experts (halfbyte prune --restore), then ask again",
     "probe": "see halfbyte/release/probe.log and the traces in halfbyte/probe/probe.jsonl",
+    "probe_coverage": "give the probes more time (release.probe.budget), then run the same command again",
     "eval": "see halfbyte/release/eval.log; more items (release.eval.limit) make the interval narrower",
     "bench": "see the engine's log, then run the same command again with --again bench",
 }
@@ -103,12 +107,20 @@ def judge(
     outcomes = {one.outcome for one in found}
     verdict: Verdict = next(verdict for outcome, verdict in _DECIDES if outcome in outcomes)
     bad = [one for outcome, _ in _DECIDES[:-1] for one in found if one.outcome == outcome]
-    why = tuple(f"{one.name}: {one.why}" for one in bad) or (_all_passed(found),)
+    why = tuple(f"{one.name}: {one.why}" for one in bad) or (_all_passed(found) + _not_all_ran(gates, evidence),)
     return Judged(verdict, tuple(found), why, _next(verdict, bad, ended))
 
 
 def _all_passed(found: Sequence[Found]) -> str:
     return "the one gate passed" if len(found) == 1 else f"all {len(found)} gates passed"
+
+
+def _not_all_ran(gates: Mapping[str, Any], evidence: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say in the verdict's own sentence that probes were left out: what was not asked was not accepted."""
+    if not gates.keys() & {"probe", "probe_coverage"} or "probe" not in evidence:
+        return ""
+    found = _coverage(evidence["probe"])
+    return f"; {found.sentence()}" if len(found.ran) < found.asked else ""
 
 
 def _next(verdict: Verdict, bad: Sequence[Found], stages: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
@@ -118,7 +130,7 @@ def _next(verdict: Verdict, bad: Sequence[Found], stages: Mapping[str, Mapping[s
     said: list[str] = []
     for one in bad:
         kind = one.name.partition(".")[0]
-        state = stages.get(kind, {}).get("state")
+        state = stages.get(_MEASURED_BY.get(kind, kind), {}).get("state")
         waits = one.outcome == "not measured" and state in (None, "skipped")
         said.append("run the same command again: it goes on where it ended" if waits else _NEXT.get(kind, ""))
     return tuple(dict.fromkeys(sentence for sentence in said if sentence))
@@ -156,21 +168,22 @@ def _measured(
     stages: Mapping[str, Mapping[str, Any]],
 ) -> Found:
     name = f"{kind}.{limit}" if limit else kind
-    shown = f"{_SIGNS[limit]} {wanted:g}" if limit in _SIGNS and _is_number(wanted) else str(wanted)
-    rule = _RULES.get(name)
+    sign = _SIGNS.get(limit or kind)
+    shown = f"{sign} {wanted:g}" if sign and _is_number(wanted) else str(wanted)
+    rule, by = _RULES.get(name), _MEASURED_BY.get(kind, kind)
     if rule is None:
         return Found(name, shown, "not measured", "not measured", "this halfbyte knows no such gate")
-    if kind not in evidence:
-        why = str(stages.get(kind, {}).get("why") or "") or _NOT_RUN
+    if by not in evidence:
+        why = str(stages.get(by, {}).get("why") or "") or _NOT_RUN
         return Found(name, shown, "not measured", "not measured", why)
     try:
-        measured, outcome, why = rule(evidence[kind], wanted)
+        measured, outcome, why = rule(evidence[by], wanted)
     except _UnreadableError as error:
         return Found(name, shown, "unreadable", "anomalous", f"its file does not look as it should: {error}")
     return Found(name, shown, measured, outcome, why)
 
 
-_SIGNS: Mapping[str, str] = {"max_kl": "<=", "min_top1": ">=", "max_rate": "<="}
+_SIGNS: Mapping[str, str] = {"max_kl": "<=", "min_top1": ">=", "max_rate": "<=", "probe_coverage": ">="}
 _Said = tuple[str, Outcome, str]
 
 
@@ -211,25 +224,49 @@ def _max_rate(found: Mapping[str, Any], most: Any) -> _Said:
 
 def _probe(found: Mapping[str, Any], _: Any) -> _Said:
     probes = [_mapping(one, "probes") for one in _value(found, "probes", list)]
+    if any(one.get("verdict") not in _PROBE_VERDICTS for one in probes):
+        raise _UnreadableError("probes.verdict")
     gates = [one for one in probes if _value(one, "gate", bool)]
-    names = {
-        word: [str(one.get("name")) for one in gates if one.get("verdict") == word] for word in ("failed", "broken")
-    }
-    passed = sum(one.get("verdict") == "passed" for one in probes)
-    skipped = sum(one.get("verdict") == "skipped" for one in probes)
+    names = {word: _names(one for one in gates if one.get("verdict") == word) for word in ("failed", "broken")}
+    passed, covered = sum(one.get("verdict") == "passed" for one in probes), coverage(probes)
     said = ", ".join(f"{len(one)} gates {word}" for word, one in names.items() if one)
-    said = f"{passed} passed" + (f", {said}" if said else "") + (f", {skipped} skipped" if skipped else "")
+    said = f"{covered.sentence()}; {passed} passed" + (f", {said}" if said else "")
     failed = f"failed: {_some(names['failed'])}" if names["failed"] else ""
     if names["broken"]:
         why = f"without usable answers: {_some(names['broken'])}" + (f"; {failed}" if failed else "")
         return said, "anomalous", why
+    if covered.unreachable:  # whatever silenced the server is not known
+        why = f"the server went silent, and was not asked: {_some(_names(covered.unreachable))}"
+        return said, "anomalous", why + (f"; {failed}" if failed else "")
     if failed:
         return said, "failed", failed
     if not passed:
-        return said, "not measured", "every probe was skipped"
+        return said, "not measured", "every probe was skipped" if not covered.ran else "no probe passed"
     if not _value(found, "accepted", bool):
         return said, "anomalous", "probe.json does not accept what its probes say"
-    return said, "passed", ""
+    left = _names(covered.over_budget)
+    return said, "passed", f"left out for the budget: {', '.join(left)}" if left else ""
+
+
+_PROBE_VERDICTS = ("passed", "failed", "broken", "skipped")
+
+
+def _coverage(found: Mapping[str, Any]) -> Coverage:
+    return coverage([_mapping(one, "probes") for one in _value(found, "probes", list)])
+
+
+def _probe_coverage(found: Mapping[str, Any], least: Any) -> _Said:
+    covered = _coverage(found)
+    said = f"{covered.share:.0%}: {covered.sentence()}"
+    if covered.ran and covered.share >= least:
+        return said, "passed", ""
+    left = _names([*covered.over_budget, *covered.unreachable])
+    why = f"{covered.share:.1%} of the probes that can be asked here ran, less than {least:.1%}"
+    return said, "not measured", why + (f"; not asked: {_some(left)}" if left else "")
+
+
+def _names(probes: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [str(one.get("name")) for one in probes]
 
 
 def _eval(found: Mapping[str, Any], wanted: Any) -> _Said:
@@ -237,22 +274,24 @@ def _eval(found: Mapping[str, Any], wanted: Any) -> _Said:
     tasks = [_mapping(one, "tasks") for one in _value(found, "tasks", list)]
     if label not in _EVAL_LABELS or not tasks:
         raise _UnreadableError("label" if tasks else "tasks")
-    if (label == "ACCEPT") != all(one.get("label") == "ACCEPT" for one in tasks):
+    labels = [one.get("label") for one in tasks]
+    if label != next((worst for worst in _EVAL_LABELS if worst in labels), None):
         raise _UnreadableError("label")
     names = _some([str(one.get("task")) for one in tasks if one.get("label") == label])
     said = f"{label}: {names}" if label != "ACCEPT" else f"ACCEPT: {len(tasks)} of {len(tasks)} tasks"
-    if label == "SCORED":
-        return said, "not measured", "scored, but compared with nothing"
     if label == "ANOMALOUS":
         return said, "anomalous", f"not a score: {names}"
     if label == "REGRESSION":
         return said, "failed", f"worse than the source: {names}"
+    if "SCORED" in labels:
+        alone = _some([str(one.get("task")) for one in tasks if one.get("label") == "SCORED"])
+        return said, "not measured", f"scored, but compared with nothing: {alone}"
     if label == "INCONCLUSIVE" and wanted == "accept":
         return said, "failed", f"neither a loss nor its absence is shown: {names}"
     return said, "passed", ""
 
 
-_EVAL_LABELS = ("ACCEPT", "REGRESSION", "INCONCLUSIVE", "ANOMALOUS", "SCORED")
+_EVAL_LABELS = ("ANOMALOUS", "REGRESSION", "INCONCLUSIVE", "SCORED", "ACCEPT")  # a suite has its worst task's
 
 
 def _bench(found: Mapping[str, Any], _: Any) -> _Said:
@@ -273,6 +312,7 @@ _RULES: Mapping[str, Callable[[Mapping[str, Any], Any], _Said]] = {
     "compare.min_top1": _min_top1,
     "loops.max_rate": _max_rate,
     "probe": _probe,
+    "probe_coverage": _probe_coverage,
     "eval": _eval,
     "bench": _bench,
 }

@@ -84,3 +84,10 @@ def test_the_proof_would_notice_an_invented_number() -> None:
         "1",
         "x 2",
     ]
+
+
+def test_a_comparison_of_another_checkpoint_is_said(tmp_path: Path) -> None:
+    evidence, said = everything(), "The comparison with the source is of `Other`; this is `Pico-NVFP4`"
+    assert "with the source is of `" not in write_card(write_out(tmp_path / "Pico-NVFP4", evidence)).read_text()
+    evidence["compare"]["second"] = "/srv/out/Other"
+    assert said in write_card(write_out(tmp_path / "b" / "Pico-NVFP4", evidence)).read_text()

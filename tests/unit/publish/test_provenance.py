@@ -136,6 +136,13 @@ def test_without_a_source_nothing_is_invented(out):
     assert source["hashes"] == {}
 
 
+def test_traces_are_recorded_too(out, source):
+    (out / "halfbyte/probe").mkdir()
+    (out / "halfbyte/probe/probe.jsonl").write_text("{}\n")
+    record = json.loads(write_provenance(out, source).read_text())
+    assert record["evidence"]["halfbyte/probe/probe.jsonl"] == hashlib.sha256(b"{}\n").hexdigest()
+
+
 def test_another_source_is_refused(out, source):
     shard = sorted(source.glob("*.safetensors"))[0]
     data = bytearray(shard.read_bytes())

@@ -13,10 +13,12 @@ from release_folder import finish
 from halfbyte.audit.evidence import gather
 from halfbyte.audit.run import audit
 from halfbyte.decisions import Recipe
+from halfbyte.errors import CheckpointError
 from halfbyte.publish import contents
 from halfbyte.publish.provenance import write_provenance
-from halfbyte.publish.upload import secrets
-from halfbyte.publish.upload.staging import redactor
+from halfbyte.publish.upload import checks, secrets
+from halfbyte.publish.upload.checks import of_staged
+from halfbyte.publish.upload.staging import Sent, Staged, metadata_text, redactor
 from halfbyte.publish.verify import verify
 from halfbyte.recipe import load_recipe
 
@@ -213,6 +215,53 @@ def test_a_secret_in_any_text_is_refused(refused, ready, source, file):
         assert "changed" in refused(ready)
 
 
+def with_metadata(path, **entries):
+    """Add to what a safetensors file says besides its tensors; nothing else changes."""
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    header["__metadata__"] = {**header.get("__metadata__", {}), **entries}
+    made = json.dumps(header).encode()
+    path.write_bytes(len(made).to_bytes(8, "little") + made + raw[8 + size :])
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [(TOKEN_LIKE, "a Hugging Face token"), ("run in /home/jane/models/x", "a path of this machine"),
+     (json.dumps({"data": "/mnt/data7/rows.jsonl"}), "a path of this machine")],
+)  # fmt: skip
+def test_metadata_of_tensor_files_is_looked_at(refused, ready, source, entry, said):
+    folder = ready / "halfbyte/stats"
+    folder.mkdir(exist_ok=True)
+    file = folder / "stats.safetensors"
+    shutil.copy(ready / "model-00003-of-000006.safetensors", file)
+    with_metadata(file, note=entry)
+    recorded(ready, source)
+    told = refused(ready)
+    assert f"halfbyte/stats/stats.safetensors, metadata, line 1: {said}" in told, told
+    assert TOKEN_LIKE not in told
+
+
+def test_metadata_of_shards_is_looked_at_and_tensors_are_not(ready):
+    shard = ready / "model-00003-of-000006.safetensors"
+    sent = Sent(shard.name, shard.stat().st_size, "", path=shard)
+    assert metadata_text(sent) == ""
+    with_metadata(shard, note=TOKEN_LIKE)
+    found = of_staged(ready, Staged((sent,), (), {}, ()))
+    (bad,) = [check.text for check in found if check.level == "bad"]
+    assert bad == f"{shard.name}, metadata, line 1: a Hugging Face token"
+    shard.write_bytes((3).to_bytes(8, "little") + b"[1]")
+    with pytest.raises(CheckpointError, match="header is not JSON"):
+        of_staged(ready, Staged((sent,), (), {}, ()))
+
+
+def test_a_text_that_is_too_large_to_look_through_is_said(ready, monkeypatch):
+    monkeypatch.setattr(checks, "MOST_TEXT_NBYTES", 3)
+    path = ready / "tokenizer_config.json"
+    found = of_staged(ready, Staged((Sent(path.name, path.stat().st_size, "", path=path),), (), {}, ()))
+    assert "tokenizer_config.json is too large to be looked through" in " ".join(check.text for check in found)
+
+
 def test_a_trace_with_a_secret_is_refused(refused, ready, source):
     (ready / "halfbyte/probe").mkdir()
     (ready / "halfbyte/probe/probe.jsonl").write_text(json.dumps({"headers": {"Authorization": "Bearer " + "x" * 20}}))
@@ -228,7 +277,8 @@ def test_the_value_of_a_key_variable_is_refused(refused, ready, source, monkeypa
     assert "correct-horse" not in said
 
 
-@pytest.mark.parametrize("path", ["/home/jane/models/x", "/Users/jane/x", "/root/x", "/tmp/x/y", "OUT"])
+@pytest.mark.parametrize("path", ["/home/jane/models/x", "/Users/jane/x", "/root/x", "/tmp/x/y", "/mnt/data7/x",
+                                  "/srv/models/x", "file:///home/jane/x", "a:/home/jane/x", "OUT"])  # fmt: skip
 def test_a_local_path_in_the_card_is_refused_with_its_line(refused, ready, path):
     card = ready / "README.md"
     card.write_text(card.read_text() + f"\nvllm serve {str(ready) if path == 'OUT' else path}\n")
@@ -236,11 +286,21 @@ def test_a_local_path_in_the_card_is_refused_with_its_line(refused, ready, path)
     assert "README.md, line 9: a path of this machine" in said, said
 
 
+def test_what_a_container_or_an_address_names_is_no_local_path():
+    text = "-v ~/.cache/huggingface:/root/.cache/huggingface -v ./OUT:/model https://x.org/home/y/z a/tmp/x 1/2 /model"
+    assert list(secrets.local_paths("a", text, Path("/nowhere"), None)) == []
+
+
+def test_a_config_of_the_source_may_name_a_mount_and_no_home():
+    found = secrets.local_paths("config.json", "/workspace/a/b /home/jane/x", Path("/nowhere"), None, mounts=False)
+    assert len(list(found)) == 1
+
+
 def test_the_folder_and_the_machine_are_found_outside_of_homes(tmp_path):
     found = [
         leak.what
         for leak in secrets.local_paths(
-            "a", "serve /srv/out now\non gpu-box-17\n/srv/outer", Path("/srv/out"), "gpu-box-17"
+            "a", "serve /models/out now\non gpu-box-17\n/models/outer", Path("/models/out"), "gpu-box-17"
         )
     ]
     assert found == ["the path of this folder", "the name of this machine"]

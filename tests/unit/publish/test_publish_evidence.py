@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from halfbyte.errors import CheckpointError
+from halfbyte.publish import evidence as evidence_module
 from halfbyte.publish.evidence import PLACES, Evidence, read_evidence
 
 HOUR_NS = 3600 * 10**9
@@ -49,7 +50,14 @@ def test_nothing_measured_names_a_command_for_each(out: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("{", "cannot be read"), ("[]", "holds no object"), ('{"kl": NaN}', "cannot be read"), ("[" * 99999, "cannot be")],
+    [
+        ("{", "cannot be read"),
+        ("[]", "holds no object"),
+        ('{"kl": NaN}', "cannot be read"),
+        ('{"kl": -1e999}', "cannot be read"),
+        ('{"kl": 0.5', "cannot be read"),
+        ("[" * 99999, "cannot be"),
+    ],
 )
 def test_damaged_files_are_no_evidence(out: Path, text: str, why: str) -> None:
     evidence = put(out, "eval", text)
@@ -64,6 +72,24 @@ def test_what_was_measured_before_the_weights_is_no_evidence(out: Path) -> None:
 
 def test_an_audit_of_other_files_is_no_evidence(out: Path) -> None:
     assert put(out, "audit", json.dumps({"files": {"model.safetensors": [1, 2]}})).get("audit") is None
+
+
+@pytest.mark.parametrize("kind", ["release", "audit", "provenance"])
+def test_what_says_that_it_is_of_another_plan_is_no_evidence(out: Path, kind: str) -> None:
+    put(out, "plan", '{"fingerprint": "ours"}')
+    assert put(out, kind, '{"plan": "ours"}').get(kind) == {"plan": "ours"}
+    found = put(out, kind, '{"plan": "theirs"}')
+    assert found.get(kind) is None
+    assert found.missing[kind].why == "it is of another plan, theirs"
+    assert put(out, kind, "{}").get(kind) == {}
+    put(out, "plan", "{")
+    assert put(out, kind, '{"plan": "theirs"}').get(kind) is not None  # nobody knows which is ours
+
+
+def test_a_file_too_large_to_read_is_no_evidence(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence_module, "MOST_NBYTES", 8)
+    assert put(out, "bench", '{"a": 1}').get("bench") == {"a": 1}
+    assert "is larger than" in put(out, "bench", '{"a": 12}').missing["bench"].why
 
 
 def test_an_unfinished_folder_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import io
 import json
+import shutil
 import zlib
+from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from report_evidence import add_evidence, write_output
 from halfbyte.publish.report.heat import NOTHING, png, shades
 from halfbyte.publish.report.page import write_report
 from halfbyte.publish.report.visible import visible
+from halfbyte.publish.upload.secrets import local_paths
+from halfbyte.units import size
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +57,124 @@ def test_a_file_of_another_shape_costs_its_section_only(output):
     assert "Difference to the source" in text
 
 
+def test_each_role_has_its_size_before_and_after(output, tmp_path):
+    out = shutil.copytree(output, tmp_path / "out")
+    plan = json.loads((out / "halfbyte/plan.json").read_text())  # as `quantize` wrote it
+    assert sum(row["read_nbytes"] for row in plan["roles"]) == plan["read_nbytes"]
+    text = write_report(out).read_text()
+    (row,) = [row for row in plan["roles"] if row["role"] == "routed_experts"]
+    before, after = size(row["read_nbytes"]), size(row["write_nbytes"])
+    assert before != after
+    assert f'{row["action"]}</td><td class="n">{before}</td><td class="n">{after}</td>' in text
+    del plan["roles"]
+    (out / "halfbyte/plan.json").write_text(json.dumps(plan))
+    assert "sizes by role before and after (this plan.json does not have them" in write_report(out).read_text()
+
+
+def test_probes_that_did_not_fit_are_counted_at_the_top_and_named(output, tmp_path):
+    out = shutil.copytree(output, tmp_path / "out")
+    add_evidence(out, 5, 8)
+    path = out / "halfbyte/probe/probe.json"
+    found = json.loads(path.read_text())
+    late = [row for row in found["probes"] if row["verdict"] == "skipped"][:2]
+    for row, title in zip(late, ("a long story", "a long list"), strict=True):
+        row |= {"measured": "does not fit the budget: needs about 9 s", "title": title}
+    path.write_text(json.dumps(found))
+    text = write_report(out).read_text()
+    counted = "39 of 58 probes ran; 2 did not fit the budget, 17 cannot be asked of this server"
+    assert text.count(counted) == 2
+    assert counted in text.partition('id="sizes"')[0]  # among the key figures
+    assert f"{counted}. Not asked: a long story; a long list." in text
+
+
+class Tags(HTMLParser):
+    """The tags of a page with their attributes, and the text between them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.text = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+HOSTILE_NAME = "<img src=x onerror=alert(1)>\"' $(touch pwned) `id` {{ 7*7 }} \x1b[31m\u202e\n</title><script>"
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_hostile_folder_name_does_nothing(output, tmp_path, measured):
+    out = tmp_path / HOSTILE_NAME.replace("/", "")
+    shutil.copytree(output, out)
+    if measured:
+        add_evidence(out, 5, 8)
+        (out / "halfbyte/eval/eval.json").unlink()
+    else:
+        shutil.rmtree(out / "halfbyte")
+    text = write_report(out).read_text()
+    page, plain = Tags(text), Tags(write_report(shutil.copytree(out, tmp_path / "plain")).read_text())
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in plain.tags]
+    assert not [name for _, attrs in page.tags for name in attrs if name.startswith("on")]
+    assert not set("\x1b\u202e") & set(text)
+    assert "{{ 7*7 }}" in "".join(page.text)  # it is shown, and in the two places of a name only
+    assert text.count("touch pwned") == 2
+    commands = [line for line in page.text if line.startswith("halfbyte ")]
+    assert commands and not [line for line in commands if "pwned" in line or str(tmp_path) in line]
+
+
+LOCAL = "/home/jane/models/x and /mnt/data7/y/z and file:///srv/secret/w"
+
+
+def test_no_folder_of_this_machine_is_told(output, tmp_path):
+    out = shutil.copytree(output, tmp_path / "out")
+    add_evidence(out, 5, 8, LOCAL)
+    (out / "halfbyte/probe/probe.jsonl").unlink()  # what was asked and answered keeps its words
+    place = tmp_path / "with space" / "out"
+    launch = {"engine": "vllm", "gpus": "1xB200", "model": str(place), "command": ["vllm", "serve", str(place), "-a"]}
+    (out / "halfbyte/serve").mkdir(exist_ok=True)
+    (out / "halfbyte/serve/serve.json").write_text(json.dumps({"launches": [launch]}))
+    plan = json.loads((out / "halfbyte/plan.json").read_text())
+    plan["recipe"]["calibrate"] = {"datasets": [{"source": "/data/jane doe/texts/rows.jsonl"}], "home": "/home/jane"}
+    (out / "halfbyte/plan.json").write_text(json.dumps(plan))
+    text = write_report(out).read_text()
+    for told in ("jane", "/mnt", "data7", "/srv", "secret", "with space", str(tmp_path)):
+        assert told not in text, told
+    assert "rows.jsonl" in text and "vllm serve OUT -a" in text
+    assert list(local_paths("halfbyte/report.html", text, out, None)) == []
+
+
+def test_without_a_plan_no_place_is_told(output, tmp_path):
+    out = shutil.copytree(output, tmp_path / "out")
+    (out / "halfbyte/plan.json").unlink()
+    assert str(tmp_path) not in write_report(out).read_text()
+
+
+def test_what_a_model_answered_keeps_its_words(output, tmp_path):
+    out = shutil.copytree(output, tmp_path / "out")
+    add_evidence(out, 5, 8, "look into /etc/ssh/config")
+    text = write_report(out).read_text()
+    assert '<pre dir="ltr" translate="no">look into /etc/ssh/config' in text
+    assert "look into …/config" in text
+
+
+def test_a_folder_that_cannot_be_written_to(output, tmp_path, halfbyte, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("halfbyte.publish.report.page.write_whole", refuse)
+    code, _, error = halfbyte("report", output)
+    assert (code, "cannot write: Permission denied" in error) == (3, True)
+
+
 def test_pictures_are_what_they_show():
     pixels = shades(np.array([[0.0, 1.0, np.nan], [0.5, 1.0, 0.0]]))
     assert pixels.tolist() == [[0, 63, NOTHING], [32, 63, 0]]
     raw = png(pixels)
     held, at = io.BytesIO(raw), raw.index(b"IDAT")
-    size = int.from_bytes(raw[at - 4 : at], "big")
+    nbytes = int.from_bytes(raw[at - 4 : at], "big")
     assert held.read(8) == b"\x89PNG\r\n\x1a\n"
-    assert zlib.decompress(raw[at + 4 : at + 4 + size]) == bytes([0, 0, 63, NOTHING, 0, 32, 63, 0])
+    assert zlib.decompress(raw[at + 4 : at + 4 + nbytes]) == bytes([0, 0, 63, NOTHING, 0, 32, 63, 0])
     assert not shades(np.zeros((2, 2))).any()

@@ -306,3 +306,17 @@ def test_killed_in_the_middle_and_resumed(ready, tmp_path):
         assert everything(ready) == before
     finally:
         hub.close()
+
+
+def test_what_the_hub_keeps_otherwise_is_no_success(halfbyte, hub, ready, monkeypatch):
+    real = sending._Upload._commit
+
+    def damage(self, group, operations):
+        real(self, group, operations)
+        files = hub.files(REPO)
+        if "config.json" in files:
+            files["config.json"] += b" "
+
+    monkeypatch.setattr(sending._Upload, "_commit", damage)
+    code, _, error = halfbyte("publish", ready, REPO)
+    assert (code, "'config.json' did not arrive as it was sent" in error) == (3, True)

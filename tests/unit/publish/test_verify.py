@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from halfbyte.publish import hashing, show_hashing
+from halfbyte.publish.card.write import write_card
 from halfbyte.publish.hashing import Step
 from halfbyte.publish.provenance import as_bytes, write_provenance
 from halfbyte.publish.verify import verify
@@ -149,6 +150,43 @@ def test_a_changed_source_is_seen(recorded, source):
         ("changed", f"source/{path.name}"),
         ("missing", "source/model-00001-of-000006.safetensors"),
     }
+
+
+def test_a_source_without_recorded_hashes_cannot_be_compared(recorded, source):
+    path = recorded / "halfbyte/provenance.json"
+    record = json.loads(path.read_text())
+    name = shard(source).name
+    record["source"]["shards"][name] = None
+    path.write_bytes(as_bytes(record))
+    assert problems(recorded) == set()
+    assert problems(recorded, source=source) == {("changed", f"source/{name}")}
+
+
+def test_a_changed_card_is_seen_before_it_is_published(halfbyte, recorded):
+    write_card(recorded, force=True)
+    assert problems(recorded) == set()
+    card = recorded / "README.md"
+    data = bytearray(card.read_bytes())
+    data[len(data) // 2] ^= 1
+    card.write_bytes(data)
+    assert problems(recorded) == {("changed", "README.md")}
+    code, said, error = halfbyte("verify", recorded)
+    assert (code, "README.md: is not what `halfbyte card` wrote" in said) == (1, True)
+    assert "python -m halfbyte.release.write_provenance" in error
+    assert problems(recorded, quick=True) == set()
+    (recorded / "halfbyte/card.json").unlink()  # then nobody knows
+    assert problems(recorded) == set()
+
+
+def test_hostile_names_of_a_record_change_no_terminal(halfbyte, recorded):
+    path = recorded / "halfbyte/provenance.json"
+    record = json.loads(path.read_text())
+    record["outputs"]["a\x1b[31m\u202eb"] = {"nbytes": 1, "sha256": "0" * 64}
+    path.write_bytes(as_bytes(record))
+    code, said, error = halfbyte("verify", recorded)
+    assert code == 1
+    assert "is missing" in said
+    assert not set("\x1b\u202e") & set(said + error)
 
 
 def test_json_has_every_difference(halfbyte, recorded):

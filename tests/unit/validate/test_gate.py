@@ -46,7 +46,7 @@ def test_all_gates_passed_is_accepted():
     judged = judge(GATES, GOOD, DONE)
     assert (judged.verdict, judged.why, judged.next) == (
         "ACCEPT",
-        ("all 9 gates passed",),
+        ("all 9 gates passed; 2 of 3 probes ran; 1 cannot be asked of this server",),
         ("halfbyte publish OUT REPO",),
     )
     assert {one.outcome for one in judged.gates} == {"passed"}
@@ -94,6 +94,12 @@ CASES = [
     ("probe", {"probes": [], "accepted": False}, "not measured"),
     ("probe", {"accepted": False}, "anomalous"),
     ("probe", {"probes": ["a"]}, "anomalous"),
+    ("probe", {"probes": [{"name": "a", "gate": True, "verdict": "passed"},
+                          {"name": "b", "gate": True, "verdict": "fine"}]}, "anomalous"),
+    ("probe", {"probes": [{"name": "a", "gate": True, "verdict": "passed"},
+                          {"name": "b", "gate": False, "verdict": "broken"},
+                          {"name": "c", "gate": True, "verdict": "skipped",
+                           "measured": "the server does not answer any more, since b: refused"}]}, "anomalous"),
     ("probe", {"probes": [{"name": "a", "gate": "yes", "verdict": "passed"}]}, "anomalous"),
     ("eval", {"label": "REGRESSION", "tasks": [{"task": "mmlu", "label": "REGRESSION"}]}, "failed"),
     ("eval", {"label": "INCONCLUSIVE", "tasks": [{"task": "mmlu", "label": "INCONCLUSIVE"}]}, "failed"),
@@ -102,6 +108,9 @@ CASES = [
     ("eval", {"label": "FINE"}, "anomalous"),
     ("eval", {"label": "ACCEPT", "tasks": []}, "anomalous"),
     ("eval", {"label": "ACCEPT", "tasks": [{"task": "mmlu", "label": "REGRESSION"}]}, "anomalous"),
+    ("eval", {"label": "INCONCLUSIVE", "tasks": [{"task": "mmlu", "label": "REGRESSION"}]}, "anomalous"),
+    ("eval", {"label": "INCONCLUSIVE", "tasks": [{"task": "a", "label": "INCONCLUSIVE"},
+                                                 {"task": "b", "label": "SCORED"}]}, "not measured"),
     ("bench", {"points": [{"failed": 1, "requests": 8, "tokens_per_second": 3.0}]}, "anomalous"),
     ("bench", {"points": [{"failed": 0, "requests": 8, "tokens_per_second": None, "where": "x"}]}, "anomalous"),
     ("bench", {"points": []}, "not measured"),
@@ -196,6 +205,52 @@ def test_which_outcome_decides():
             judged = judge(gates, evidence, stages)
             assert judged.verdict == verdicts[worst], chosen
             assert len(judged.why) == max(1, sum(one != "passed" for one in chosen))
+
+
+def probed(passed, over_budget, impossible):
+    rows = [{"name": f"p{n}", "gate": True, "verdict": "passed"} for n in range(passed)]
+    reason = "does not fit the budget: needs about 3 s, 1 s are left"
+    rows += [{"name": f"b{n}", "gate": True, "verdict": "skipped", "measured": reason} for n in range(over_budget)]
+    reason = "the server takes no pictures"
+    rows += [{"name": f"s{n}", "gate": True, "verdict": "skipped", "measured": reason} for n in range(impossible)]
+    return {"probe": {"accepted": True, "probes": rows}}
+
+
+def test_probes_that_were_left_out_are_counted_by_their_reason_and_named():
+    judged = judge({"probe": "passed"}, probed(17, 38, 4))
+    (found,) = judged.gates
+    counted = "17 of 59 probes ran; 38 did not fit the budget, 4 cannot be asked of this server"
+    assert judged.why == (f"the one gate passed; {counted}",)
+    assert found.measured == f"{counted}; 17 passed"
+    assert found.why == f"left out for the budget: {', '.join(f'b{n}' for n in range(38))}"
+    assert "s0" not in found.why
+    assert judge({"audit": "passed"}, {**GOOD, **probed(17, 38, 4)}).why == ("the one gate passed",)
+    (found,) = judge({"probe": "passed"}, probed(5, 0, 0)).gates
+    assert (found.measured, found.why) == ("5 of 5 probes ran; 5 passed", "")
+
+
+@pytest.mark.parametrize(
+    ("ran", "over_budget", "impossible", "outcome"),
+    [(9, 1, 0, "passed"), (8, 2, 0, "not measured"), (9, 1, 50, "passed"), (9, 0, 0, "passed"),
+     (0, 0, 4, "not measured"), (0, 5, 0, "not measured"), (0, 0, 0, "not measured")],
+)  # fmt: skip
+def test_a_recipe_may_demand_that_probes_ran(ran, over_budget, impossible, outcome):
+    judged = judge({"probe_coverage": 0.9}, probed(ran, over_budget, impossible), {"probe": {"state": "done"}})
+    (found,) = judged.gates
+    assert (found.name, found.wanted, found.outcome) == ("probe_coverage", ">= 0.9", outcome)
+    assert (judged.verdict, bool(found.why)) == (VERDICTS[outcome], outcome != "passed")
+    if outcome != "passed":
+        assert judged.next == ("give the probes more time (release.probe.budget), then run the same command again",)
+    if over_budget:
+        assert f"{over_budget} did not fit the budget" in found.measured
+
+
+def test_coverage_is_measured_by_the_probes():
+    judged = judge({"probe_coverage": 0.9}, {}, {"probe": {"state": "skipped", "why": "serve failed"}})
+    assert (judged.verdict, judged.why) == ("ANOMALOUS", ("probe_coverage: serve failed",))
+    assert judged.next == ("run the same command again: it goes on where it ended",)
+    (found,) = judge({"probe_coverage": 0.9}, {"probe": {"probes": 3}}).gates
+    assert found.outcome == "anomalous"
 
 
 def test_an_unknown_gate_is_not_measured():

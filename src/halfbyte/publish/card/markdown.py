@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from halfbyte.publish.local_folders import without_folders
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
@@ -23,8 +25,6 @@ _SPECIAL = re.compile(r"[\\`*\[\]|~$@]|://|\bwww\.|(?<![^\W_])_|_(?![^\W_])", re
 _STARTS_BLOCK = re.compile(r"[#+=:-]|\d+[.)](?=\s|$)")
 _KEPT = ("Zs", "L", "M", "N", "P", "S")  # of Unicode's categories: what can be seen, and spaces
 _IN_TEXT_ONLY = frozenset("`|<>&")  # what a code span cannot hold everywhere
-# A path of this machine: a slash that begins a word, and a folder at least before the name.
-_LOCAL_PATH = re.compile(r"""(?<![\w.:/$}\])<>*-])~?/(?:[^\s/'"`,;|]+/)+([^\s/'"`,;|]*)""")
 
 
 class Markdown(str):
@@ -46,7 +46,7 @@ def visible(text: str, *, lines: bool = False) -> str:
             kept.append(character)
         else:
             kept.append(f"\\u{ord(character):04x}")
-    return _LOCAL_PATH.sub(r"…/\1", "".join(kept))
+    return without_folders("".join(kept))
 
 
 def inline(value: Any) -> Markdown:

@@ -17,7 +17,7 @@ from halfbyte.json_file import json_object
 from halfbyte.publish.card.known import Known, Said, know
 from halfbyte.publish.card.reading import mapping, words
 from halfbyte.publish.card.render import render
-from halfbyte.publish.contents import CARD_RECORD
+from halfbyte.publish.contents import CARD_HASH, CARD_RECORD
 from halfbyte.source.checkpoint import CONFIG, INDEX
 from halfbyte.write import disk_error, write_whole
 
@@ -38,7 +38,7 @@ def write_card(out: Path, said: Said | None = None, *, force: bool = False) -> P
     if old is not None and not force:
         _refuse_foreign(known, old)
     text = render(known).encode()
-    state = {"format": _FORMAT, "readme_sha256": _sha256(text), "said": asdict(replace(whole))}
+    state = {"format": _FORMAT, CARD_HASH: _sha256(text), "said": asdict(replace(whole))}
     try:
         (out / FOLDER).mkdir(exist_ok=True)
         if keeps and old is not None:
@@ -75,7 +75,7 @@ def _refuse_foreign(known: Known, old: bytes) -> None:
 
 
 def _is_ours(old: bytes, record: Path) -> bool:
-    return words(json_object(record), "readme_sha256") == _sha256(old)
+    return words(json_object(record), CARD_HASH) == _sha256(old)
 
 
 def _as_old_as_the_weights(out: Path) -> bool:

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from markupsafe import Markup
 
-from halfbyte.pasted import pasted
-from halfbyte.publish.evidence import Evidence
+from halfbyte.publish.evidence import PLACES, Evidence
 
 NOT_MEASURED = "not measured"
 Level = Literal["", "good", "note", "bad"]
@@ -89,13 +88,12 @@ class Section:
 
 def missing(evidence: Evidence, kind: str, what: str) -> Missing:
     """Return why there is nothing of a kind, and the command."""
-    found = evidence.missing[kind]
-    return Missing(what, found.why, without_place(evidence, found.command))
+    return Missing(what, evidence.missing[kind].why, command_for(kind))
 
 
-def without_place(evidence: Evidence, command: str) -> str:
-    """Return a command for whoever reads the page: the folder by its name, not by its place on somebody's disk."""
-    return command.replace(pasted(evidence.out), evidence.out.resolve().name)
+def command_for(kind: str) -> str:
+    """Return what to type to have a kind of evidence: whoever reads the page has the folder under another name."""
+    return PLACES[kind].command.format(out="OUT")
 
 
 def told(value: Any, spec: str = "", unit: str = "") -> str:

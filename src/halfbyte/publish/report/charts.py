@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from halfbyte.publish.local_folders import without_folders
 from halfbyte.publish.report.visible import visible
 
 WIDTH, HEIGHT = 640, 300
@@ -97,7 +98,7 @@ def lines(axes: Axes, drawn: Sequence[Line]) -> Markup:
             kind, dashes, at = f"s{number % len(DASHES)}", DASHES[number % len(DASHES)], HEIGHT + 20 * number
             sample = '<path class="{} line" d="M{} {}h36" stroke-dasharray="{}"/>'
             parts.append(Markup(sample).format(kind, LEFT, at + 4, dashes))
-            parts.append(_text(LEFT + 46, at + 8, line.name[:_LONGEST_NAME]))
+            parts.append(_text(LEFT + 46, at + 8, without_folders(line.name)[:_LONGEST_NAME]))
         height += 20 * len(drawn)
     return _svg(axes.title, f"{axes.up} over {axes.across}, {len(spots)} points", parts, height)
 
@@ -137,7 +138,7 @@ def intervals(title: str, across: str, drawn: Sequence[Interval], marks: Sequenc
         parts.append(_text(min(max(x(at), LEFT + 20), RIGHT - 20), 14 + 16 * number, name, "middle"))
     for number, one in enumerate(drawn):
         y = top + 46 * number + 32
-        parts.append(_text(LEFT - 56, y - 14, one.name[:_LONGEST_NAME]))
+        parts.append(_text(LEFT - 56, y - 14, without_folders(one.name)[:_LONGEST_NAME]))
         low, high = x(one.low), x(one.high)
         whisker = '<path class="s0 line" d="M{:.1f} {}H{:.1f}M{:.1f} {}v8M{:.1f} {}v8"><title>{}</title></path>'
         parts.append(Markup(whisker).format(low, y, high, low, y - 4, high, y - 4, visible(one.said)))

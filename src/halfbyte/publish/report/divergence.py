@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halfbyte.publish.evidence import PLACES, Evidence
-from halfbyte.publish.report.blocks import Block, Figure, Missing, Say, Section, Table, missing, told
+from halfbyte.publish.evidence import Evidence
+from halfbyte.publish.report.blocks import Block, Figure, Missing, Say, Section, Table, command_for, missing, told
 from halfbyte.publish.report.charts import Axes, bars
 
 
@@ -27,8 +27,7 @@ def divergence(evidence: Evidence) -> Section:
         drawn = bars(Axes("KL by position", "position in the text, from token", "KL in nat"), names, values, said)
         blocks.append(Figure("Mean KL by the position of the predicted token in its text.", drawn))
     else:
-        again = PLACES["compare"].command.format(out=evidence.out.resolve().name)
-        blocks.append(Missing("KL by position", "compare.json does not have it", again))
+        blocks.append(Missing("KL by position", "compare.json does not have it", command_for("compare")))
     rows = [_row("all", found["total"]), *(_row(name, one) for name, one in found["domains"].items())]
     columns = ("domain", "tokens", "KL in nat", "KL, 95 %", "same likeliest token", "perplexity ratio")
     blocks.append(Table("Predictions by domain", columns, rows, frozenset(columns[1:])))

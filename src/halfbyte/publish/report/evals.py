@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halfbyte.publish.evidence import PLACES, Evidence
-from halfbyte.publish.report.blocks import NOT_MEASURED, Block, Figure, Level, Missing, Say, Section, Table, missing
+from halfbyte.publish.evidence import Evidence
+from halfbyte.publish.report.blocks import (
+    NOT_MEASURED,
+    Block,
+    Figure,
+    Level,
+    Missing,
+    Say,
+    Section,
+    Table,
+    command_for,
+    missing,
+)
 from halfbyte.publish.report.charts import Interval, intervals
 
 _LEVELS: dict[str, Level] = {"REGRESSION": "bad", "ANOMALOUS": "bad"}
@@ -21,7 +32,7 @@ def evals(evidence: Evidence) -> Section:
     limit = found["arguments"].get("limit")
     items = f", the first {limit} items of each task" if limit else ""
     blocks: list[Block] = [Say(f"Suite {found['suite']['name']}{items}: {found['label']}")]
-    blocks += _forest(tasks, evidence)
+    blocks += _forest(tasks)
     columns = ("task", "verdict", "items", "score", "95 % interval", "source", "difference", "difference, interval")
     rows = [_row(task) for task in tasks]
     levels: list[Level] = [_LEVELS.get(str(task["label"]), "") for task in tasks]
@@ -37,7 +48,7 @@ def _compared(task: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return compared.get(task["primary"])
 
 
-def _forest(tasks: list[Mapping[str, Any]], evidence: Evidence) -> list[Block]:
+def _forest(tasks: list[Mapping[str, Any]]) -> list[Block]:
     drawn: list[Interval] = []
     margins: set[float] = set()
     for task in tasks:
@@ -49,13 +60,7 @@ def _forest(tasks: list[Mapping[str, Any]], evidence: Evidence) -> list[Block]:
             drawn.append(Interval(str(task["task"]), low, value, high, said))
             margins.add(-100 * float(one["verdict"]["margin"]))
     if not drawn:
-        return [
-            Missing(
-                "the difference to the source",
-                "the run had no baseline",
-                PLACES["eval"].command.format(out=evidence.out.resolve().name),
-            )
-        ]
+        return [Missing("the difference to the source", "the run had no baseline", command_for("eval"))]
     marks = [(0.0, "no difference"), *((margin, "margin") for margin in sorted(margins))]
     about = "Difference to the source in points, with its interval. The lines: no difference, and the margin allowed."
     return [Figure(about, intervals("Difference to the source", "points against the source", drawn, marks))]

@@ -17,6 +17,7 @@ from halfbyte.publish.report.blocks import (
     Missing,
     Section,
     Table,
+    command_for,
     missing,
     percent,
     told,
@@ -34,7 +35,7 @@ def _weights(evidence: Evidence) -> list[Block]:
     plan = evidence.get("plan")
     shards: Sequence[str] = list(plan["shards"]) if plan else []
     found = losses_of_journal(Journal(evidence.out / FOLDER / JOURNAL).lines(), shards) if shards else None
-    again = evidence.missing["plan"].command if "plan" in evidence.missing else "halfbyte quantize SRC OUT -r RECIPE"
+    again = command_for("plan")
     if found is None:
         return [Missing("SQNR by layer", "no journal of this version says it", again)]
     if not found:

@@ -30,7 +30,7 @@ from halfbyte.publish.report.speed import speed
 from halfbyte.publish.report.summary import summary
 from halfbyte.publish.report.visible import visible
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
-from halfbyte.write import write_whole
+from halfbyte.write import disk_error, write_whole
 
 FILE = "report.html"
 
@@ -39,8 +39,11 @@ def write_report(out: Path) -> Path:
     """Write the report of a folder, whole or not at all, and return its path."""
     path = out / FOLDER / FILE
     text = page(read_evidence(out))
-    path.parent.mkdir(exist_ok=True)
-    write_whole(path, text.encode("utf-8", "replace"))
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise disk_error(error, path, "the weights") from None
     return path
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from halfbyte.publish.evidence import Evidence
 from halfbyte.publish.report.blocks import Block, Fold, Level, Say, Section, Table, Text, missing
+from halfbyte.validate.probe_coverage import Coverage, coverage
 
 _TRACES = "probe.jsonl"
 _EACH = 3  # traces of a probe
@@ -31,7 +32,9 @@ def probes(evidence: Evidence) -> Section:
     ]
     levels: list[Level] = [_LEVELS.get(str(one["verdict"]), "note") for one in results]
     endpoint = found["endpoint"]
+    covered = coverage(results)
     blocks: list[Block] = [
+        Say(covered_words(covered), "note" if covered.over_budget or covered.unreachable else ""),
         Say(f"{len(rows)} probes of {endpoint['model']}, profile {found['profile']}: {counts}"),
         Table("Probes", ("probe", "verdict", "measured", "needed", "group"), rows, levels=levels),
     ]
@@ -54,6 +57,12 @@ def probes(evidence: Evidence) -> Section:
             Say(f"More traces are in {_TRACES}; this page holds {_MOST_CHARACTERS:,} characters of them.", "note")
         )
     return Section("probes", "Probes", blocks)
+
+
+def covered_words(covered: Coverage) -> str:
+    """Return how many probes ran, and the names of those that only lacked time or a server."""
+    left = [str(row.get("title")) for row in (*covered.over_budget, *covered.unreachable)]
+    return f"{covered.sentence()}." + (f" Not asked: {'; '.join(left)}." if left else "")
 
 
 def _wanted(one: Mapping[str, Any]) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any, cast
 
 from halfbyte.publish.evidence import PLACES, Evidence
-from halfbyte.publish.report.blocks import Block, Fold, Level, Section, Table, missing, without_place
+from halfbyte.publish.local_folders import names_only, without_folders
+from halfbyte.publish.report.blocks import Block, Fold, Level, Section, Table, command_for, missing
 
 _DEEPEST = 4
 _AUDIT: dict[str, Level] = {"good": "good", "bad": "bad", "note": "note"}
@@ -37,23 +39,27 @@ def provenance(evidence: Evidence) -> Section:
     if serve is None:
         blocks.append(missing(evidence, "serve", "how to serve it"))
     else:
-        rows = [[str(one["engine"]), str(one["gpus"]), " ".join(map(str, one["command"]))] for one in serve["launches"]]
+        rows = [[str(one["engine"]), str(one["gpus"]), _command(one)] for one in serve["launches"]]
         blocks.append(Table("How to serve it", ("engine", "GPUs", "command"), rows))
-    rows = [
-        [PLACES[kind].file, one.why, without_place(evidence, one.command)] for kind, one in evidence.missing.items()
-    ]
+    rows = [[PLACES[kind].file, one.why, command_for(kind)] for kind, one in evidence.missing.items()]
     if rows:
         blocks.append(Table("What is not here", ("file", "why", "command"), rows))
     return Section("provenance", "Provenance", blocks)
+
+
+def _command(launch: Mapping[str, Any]) -> str:
+    """Return a command to paste, with OUT for the folder that it was written for."""
+    local = str(launch.get("model") or "OUT")
+    return shlex.join(str(word).replace(local, "OUT") for word in launch["command"])
 
 
 def _flat(found: Mapping[str, Any], before: str = "", depth: int = 0) -> list[list[str]]:
     """Return nested keys as dotted names."""
     rows: list[list[str]] = []
     for key, value in found.items():
-        name = f"{before}{key}"
+        name = f"{before}{without_folders(str(key))}"
         if isinstance(value, dict) and value and depth < _DEEPEST:
             rows += _flat(cast("dict[str, Any]", value), f"{name}.", depth + 1)
         else:
-            rows.append([name, "" if value is None else str(cast("object", value))])
+            rows.append([name, "" if value is None else str(names_only(value))])
     return rows

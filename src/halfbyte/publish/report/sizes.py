@@ -1,4 +1,4 @@
-"""Where the bytes are: by role, from the headers of the output, and before if the plan has it."""
+"""Where the bytes are: by role before and after, from the plan; and after, from the headers of the output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from halfbyte.models.model import Model
 from halfbyte.publish.evidence import Evidence
-from halfbyte.publish.report.blocks import Block, Figure, Missing, Section, Table, missing
+from halfbyte.publish.report.blocks import Block, Figure, Missing, Section, Table, command_for, missing
 from halfbyte.publish.report.charts import Axes, bars
 from halfbyte.units import size
 
@@ -23,6 +23,9 @@ def sizes(evidence: Evidence, model: Model | None, why_no_model: str) -> Section
         ]
         numbers = frozenset({"before", "after"})
         blocks.append(Table("As planned", ("role", "what is done", "before", "after"), rows, numbers))
+    elif plan is not None:
+        why = "this plan.json does not have them: an earlier version wrote it"
+        blocks.append(Missing("sizes by role before and after", why, command_for("plan")))
     if model is None:
         blocks.append(Missing("sizes by role", why_no_model, "halfbyte inspect OUT"))
     else:

@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
+from halfbyte.publish.card.reading import rows
 from halfbyte.publish.evidence import Evidence
 from halfbyte.publish.report.blocks import NOT_MEASURED, Block, Level, Say, Section, Table, missing, percent, told
 from halfbyte.units import size
+from halfbyte.validate.probe_coverage import coverage
 
 _OUTCOMES: dict[str, Level] = {"passed": "good", "failed": "bad", "anomalous": "bad", "infeasible": "bad"}
 
@@ -26,9 +28,9 @@ def summary(evidence: Evidence) -> Section:
     blocks.append(Table("Key figures", ("figure", "value"), figures(evidence)))
     if release is not None:
         gates = release["gates"]
-        rows = [[str(gate[key]) for key in ("name", "outcome", "measured", "wanted", "why")] for gate in gates]
+        judged = [[str(gate[key]) for key in ("name", "outcome", "measured", "wanted", "why")] for gate in gates]
         levels: list[Level] = [_OUTCOMES.get(str(gate["outcome"]), "note") for gate in gates]
-        blocks.append(Table("Gates", ("gate", "outcome", "measured", "wanted", "why"), rows, levels=levels))
+        blocks.append(Table("Gates", ("gate", "outcome", "measured", "wanted", "why"), judged, levels=levels))
     return Section("summary", "Summary", blocks)
 
 
@@ -65,7 +67,8 @@ def _probes(evidence: Evidence) -> str:
     if found is None:
         return NOT_MEASURED
     counts = ", ".join(f"{number} {verdict}" for verdict, number in found["counts"].items() if number)
-    return f"{'accepted' if found['accepted'] else 'not accepted'}: {counts}"
+    covered = coverage(rows(found, "probes"))
+    return f"{'accepted' if found['accepted'] else 'not accepted'}: {counts}; {covered.sentence()}"
 
 
 def _throughput(evidence: Evidence) -> str:

@@ -14,9 +14,10 @@ from halfbyte.folders import FOLDER
 from halfbyte.pasted import pasted
 from halfbyte.publish import contents
 from halfbyte.publish.contents import CARD, PROVENANCE
-from halfbyte.publish.evidence import PLACES, Evidence
+from halfbyte.publish.evidence import NOT_MEASURED, PLACES, Evidence
+from halfbyte.publish.report.visible import visible
 from halfbyte.publish.upload.secrets import Leak, key_variables, local_paths, secrets, telling_host
-from halfbyte.publish.upload.staging import MOST_TEXT_NBYTES, Sent, Staged, is_text
+from halfbyte.publish.upload.staging import MOST_TEXT_NBYTES, Sent, Staged, is_text, metadata_text
 from halfbyte.publish.verify import Verified
 from halfbyte.source.checkpoint import open_checkpoint
 
@@ -38,7 +39,8 @@ class Check:
 
     def sentence(self) -> tuple[Level, str]:
         """Return what is shown."""
-        return self.level, f"{self.text}\n{self.fix}" if self.fix else self.text
+        text = visible(self.text, keep_paths=True)  # it may name a file that a stranger named
+        return self.level, f"{text}\n{self.fix}" if self.fix else text
 
 
 def before_hashing(out: Path, evidence: Evidence, *, force: bool) -> list[Check]:
@@ -71,18 +73,26 @@ def of_staged(out: Path, staged: Staged) -> list[Check]:
     variables, host = key_variables(), telling_host()
     leaked: list[Leak] = []
     paths: list[Leak] = []
+    unread: list[str] = []
     for sent in {sent.name: sent for sent in (*staged.model, *staged.traces)}.values():
-        if not is_text(sent.name) or sent.nbytes > MOST_TEXT_NBYTES:
+        if said := metadata_text(sent):
+            leaked += secrets(f"{sent.name}, metadata", said, variables)
+            paths += local_paths(f"{sent.name}, metadata", said, out, host)
+        if not is_text(sent.name):
+            continue
+        if sent.nbytes > MOST_TEXT_NBYTES:
+            unread.append(sent.name)
             continue
         text = sent.read().decode("utf-8", errors="replace")
         leaked += secrets(sent.name, text, variables)
         if _is_ours(sent):
-            paths += local_paths(sent.name, text, out, host)
+            paths += local_paths(sent.name, text, out, host, mounts=_is_written_here(sent.name))
     fix = "take it out of the file and make the secret invalid where it comes from: it may have been seen"
     where = "write the card again (halfbyte card OUT), or edit the file: a path of this machine helps nobody elsewhere"
     return [
-        *(_leaks(leaked, "no secrets in any text that is sent", fix)),
-        *(_leaks(paths, "no paths of this machine in card, configs and evidence as they are sent", where)),
+        *(_leaks(leaked, "no secrets in any text or tensor file's metadata that is sent", fix)),
+        *(_leaks(paths, "no paths of this machine in card, configs, metadata and evidence as they are sent", where)),
+        *(Check("note", f"{name} is too large to be looked through for secrets: look yourself") for name in unread),
         Check("good", f"paths were taken out of {len(staged.redacted)} evidence files as they are sent")
         if staged.redacted
         else Check("good", "no evidence file needs a path taken out"),
@@ -97,7 +107,12 @@ def _is_ours(sent: Sent) -> bool:
     if contents.kind(sent.name) == "trace":
         return False
     config = sent.name.endswith(".json") and sent.name not in _VOCABULARY
-    return sent.name == CARD or sent.name.startswith(f"{FOLDER}/") or config
+    return _is_written_here(sent.name) or config
+
+
+def _is_written_here(name: str) -> bool:
+    """Whether a text is the card or evidence, which halfbyte wrote on this machine."""
+    return name == CARD or name.startswith(f"{FOLDER}/")
 
 
 def _leaks(found: list[Leak], none: str, fix: str) -> Iterator[Check]:
@@ -148,7 +163,9 @@ def _verdict(out: Path, evidence: Evidence, force: bool) -> Check:
         return Check("bad", "the verdict is of another plan", f"run it again: {again}")
     if verdict == ACCEPT:
         return Check("good", f"the verdict is {ACCEPT}")
-    said = f"the verdict is {verdict}" if isinstance(verdict, str) else "there is no verdict"
+    missing = evidence.missing.get("release")
+    why = f" ({missing.why})" if missing is not None and missing.why != NOT_MEASURED else ""
+    said = f"the verdict is {verdict}" if isinstance(verdict, str) else "there is no verdict" + why
     if not force:
         return Check("bad", f"{said}: only {ACCEPT} is published", f"{again}; or --force, and the card says so")
     if not _says(_read(out / CARD), verdict if isinstance(verdict, str) else "not judged"):
@@ -202,9 +219,8 @@ def _read(path: Path) -> str:
 def _licence(out: Path) -> Check:
     found = sorted(path.name for path in out.iterdir() if path.is_file() and _LICENCE.fullmatch(path.name))
     if not found:
-        fix = (
-            "copy the source's licence file into the folder, then write provenance again: its terms go with the weights"
-        )
+        again = f"python -m halfbyte.release.write_provenance {pasted(out)} SRC"
+        fix = f"copy the source's licence file into the folder, since its terms go with the weights; then: {again}"
         return Check("bad", "there is no licence file", fix)
     return Check("good", f"the licence lies beside the weights: {', '.join(found)}")
 

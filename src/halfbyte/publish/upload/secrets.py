@@ -35,8 +35,13 @@ _ORDINARY_HOSTS = frozenset(("localhost", "localhost.localdomain", "halfbyte", "
 
 # Folders that belong to a machine or a person; a path of a checkpoint's own documentation has other ones.
 HOMES = "home|Users|root|tmp|var/folders|private/var"
-MOUNTS = f"{HOMES}|mnt|media|scratch|workspace|work|fsx|lustre|gpfs|nfs|raid|ssd|nvme|dev/shm|data[0-9]*|datasets"
-_PATH = r"(?<![\w.:/~$}}-])/(?:{})(?:/[^\s\"'`<>|;,:()\[\]{{}}\\]+)+/?"
+MOUNTS = (
+    f"{HOMES}|mnt|media|scratch|workspace|work|fsx|lustre|gpfs|nfs|raid|ssd|nvme|dev/shm|data[0-9]*|datasets"
+    "|srv|opt|var|net|storage|cluster|projects|Volumes"
+)
+# After a colon only a home: a container's own folders stand there, as in -v ~/.cache:/root/.cache.
+_BEGINS = r"(?:(?<![\w.:/~$}}-])|(?<=file://)|(?<=:)(?=/(?:home|Users)/))"
+_PATH = _BEGINS + r"/(?:{})(?:/[^\s\"'`<>|;,:()\[\]{{}}\\]+)+/?"
 HOME_PATH = re.compile(_PATH.format(HOMES))
 LOCAL_PATH = re.compile(_PATH.format(MOUNTS))
 
@@ -72,13 +77,14 @@ def secrets(file: str, text: str, variables: Mapping[str, str]) -> Iterator[Leak
             yield Leak(file, _line(text, at), f"the value of the environment variable {name}")
 
 
-def local_paths(file: str, text: str, out: Path, host: str | None) -> Iterator[Leak]:
-    """Yield every path of this machine, and its name."""
-    for match in HOME_PATH.finditer(text):
+def local_paths(file: str, text: str, out: Path, host: str | None, *, mounts: bool = True) -> Iterator[Leak]:
+    """Yield every path of this machine, and its name; without `mounts` only homes, as configs may name the rest."""
+    pattern = LOCAL_PATH if mounts else HOME_PATH
+    for match in pattern.finditer(text):
         yield Leak(file, _line(text, match.start()), "a path of this machine")
     for root in {str(out.absolute()), str(out.resolve())}:
         for match in within(root).finditer(text):
-            if not HOME_PATH.match(text, match.start()):
+            if not pattern.match(text, match.start()):
                 yield Leak(file, _line(text, match.start()), "the path of this folder")
     if host is not None:
         for match in host_pattern(host).finditer(text):

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from halfbyte.errors import CheckpointError
 from halfbyte.folders import FOLDER, PLAN, REDACTED
@@ -26,9 +26,11 @@ from halfbyte.publish.contents import CARD, PROVENANCE
 from halfbyte.publish.hashing import Hash
 from halfbyte.publish.provenance import Record, as_bytes, of_output
 from halfbyte.publish.upload.secrets import LOCAL_PATH, host_pattern, telling_host, within
+from halfbyte.source.headers import METADATA, read_raw_header
 
 MOST_TEXT_NBYTES = 1 << 28
-_BINARY = (".safetensors", ".bin", ".pt", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".npz", ".npy")
+_TENSORS = ".safetensors"
+_BINARY = (_TENSORS, ".bin", ".pt", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf", ".npz", ".npy")
 _HOST = "HOST"
 
 
@@ -63,6 +65,22 @@ class Staged:
 def is_text(name: str) -> bool:
     """Whether a file is one that people read, by its name."""
     return not name.endswith(_BINARY)
+
+
+def metadata_text(sent: Sent) -> str:
+    """Return what a safetensors file says besides its tensors, an entry a line; nothing for other files.
+
+    Whoever wrote the file may have put anything there, and everybody who loads it can read it.
+    """
+    if not sent.name.endswith(_TENSORS) or sent.path is None:
+        return ""
+    raw, _ = read_raw_header(sent.path, sent.name)
+    try:
+        held: Any = json.loads(raw).get(METADATA)
+    except (ValueError, AttributeError, RecursionError):
+        raise CheckpointError("the header is not JSON", where=str(sent.path), fix="make the file again") from None
+    entries = cast("dict[str, Any]", held).items() if isinstance(held, dict) else ()
+    return "\n".join(f"{key}: {value}" for key, value in entries)
 
 
 def stage(out: Path, hashes: Mapping[str, Hash], record: Record, traces: str | None) -> Staged:

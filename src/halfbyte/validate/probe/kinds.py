@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from halfbyte.validate.probe.profiles import Profile
     from halfbyte.validate.probe.tools.cases import Case
 
+# How the reasons of two kinds of skip begin: they say nothing of the server, and probe.json is judged by that.
+OVER_BUDGET = "does not fit the budget"
+UNREACHABLE = "the server does not answer any more"
+
 
 class Verdict(Enum):
     """How a probe ended. Only the first counts as passed."""

@@ -22,7 +22,16 @@ from halfbyte.validate.probe.catalogue import PROBES
 from halfbyte.validate.probe.client import LATE, Client
 from halfbyte.validate.probe.code import NEED_SANDBOX
 from halfbyte.validate.probe.context import Lengths
-from halfbyte.validate.probe.kinds import Finding, Probe, Setting, Verdict, broken, skipped
+from halfbyte.validate.probe.kinds import (
+    OVER_BUDGET,
+    UNREACHABLE,
+    Finding,
+    Probe,
+    Setting,
+    Verdict,
+    broken,
+    skipped,
+)
 from halfbyte.validate.probe.profiles import load_profile
 from halfbyte.validate.probe.progress import Progress, duration
 from halfbyte.validate.probe.report import Report, Result, write_report
@@ -152,7 +161,7 @@ class _Run:
     def _too_long(self, probe: Probe, fits: set[str]) -> str | None:
         need, left = self._clock.corrected(self._speed.seconds(probe.cost(self._setting))), self._clock.left()
         if left is not None and (probe.name not in fits or need > left):
-            return f"does not fit the budget: needs about {duration(need)}, {duration(max(0.0, left))} are left"
+            return f"{OVER_BUDGET}: needs about {duration(need)}, {duration(max(0.0, left))} are left"
         return None
 
     def _one(self, probe: Probe) -> Result:
@@ -177,11 +186,11 @@ class _Run:
             client.endpoint.get("/v1/models", _LOOK_S)
         except EndpointError as error:
             if error.status is None:
-                return f"the server does not answer any more, since {probe.name}: {error}"
+                return f"{UNREACHABLE}, since {probe.name}: {error}"
         if finding.verdict is Verdict.BROKEN and LATE in finding.measured:  # it lists its models: does its engine live?
             answer = client.chat("Hello.", max_tokens=1, timeout_s=_ALIVE_S, always=True)
             if str(answer.error).startswith(LATE):
-                return f"the server does not answer any more, since {probe.name}: {answer.error}"
+                return f"{UNREACHABLE}, since {probe.name}: {answer.error}"
         return None
 
 

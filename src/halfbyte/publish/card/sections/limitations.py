@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any
 
 from halfbyte.publish.card.known import Known
-from halfbyte.publish.card.markdown import Markdown, code, phrase
+from halfbyte.publish.card.markdown import Markdown, code, inline, phrase
 from halfbyte.publish.card.reading import mapping, rows, whole, words
 from halfbyte.publish.card.sections.calibration import calibrates
 from halfbyte.publish.card.sections.reproduction import source_of_data
+from halfbyte.validate.probe_coverage import coverage
 
 _CHAT = "chat"
 _KINDS = {
@@ -68,17 +70,32 @@ def _serving(known: Known) -> Iterator[Markdown]:
                 "The server that was {} said that it serves {}; this is {}, and that both are the same is not recorded."
             )
             yield phrase(text, what, code(name), code(known.evidence.out.resolve().name))
+    compared = PurePath(words(known.get("compare"), "second") or "").name
+    if compared and compared not in here:
+        text = "The comparison with the source is of {}; this is {}, and that both are the same is not recorded."
+        yield phrase(text, code(compared), code(known.evidence.out.resolve().name))
     if known.emulated:
         yield Markdown(
             "It was served by emulation: numbers are computed as the format defines them, on hardware without it. "
             "Kernels on real hardware may round otherwise, and speed says nothing."
         )
-    skipped = [str(row.get("title")) for row in rows(known.get("probe"), "probes") if row.get("verdict") == "skipped"]
-    if skipped:
-        yield phrase("Probes that were skipped: {}.", "; ".join(skipped))
+    yield from _not_probed(known)
     emulated = mapping(known.get("compare"), "emulated")
     if known.get("compare") is not None and not emulated and known.served.activations != "none":
         yield Markdown("The comparison with the source is of the weights: activations were not quantized in it.")
+
+
+def _not_probed(known: Known) -> Iterator[Markdown]:
+    """Name every probe that did not run, by what it lacked."""
+    covered = coverage(rows(known.get("probe"), "probes"))
+    for left, why in (
+        (covered.over_budget, "Probes that were left out because they did not fit the budget"),
+        (covered.unreachable, "Probes that were not asked because the server went silent"),
+        (covered.impossible, "Probes that were skipped, each for the reason in their table"),
+    ):
+        if left:  # all of them: each is a question that nobody asked
+            names = Markdown("; ".join(inline(row.get("title")) for row in left))
+            yield phrase("{}: {}.", why, names)
 
 
 def _missing(known: Known) -> Iterator[Markdown]:

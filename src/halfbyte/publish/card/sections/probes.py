@@ -9,7 +9,8 @@ from typing import Any
 from halfbyte.publish.card.figures import counted
 from halfbyte.publish.card.known import Known
 from halfbyte.publish.card.markdown import Markdown, code, fenced, phrase, table
-from halfbyte.publish.card.reading import mapping, rows, whole, words
+from halfbyte.publish.card.reading import mapping, number, rows, whole, words
+from halfbyte.validate.probe_coverage import Coverage, coverage
 
 _SHOWN_FAILURES = 6
 _LENGTH, _WHOLE = re.compile(r"\d+k "), 262_144
@@ -28,6 +29,7 @@ def facts(known: Known) -> dict[str, Any]:
     told = mapping(found, "endpoint", "told")
     return {
         "missing": None,
+        "covered": covered_words(coverage(probes), number(found, "budget_s")),
         "rows": table(["Probe", "Result", "Measured", "Wanted"], [_row(row) for row in probes]),
         "counts": ", ".join(f"{counted(found, 'counts', kind)} {kind}" for kind in _MARKS),
         "accepted": found.get("accepted") is True,
@@ -42,6 +44,13 @@ def facts(known: Known) -> dict[str, Any]:
         "No reference server was asked: what is compared with one was judged alone or skipped.",
         "failures": [_failure(row) for row in probes if row.get("verdict") == "failed"][:_SHOWN_FAILURES],
     }  # fmt: skip
+
+
+def covered_words(covered: Coverage, budget_s: float | None) -> Markdown:
+    """Return how many ran, and loudly where time was what the others lacked: what was not asked did not pass."""
+    of = f" of {budget_s:,.0f} s" if budget_s is not None else ""
+    said = phrase("{}", covered.sentence().replace("the budget", f"the budget{of}"))
+    return Markdown(f"**{said}.**") if covered.over_budget or covered.unreachable else Markdown(f"{said}.")
 
 
 def _are_shorter(found: Mapping[str, Any], probes: list[Mapping[str, Any]]) -> bool:

@@ -6,12 +6,12 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
 
 from halfbyte.publish.card.known import Known
 from halfbyte.publish.card.markdown import Markdown, code, fenced, phrase, table
 from halfbyte.publish.card.reading import at, items, mapping, rows, texts, words
+from halfbyte.publish.local_folders import names_only
 
 _LONG_LIST = 16  # entries of an exclude list that the card shows in full
 _ENV_VALUE = re.compile(r"/.*/")
@@ -65,7 +65,7 @@ def _commands(known: Known) -> list[str]:
     stages = rows(known.get("release"), "stages")
     run = [" ".join(shlex.quote(_placed(known, word)) for word in texts(stage, "command")) for stage in stages]
     if any(run):
-        return [line for line in run if line and not line.startswith("halfbyte OUT")]  # a step without a command
+        return [line for line in run if line]  # the verdict is no command
     recipe = shlex.quote(words(known.recipe, "name") or "RECIPE")
     return [f"halfbyte quantize SRC OUT -r {recipe}", "halfbyte audit OUT --against SRC"]
 
@@ -84,17 +84,7 @@ def _yaml(recipe: Mapping[str, Any]) -> str:
     """Return the recipe as the plan understood it; data files on the machine that ran it by their names."""
     import yaml  # noqa: PLC0415 - `halfbyte --help` stays instant
 
-    return yaml.safe_dump(_without_folders(recipe), sort_keys=False, allow_unicode=True, width=110)
-
-
-def _without_folders(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _without_folders(inner) for key, inner in mapping(value).items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_folders(inner) for inner in items(value)]
-    if isinstance(value, str) and value.startswith(("/", "~/")):
-        return PurePath(value).name
-    return value
+    return yaml.safe_dump(names_only(recipe), sort_keys=False, allow_unicode=True, width=110)
 
 
 def _shortened(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +100,7 @@ def _shortened(block: Mapping[str, Any]) -> dict[str, Any]:
 def source_of_data(known: Known) -> list[Markdown]:
     """Return the sets that calibration read."""
     return [
-        phrase("{} ({}{})", code(_without_folders(row.get("source"))), row.get("domain"),
+        phrase("{} ({}{})", code(names_only(row.get("source"))), row.get("domain"),
                f", split {row.get('split')}" if row.get("split") else "")
         for row in rows(known.recipe, "calibrate", "datasets")
     ]  # fmt: skip

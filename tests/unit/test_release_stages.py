@@ -1,0 +1,71 @@
+"""The stages of a release as data: each is a command that can be pasted, whatever the folders are named."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from pico import write_pico
+
+import halfbyte
+from halfbyte.cli import cli
+from halfbyte.release.stages import OUT, SOURCE, URL, VERDICT, Asked, make_stages, shown
+
+BLOCK = {
+    "audit": {"sample": 2, "engine": "vllm"},
+    "loops": {"prompts": 2, "tokens": 8},
+    "compare": {"data": ["a=a.jsonl"], "samples": 4, "length": 8, "activations": "as-served", "kv": "fp8"},
+    "scripts": {"gpus": "8xB200", "engine": "vllm", "context": 64},
+    "serve": {"emulate": True, "activations": "on", "context": 64, "settings": ["max-num-seqs=4"]},
+    "probe": {"profile": "mini", "budget": "10s", "only": ["json"], "skip": ["math"]},
+    "eval": {"suite": "mini", "against": "source", "limit": 4, "margin": 0.02, "data_dir": "."},
+    "bench": {"shape": ["8:8"], "blocks": 1, "concurrency": [1, 2], "trust_remote_code": True},
+    "gates": {"audit": "passed"},
+    "provenance": True, "card": True, "report": True, "publish": {"repo": "org/name", "private": True},
+}  # fmt: skip
+PLACES = {OUT: "OUT", SOURCE: "SRC", URL: "http://127.0.0.1:8000"}
+STAGES = {stage.name: stage for stage in make_stages(Asked(recipe="kimi-k2.6-nvfp4a16", block=BLOCK, force=True))}
+
+
+def parses(words: list[str]) -> None:
+    """Let click read a command of `halfbyte` without running it."""
+    assert words[0] == "halfbyte"
+    command = cli.commands[words[1]]
+    found = command.make_context(words[1], words[2:], parent=click.Context(cli))
+    for then in found.params.get("then_names") or ():
+        parses(["halfbyte", *shlex.split(then), *([] if "http" in then else ["URL"])])
+
+
+@pytest.mark.parametrize("name", [name for name in STAGES if name not in (VERDICT, "provenance")])
+def test_every_recorded_command_is_one_that_halfbyte_reads(name):
+    parses(STAGES[name].typed_command(PLACES))
+
+
+def test_every_kind_of_stage_is_here():
+    from halfbyte.release.command import STAGES as NAMES
+
+    assert set(STAGES) == set(NAMES)
+
+
+def test_the_verdict_is_no_command():
+    assert (STAGES[VERDICT].typed_command(PLACES), shown(STAGES[VERDICT], PLACES)) == ([], "")
+
+
+def test_the_command_that_writes_provenance_can_be_pasted(tmp_path):
+    source = write_pico(tmp_path / "source")
+    stage = STAGES["provenance"]
+    words = stage.typed_command({OUT: str(tmp_path / "out"), SOURCE: str(source)})
+    assert words[0] == "python"
+    here = {"PYTHONPATH": str(Path(halfbyte.__file__).parents[1]), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, env=here, check=False)
+    assert (done.returncode, "there is no finished checkpoint here" in done.stderr) == (2, True), done.stderr
+    done = subprocess.run([sys.executable, *words[1:-1]], capture_output=True, text=True, env=here, check=False)
+    assert (done.returncode, "two folders are needed, not 1" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_folder_that_is_named_like_a_mark_stays_what_it_is():
+    places = {OUT: "/x/<source>", SOURCE: "/y/<url>", URL: "URL"}
+    assert STAGES["audit"].command(places)[:4] == ["audit", "/x/<source>", "--against", "/y/<url>"]
+    assert shown(STAGES["audit"], places).startswith("halfbyte audit '/x/<source>' --against '/y/<url>'")

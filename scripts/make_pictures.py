@@ -1,4 +1,4 @@
-"""Make the README's pictures from a real run: `python scripts/make_pictures.py [OUT]` (minutes; `pip install pyte`).
+"""Make the README's pictures from a real run of the demo: `python scripts/make_pictures.py` (`pip install pyte` first).
 
 The demo runs in a terminal of its own (a pty whose screen pyte keeps); the screen at its end becomes an SVG without
 scripts or fonts from anywhere. The report that it wrote is photographed by a headless Chromium.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import base64
 import fcntl
-import io
+import html
+import itertools
 import os
 import pty
+import shutil
 import struct
 import subprocess
 import sys
@@ -25,16 +27,13 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from browser.chromium import INSTALL, Chromium, Page, find_chromium  # noqa: E402
 
+OUT = "runs/demo-nvfp4"  # the demo's own folder: it is removed first
 COLUMNS, LINES = 118, 30
 WIDTH, HEIGHT = 1180, 1060  # of the report's picture, in CSS pixels
 BEGIN = "$ halfbyte release"
-SVG = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{chrome}">
-<style>{styles} text {{ font: {char_height}px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace;
-white-space: pre; }}</style>
-<rect width="100%" height="100%" rx="6" fill="#16181d"/>
-<g transform="translate(16 14)" clip-path="none">{backgrounds}<g class="{unique_id}-matrix">{matrix}</g></g>
-</svg>
-"""
+TITLE = "make demo: each stage with its time, the gates, and the verdict"
+COLORS = {"default": "#d5d8dc", "green": "#7ec77b", "red": "#f07a7a", "brown": "#e5c07b", "brightblack": "#8b949e"}
+CELL, LINE, MARGIN = 8.4, 20, 16  # of a character and a line, in the picture's units
 
 
 def screen_of(command: list[str]) -> list[list[Any]]:
@@ -60,20 +59,26 @@ def screen_of(command: list[str]) -> list[list[Any]]:
 
 
 def terminal_svg(lines: list[list[Any]], title: str) -> str:
-    """Return the lines of a screen as a picture."""
-    from rich.console import Console
-    from rich.style import Style
-    from rich.text import Text
-
-    console = Console(record=True, width=COLUMNS, file=io.StringIO())
-    for line in lines:
-        text = Text()
-        for cell in line:
-            color = None if cell.fg == "default" else cell.fg.replace("brown", "yellow")
-            text.append(cell.data, Style(color=color if color != "brightblack" else "bright_black", bold=cell.bold))
-        text.rstrip()
-        console.print(text, no_wrap=True)
-    return console.export_svg(title=title, code_format=SVG)
+    """Return the lines of a screen as a picture: characters of one look together, each run at its place."""
+    drawn: list[str] = []
+    for number, line in enumerate(lines):
+        y, column = MARGIN + LINE * (number + 0.75), 0
+        for (color, bold), cells in itertools.groupby(line, lambda cell: (cell.fg, cell.bold)):
+            text = "".join(cell.data for cell in cells)
+            if text.strip():
+                look = f'x="{MARGIN + CELL * column:.1f}" y="{y:.0f}" fill="{COLORS.get(color, COLORS["default"])}"'
+                weight = ' font-weight="bold"' if bold else ""
+                drawn.append(f'<text {look}{weight} textLength="{CELL * len(text):.1f}">{html.escape(text)}</text>')
+            column += len(text)
+    width, height = 2 * MARGIN + CELL * COLUMNS, 2 * MARGIN + LINE * len(lines)
+    style = "text{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;white-space:pre}"
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" role="img">',
+        f"<title>{html.escape(title)}</title><style>{style}</style>",
+        '<rect width="100%" height="100%" rx="6" fill="#16181d"/>',
+        *drawn,
+        "</svg>\n",
+    ])  # fmt: skip
 
 
 def photograph(report: Path, picture: Path) -> None:
@@ -88,18 +93,17 @@ def photograph(report: Path, picture: Path) -> None:
     picture.write_bytes(base64.b64decode(drawn["data"]))
 
 
-def main(folder: str | None = None) -> None:
-    """Run the demo, then make both pictures."""
+def main() -> None:
+    """Run the demo from nothing, then make both pictures."""
     PICTURES.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as temporary:
-        out = Path(folder or f"{temporary}/kimi-mini-NVFP4").absolute()
-        lines = screen_of([sys.executable, "examples/demo.py", "nvfp4", str(out)])
-        begin = next(at for at, line in enumerate(lines) if "".join(cell.data for cell in line).startswith(BEGIN))
-        (PICTURES / "release.svg").write_text(terminal_svg(lines[begin:], "halfbyte release"), encoding="utf-8")
-        photograph(out / "halfbyte" / "report.html", PICTURES / "report.png")
+    shutil.rmtree(ROOT / OUT, ignore_errors=True)
+    lines = screen_of([sys.executable, "examples/demo.py", "nvfp4"])
+    begin = next(at for at, line in enumerate(lines) if "".join(cell.data for cell in line).startswith(BEGIN))
+    (PICTURES / "release.svg").write_text(terminal_svg(lines[begin:], TITLE), encoding="utf-8")
+    photograph(ROOT / OUT / "halfbyte" / "report.html", PICTURES / "report.png")
     for picture in sorted(PICTURES.iterdir()):
         print(f"{picture.relative_to(ROOT)}  {picture.stat().st_size:,} bytes")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

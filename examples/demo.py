@@ -17,6 +17,7 @@ from pathlib import Path
 from halfbyte.cli import run
 from halfbyte.console import Output
 from halfbyte.errors import UsageError
+from halfbyte.recipe import load_recipe
 from halfbyte.release.view import duration
 
 ROOT = Path(__file__).parents[1]
@@ -34,9 +35,12 @@ def recipe_file(name: str) -> Path:
     raise UsageError(f"there is no recipe '{name}'", where="RECIPE", fix=fix)
 
 
-def device() -> list[str]:
-    """Return the options that put layers on a GPU, if there is one."""
+def device(recipe: Path) -> list[str]:
+    """Return the options that put layers on a GPU, if there is one and the recipe can use it."""
     import torch
+
+    if load_recipe(recipe).prune is not None:
+        return []  # there is no such pass on a GPU yet
 
     return ["--device", "cuda"] if torch.cuda.is_available() else []
 
@@ -61,7 +65,7 @@ def main(name: str = "nvfp4", folder: str | None = None) -> int:
         return error.exit_code
     target = Path(folder or RUNS / f"demo-{recipe.stem.removeprefix('kimi-mini-')}")
     command(out, "inspect", SOURCE, "-q")
-    code = command(out, "release", SOURCE, target, "-r", recipe, *device())
+    code = command(out, "release", SOURCE, target, "-r", recipe, *device(recipe))
     for what, path in (
         ("card", "README.md"),
         ("report", "halfbyte/report.html"),

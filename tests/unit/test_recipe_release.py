@@ -118,6 +118,7 @@ def test_shipped_blocks_name_what_there_is(name):
 
     block = load_release(name)
     assert {"audit", "probe", "eval", "bench"} <= block["gates"].keys()
+    assert block["provenance"] and block["card"] and block["report"]  # what `publish` asks for after ACCEPT
     parse_gpus(block["serve"]["gpus"])
     assert load_suite(block["eval"]["suite"])
     assert load_profile(block["probe"]["profile"])

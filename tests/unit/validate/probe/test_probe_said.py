@@ -116,3 +116,14 @@ def test_an_option_of_a_request_may_have_any_name(command, fake, tmp_path):
     assert command() in {0, 1}
     sent = [one for one in fake.asked if "top_k" in one]
     assert sent and all(odd.items() <= one.items() for one in sent)
+
+
+def test_no_cause_is_cut_by_what_yaml_takes_for_a_comment():
+    from importlib.resources import files
+
+    import yaml
+
+    causes = yaml.safe_load((files("halfbyte") / "validate/data/probe_causes.yaml").read_text(encoding="utf-8"))
+    texts = [text for cause in causes.values() for text in cause.values()]
+    assert len(texts) > 20
+    assert [text for text in texts if text.count("(") != text.count(")") or text.count("`") % 2] == []

@@ -236,9 +236,10 @@ class Runner:
         seen: Stamps,
         means: Means,
         progress: Callable[[Progress], None] | None,
+        final: Callable[[str], None] | None = None,
     ) -> None:
         self._run = _Run(plan, out, journal, finished, means.waiting_nbytes())
-        self._plan, self._progress = plan, progress
+        self._plan, self._progress, self._final = plan, progress, final
         self.reader = HoldingReader(plan.checkpoint, seen)
         self._pool = ThreadPoolExecutor(means.threads or run_threads())
         self._finishing: deque[Future[None]] = deque()
@@ -252,6 +253,8 @@ class Runner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._run.stop.set()  # an error or Ctrl-C: jobs in flight end within a second, the others never begin
+        if kind is not None and self._plan.checkpoint.remote is not None:
+            self._plan.checkpoint.remote.stop()  # for a shard that is still fetched nobody needs to wait
         self._pool.shutdown(cancel_futures=True)
         for file in self._run.files.values():
             file.abandon()
@@ -324,6 +327,8 @@ class Runner:
         for shard in shards:
             self.reader.refuse_changes()
             result = self._run.finish(shard)
+            if self._final is not None:
+                self._final(shard)
             if self._progress is not None:
                 self._progress(result)
 

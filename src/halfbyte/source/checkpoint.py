@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING, Any, cast
 
 from halfbyte.collector import paused
 from halfbyte.errors import CheckpointError
 from halfbyte.source.headers import TensorInfo, parse_header, read_raw_header
 from halfbyte.source.known_hashes import SUMS, hub_blob
+
+if TYPE_CHECKING:
+    from halfbyte.source.remote.shelf import Shelf
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -35,6 +38,13 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     shards: Mapping[str, int]  # file name -> bytes, in the order of their names
     index_nbytes: int | None = None  # what the index says the tensors take; None where it says nothing
+    # Where shards are fetched from when they are read; None: they lie in the folder. `root` has all the other files.
+    remote: Shelf | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Return what to call it: its address, or the name of its folder."""
+        return self.remote.files.where if self.remote is not None else self.root.name
 
     @property
     def nbytes(self) -> int:
@@ -45,7 +55,7 @@ class Checkpoint:
         """Return what is not weights, relative to the folder: tokenizer, template, licences, processor code."""
         entries = (path for path in self.root.rglob("*") if path.is_symlink() or path.is_file())
         found = (path.relative_to(self.root) for path in entries)
-        kept = (path for path in found if not (path.suffix in _WEIGHTS or path.name.endswith(_INDICES)))
+        kept = (path for path in found if not is_weights(path))
         files = sorted(path for path in kept if not any(part.startswith(".") for part in path.parts))
         for path in files:
             _check_inside(self.root, path)  # what is copied would be published
@@ -57,6 +67,11 @@ class Checkpoint:
     def stray_shards(self) -> list[str]:
         """Return the .safetensors files in the folder that belong to no part of this checkpoint."""
         return sorted(path.name for path in self.root.glob("*.safetensors") if path.name not in self.shards)
+
+
+def is_weights(path: PurePath) -> bool:
+    """Whether a file holds weights, or says where they lie."""
+    return path.suffix in _WEIGHTS or path.name.endswith(_INDICES)
 
 
 def open_checkpoint(root: Path) -> Checkpoint:

@@ -37,6 +37,8 @@ class Fault:
     headers: dict[str, str] = field(default_factory=dict)
     after_nbytes: int = 0  # of the body, before it is cut or hangs
     from_byte: int = 0  # only for requests that begin there or later
+    least_nbytes: int = 0  # only for requests of so much
+    skip: int = 0  # let so many of them through first: headers of small shards are read with all that follows
     seconds: float = 0.0  # before each chunk
 
 
@@ -60,7 +62,7 @@ class RangeHub:
 
         self.server = QuietServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def close(self) -> None:
         self.server.shutdown()
@@ -70,10 +72,14 @@ class RangeHub:
         self.asked.clear()
         self.sent.clear()
 
-    def fault(self, path: str, begin: int) -> Fault | None:
+    def fault(self, path: str, begin: int = 0, nbytes: int = 0) -> Fault | None:
         with self.lock:
             for fault in self.faults:
-                if fault.times > 0 and re.search(fault.path, path) and begin >= fault.from_byte:
+                meant = begin >= fault.from_byte and nbytes >= fault.least_nbytes
+                if fault.times > 0 and meant and re.search(fault.path, path):
+                    if fault.skip:
+                        fault.skip -= 1
+                        return None
                     fault.times -= 1
                     return fault
         return None
@@ -99,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
     def info(self, path: str) -> None:
         repo, _, revision = path.partition("/revision/")
         owner = repo.partition("/")[0]
-        fault = self.fake.fault("/api/", 0)
+        fault = self.fake.fault("/api/")
         if fault:
             return self.refuse(fault.status, "", fault.headers)
         if owner in self.fake.refused:
@@ -117,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
     def file(self, path: Path, name: str) -> None:
         raw = path.read_bytes()
         begin, end = (int(number) for number in self.headers["Range"].removeprefix("bytes=").split("-"))
-        fault = self.fake.fault(name, begin)
+        fault = self.fake.fault(name, begin, end + 1 - begin)
         what = fault.what if fault else ""
         with self.fake.lock:
             self.fake.asked.append((name, begin, end + 1))

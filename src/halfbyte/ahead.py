@@ -1,12 +1,15 @@
 """What a run reads of a source that is elsewhere: which shards for each of its own, in its order, and until when.
 
-A step is a shard that is written. The source's shards that it is made of are fetched ahead of it, and may go when it is
+A step is a shard of the output, or what one layer has in it where a run goes layer by layer. The shards of the source
+that it is made of are fetched ahead of it, and may go when it is written. If there is room they stay until that shard is
 in the journal: whatever ends the run after that, they are not needed again.
 """
 
 from __future__ import annotations
 
 import json
+import threading
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,23 +23,29 @@ from halfbyte.plan.manifest import Plan
 from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.remote.download import PARTS
 from halfbyte.source.remote.patience import Tell
-from halfbyte.source.remote.shelf import Steps
+from halfbyte.source.remote.shelf import Step, Steps
 from halfbyte.units import size
 from halfbyte.write import write_whole
 
 FETCHED = "fetched.json"  # below halfbyte/: the address and the version that this output is made from
-_BEGIN = ""  # a step before all others: the embedding, which a calibrating run reads first
+_BEGIN: Step = ("", None)  # a step before all others: the embedding, which a calibrating run reads first
 
 
 class Ahead:
     """Fetches what a run reads before it does; nothing to do for a source that lies in a folder."""
 
-    def __init__(self, made: Plan, finished: Collection[str], *, measures: bool) -> None:
+    def __init__(self, made: Plan, finished: Collection[str], *, by_layer: bool, measures: bool) -> None:
         self._shelf = made.checkpoint.remote
-        self._steps: Steps = _steps(made, finished, measures=measures) if self._shelf is not None else ()
+        self._step_of = _step_of(made, by_layer=by_layer) if self._shelf is not None else {}
+        self._unwritten = Counter(self._step_of.values())
+        self._steps: Steps = _steps(made, self._step_of, finished) if self._shelf is not None else []
+        if measures and self._steps:
+            first = {source.shard for job in made.jobs if job.role == "embed" for source in job.sources}
+            self._steps = [(_BEGIN, frozenset(first)), *self._steps]
         if self._shelf is not None:
             _refuse_small_cache(made.checkpoint, self._steps, self._shelf.limit_nbytes)
         self._sizes = made.checkpoint.shards
+        self._lock = threading.Lock()
         self._held = ExitStack()
 
     def __enter__(self) -> Ahead:
@@ -75,25 +84,46 @@ class Ahead:
             tell(f"some will be fetched more than once; --cache {-(-peak // 10**9)}GB fetches each once")
         self._shelf.expect(self._steps, tell)
 
+    def written(self, tensor: str) -> None:
+        """Note that a tensor of the output is written."""
+        if self._shelf is None:
+            return
+        step = self._step_of[tensor]
+        with self._lock:
+            self._unwritten[step] -= 1
+            last = self._unwritten[step] == 0
+        if last:
+            self._shelf.used(_BEGIN)
+            self._shelf.used(step)
+
     def final(self, shard: str) -> None:
         """Note that a shard of the output is final."""
         if self._shelf is not None:
-            self._shelf.finished(_BEGIN)
-            self._shelf.finished(shard)
+            for step, _ in self._steps:
+                if step == _BEGIN or step[0] == shard:
+                    self._shelf.finished(step)
 
 
-def _steps(made: Plan, finished: Collection[str], *, measures: bool) -> Steps:
-    """Return which shards of the source each shard of the output is made of, in the order in which they are made."""
-    where = {tensor.name: shard.name for shard in made.shards for tensor in shard.tensors}
-    read: dict[str, set[str]] = {shard.name: set() for shard in made.shards if shard.name not in finished}
+def _step_of(made: Plan, *, by_layer: bool) -> dict[str, Step]:
+    """Return the step in which each tensor of the output is made.
+
+    Without data a run goes through each shard in the order of the file: small tensors of all its layers come first.
+    """
+    layers = {output.name: job.layer for job in made.jobs for output in job.outputs if by_layer}
+    return {tensor.name: (shard.name, layers.get(tensor.name)) for shard in made.shards for tensor in shard.tensors}
+
+
+def _steps(made: Plan, step_of: Mapping[str, Step], finished: Collection[str]) -> Steps:
+    """Return which shards of the source each step reads, in the order in which they are made."""
+    order = {shard.name: number for number, shard in enumerate(made.shards)}
+    read: dict[Step, set[str]] = {}
     for job in made.jobs:
-        for shard in {where[output.name] for output in job.outputs} & read.keys():
-            read[shard] |= made.source_shards(job)
-    steps = [(name, frozenset(shards)) for name, shards in read.items() if shards]
-    if measures and steps:
-        first = {source.shard for job in made.jobs if job.role == "embed" for source in job.sources}
-        steps.insert(0, (_BEGIN, frozenset(first)))
-    return steps
+        for step in {step_of[output.name] for output in job.outputs}:
+            if step[0] not in finished:
+                read.setdefault(step, set()).update(made.source_shards(job))
+    outside = 1 + max((layer for _, layer in read if layer is not None), default=0)  # what is in no layer comes last
+    ordered = sorted(read, key=lambda step: (order[step[0]], outside if step[1] is None else step[1]))
+    return [(step, frozenset(read[step])) for step in ordered if read[step]]
 
 
 def _all(steps: Steps) -> set[str]:
@@ -101,7 +131,7 @@ def _all(steps: Steps) -> set[str]:
 
 
 def _refuse_small_cache(checkpoint: Checkpoint, steps: Steps, limit: int) -> None:
-    """What is read for one shard of the output must fit at once."""
+    """What is read for one step must fit at once."""
     sizes = {step: sum(checkpoint.shards[shard] for shard in shards) for step, shards in steps}
     needed = max(sizes.values(), default=0)
     if needed <= limit:
@@ -109,7 +139,9 @@ def _refuse_small_cache(checkpoint: Checkpoint, steps: Steps, limit: int) -> Non
     shards = dict(steps)[max(sizes, key=lambda step: sizes[step])]
     what = f"{len(shards)} shards of the source are needed at once" if len(shards) > 1 else f"'{min(shards)}' is needed"
     what += f", {size(needed)}, and the cache may hold {size(limit)}"
-    raise UsageError(what, where="--cache", fix=f"give --cache {-(-needed // 10**6)}MB or more")
+    fix = f"give --cache {-(-needed // 10**6)}MB or more"
+    fix += ", or make smaller shards (--set shards=layers)" if len(shards) > 1 else ""
+    raise UsageError(what, where="--cache", fix=fix)
 
 
 def _peak_nbytes(steps: Steps, sizes: Mapping[str, int]) -> int:

@@ -131,7 +131,9 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     finished = _verified(out, made, journal)
     refuse_other_version(out, made.checkpoint)
     refuse_other_weights(out, made, weights, finished)
-    ahead = Ahead(made, finished, measures=measured is not None and measured.file is None)
+    measures = measured is not None and measured.file is None
+    by_layer = measures or not means.on_cpu or (measured is not None and recipe.quantize is not None)
+    ahead = Ahead(made, finished, by_layer=by_layer, measures=measures)
     _check_space(out, made, finished, measured, ahead)
     needed = sorted({shard for job in made.jobs for shard in made.source_shards(job)})
     stamps = verify_shards(made.checkpoint, out, needed, threads, progress) if verify_source else None
@@ -141,9 +143,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
         with (
             _arithmetic(made),
             ahead,
-            Runner(
-                made, out, journal, finished, seen=seen, means=means, progress=progress, final=ahead.final
-            ) as runner,
+            Runner(made, out, journal, finished, seen=seen, means=means, progress=progress, watch=ahead) as runner,
         ):
             ahead.begin(runner.say)
             chooser = _chooser(made, measured, weights)

@@ -99,9 +99,10 @@ def open_hub(address: HubAddress, commit: str | None = None) -> HubFiles:
     if info.sha is None:
         raise CheckpointError("the Hub names no commit", where=where, fix="give one after an @")
     prefix = f"{address.folder}/" if address.folder else ""
+    siblings: list[Any] = info.siblings or []
     entries = {
-        file.rfilename.removeprefix(prefix): _entry(file)
-        for file in info.siblings or []
+        str(file.rfilename).removeprefix(prefix): _entry(file)
+        for file in siblings
         if file.rfilename.startswith(prefix) and file.size is not None
     }
     return HubFiles(address, info.sha, entries)

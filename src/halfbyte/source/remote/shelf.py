@@ -1,9 +1,10 @@
 """The shards that are here, never more bytes of them than allowed: fetched ahead of use, and gone when they were used.
 
-A run says which shards each of its steps reads, in its order (`expect`), and when a step is final on the disk
-(`finished`). Threads fetch in that order as far as there is room. Who reads a shard that is not here waits for it; then
-it comes before all others, and what is needed later makes room. Nothing depends on the order being right: a shard that
-nobody expected is fetched when it is read, and one that had to go comes again.
+A run says which shards each of its steps reads, in its order (`expect`), when a step has read them (`used`), and when
+what it made of them is final (`finished`). Between the two a shard stays if there is room, for the run after a kill.
+Threads fetch in that order as far as there is room. Who reads a shard that is not here waits for it; then it comes
+before all others, and what is needed later makes room. Nothing depends on the order being right: a shard that nobody
+expected is fetched when it is read, and one that had to go comes again.
 
 Nobody waits for ever: a step's shards fit together (whoever expects them has seen to that), so the first step that is
 not finished can always go on. Should the order be wrong, a minute in which nothing comes or is read lets any shard go.
@@ -30,7 +31,10 @@ _PATIENCE_S = 60.0
 _LOOK_S = 1.0
 _NEVER = 1 << 60
 
-Steps = Sequence[tuple[str, frozenset[str]]]
+_SPARE = 1 << 59  # read, and kept for the run after a kill
+
+Step = tuple[str, int | None]  # a shard of the output, and a layer of it
+Steps = Sequence[tuple[Step, frozenset[str]]]
 
 
 class Shelf:
@@ -44,7 +48,8 @@ class Shelf:
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._steps: dict[str, frozenset[str]] = {}
+        self._steps: dict[Step, frozenset[str]] = {}
+        self._spare: dict[Step, frozenset[str]] = {}  # of steps that have read them and are not final
         self._here: dict[str, File] = {}
         self._left: dict[str, int] = {}  # what earlier runs left, whole or in part, and its bytes
         self._coming: set[str] = set()
@@ -64,10 +69,17 @@ class Shelf:
             self._begin()
             self._changed.notify_all()
 
-    def finished(self, step: str) -> None:
+    def used(self, step: Step) -> None:
+        """Note that a step has read what it reads; it may go where room is short."""
+        with self._changed:
+            if step in self._steps:
+                self._spare[step] = self._steps.pop(step)
+                self._moved()
+
+    def finished(self, step: Step) -> None:
         """Note that a step is final; what no other step reads goes."""
         with self._changed:
-            done = self._steps.pop(step, frozenset())
+            done = self._steps.pop(step, frozenset()) | self._spare.pop(step, frozenset())
             for shard in sorted(done):
                 if self._next_use(shard) == _NEVER and not self._reading[shard]:
                     self._drop(shard)
@@ -211,7 +223,7 @@ class Shelf:
         for shards in self._steps.values():
             for shard in sorted(shards):
                 if self._is_absent(shard):  # in their order: a small one that comes late must not take the room
-                    return shard if self._make_room(shard, _NEVER) else None
+                    return shard if self._make_room(shard, _SPARE) else None
         return None
 
     def _is_absent(self, shard: str) -> bool:
@@ -223,7 +235,7 @@ class Shelf:
         if idle or not self._steps:
             return 0
         use = self._next_use(shard)
-        return 1 if use == _NEVER else use + 1
+        return 1 if use >= _SPARE else use + 1
 
     def _make_room(self, shard: str, needed_from: int) -> bool:
         """Let go of what is not read before some step, if that makes room for a shard; what is needed last goes."""
@@ -247,7 +259,10 @@ class Shelf:
         return -self._next_use(shard), self._read_at.get(shard, 0)
 
     def _next_use(self, shard: str) -> int:
-        return next((number for number, shards in enumerate(self._steps.values()) if shard in shards), _NEVER)
+        for number, shards in enumerate(self._steps.values()):
+            if shard in shards:
+                return number
+        return _SPARE if any(shard in shards for shards in self._spare.values()) else _NEVER
 
     def _nbytes_here(self, shard: str) -> int:
         return self.files.entries[shard].nbytes if shard in self._here else self._left.get(shard, 0)

@@ -1,8 +1,8 @@
 """What a run reads of a source that is elsewhere: which shards for each of its own, in its order, and until when.
 
 A step is a shard of the output, or what one layer has in it where a run goes layer by layer. The shards of the source
-that it is made of are fetched ahead of it, and may go when it is written. If there is room they stay until that shard is
-in the journal: whatever ends the run after that, they are not needed again.
+that it is made of are fetched ahead of it, and may go when it is written. With room for them they stay until that shard
+is in the journal: whatever ends the run after that, they are not needed again.
 """
 
 from __future__ import annotations

@@ -57,10 +57,15 @@ def verify_source(
 
 
 def verified_count(source: Checkpoint, shards: list[str], stamps: Mapping[str, Stamp] | None) -> int | None:
-    """Return of how many shards a hash is known and right; None where nobody looked."""
+    """Return of how many shards a SHA-256 is known and right; None where nobody looked."""
     if stamps is None or source.remote is None:
         return None if stamps is None else len(stamps)
-    return source.remote.known(shards)
+    return source.remote.known(shards, "sha256")
+
+
+def md5_count(source: Checkpoint, shards: list[str]) -> int:
+    """Return of how many fetched shards the MD5 was compared, because no SHA-256 is known of them."""
+    return source.remote.known(shards, "md5") if source.remote is not None else 0
 
 
 def _earlier_stamps(out: Path) -> dict[str, Stamp]:

@@ -29,7 +29,7 @@ from halfbyte.folders import (
     refuse_unwritable,
     without_parts,
 )
-from halfbyte.known_source import VERIFIED, refuse_other_weights, verified_count
+from halfbyte.known_source import VERIFIED, md5_count, refuse_other_weights, verified_count
 from halfbyte.known_source import verify_source as verify_shards
 from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import describe
@@ -82,6 +82,7 @@ class Result:
     coverage: Report | None  # how the calibration data covered the experts; None: no data was needed
     pruned: PrunePlan | None = None  # which experts stayed; None: all of them
     advice: tuple[Advice, ...] = ()  # what to know of how they are stored
+    md5_shards: int = 0  # of those without a known SHA-256: fetched, and compared with an ETag that is an MD5
 
 
 def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None, kept: Kept | None = None) -> Plan:
@@ -159,6 +160,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
         seconds=time.monotonic() - begin,
         source_shards=len(needed),
         verified_shards=verified_count(made.checkpoint, needed, stamps),
+        md5_shards=md5_count(made.checkpoint, needed),
         coverage=coverage,
         pruned=pruned,
         advice=stored_advice(made),

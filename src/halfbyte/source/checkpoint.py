@@ -23,6 +23,7 @@ CONFIG = "config.json"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 _INDICES = (".safetensors.index.json", ".bin.index.json")
 _NO_FOLDER = ("there is no such folder", "check the path")
+_NO_ADDRESS = ("this command reads folders only", "download it first; inspect, plan and quantize read addresses too")
 READERS = 8  # headers are small reads in large files: latency counts, not bandwidth
 
 # Each shard with the tensors that the index promises in it; None where there is no index to promise anything.
@@ -78,6 +79,8 @@ def open_checkpoint(root: Path) -> Checkpoint:
     """Read config, index and headers of a local folder; refuse whatever does not fit together."""
     if not root.is_dir():
         what, fix = ("not a folder", "give the folder of a checkpoint") if root.exists() else _NO_FOLDER
+        if not root.exists() and root.parts[:1] and root.parts[0].endswith(":"):  # hf://name, which became a path
+            what, fix = _NO_ADDRESS
         raise CheckpointError(what, where=str(root), fix=fix)
     with paused():
         config = _read_json(root / CONFIG, "every checkpoint has a config.json: download it too")

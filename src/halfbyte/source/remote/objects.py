@@ -120,7 +120,7 @@ def _entry(info: Mapping[str, Any]) -> Entry:
     md5, source = (etag, "its ETag") if _MD5.fullmatch(etag) and "ETag" in info else ("", "")
     if isinstance(stored := info.get("md5Hash"), str):  # Google's, in base64
         md5, source = base64.b64decode(stored).hex(), "the store"
-    version = etag or md5 or str(info.get("mtime") or info.get("created") or "")
+    version = etag or md5 or str(info.get("mtime") or "")
     return Entry(int(info["size"]), version, Checksum("md5", md5, source) if md5 else None)
 
 

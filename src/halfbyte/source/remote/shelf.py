@@ -22,7 +22,7 @@ from pathlib import Path
 from halfbyte.direct_io import BLOCK, PIECE_NBYTES, Bytes, File
 from halfbyte.errors import MachineError
 from halfbyte.source.remote.download import PARTS, download, part_path
-from halfbyte.source.remote.files import Checksum, Files
+from halfbyte.source.remote.files import Checksum, Files, Kind
 from halfbyte.source.remote.patience import StoppedError, Tell
 from halfbyte.units import size
 
@@ -106,9 +106,10 @@ class Shelf:
                 with suppress(OSError):
                     (self.folder / PARTS).rmdir()
 
-    def known(self, shards: Sequence[str]) -> int:
-        """Return of how many shards a checksum is known: each has it, or would not be used."""
-        return sum(shard in self.checksums for shard in shards)
+    def known(self, shards: Sequence[str], *kinds: Kind) -> int:
+        """Return of how many shards a checksum is known, of some kinds or any: each has it, or would not be used."""
+        found = (self.checksums.get(shard) for shard in shards)
+        return sum(checksum is not None and (not kinds or checksum.kind in kinds) for checksum in found)
 
     def left_nbytes(self) -> int:
         """Return how much of the disk the shards take that earlier runs have left."""

@@ -70,8 +70,16 @@ class Ahead:
         refuse_full(out, needed + room * one_disk, reclaimed)
         return None if one_disk else refuse_full(self._shelf.folder, room)
 
-    def begin(self, tell: Tell) -> None:
-        """Begin to fetch."""
+    def stop(self) -> None:
+        """Let nobody wait any more for a shard that is fetched."""
+        if self._shelf is not None:
+            self._shelf.stop()
+
+    def wait(self) -> None:
+        """Do nothing: what was not read yet is not needed any more."""
+
+    def begin(self, finished: Mapping[str, str], tell: Tell) -> None:
+        """Begin to fetch; what is finished is in no step."""
         if self._shelf is None:
             return
         shards, peak = _all(self._steps), _peak_nbytes(self._steps, self._sizes)

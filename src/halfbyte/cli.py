@@ -34,7 +34,7 @@ from halfbyte.recipe_options import (
     refuse_data_beside_statistics,
 )
 from halfbyte.release.command import release_command
-from halfbyte.remote_options import cache_folder_option, cache_options, chosen_cache, chosen_source
+from halfbyte.remote_options import cache_folder_option, chosen_cache, chosen_push, chosen_source, remote_options
 from halfbyte.serve.command import serve_command
 from halfbyte.source.remote.address import is_remote
 from halfbyte.usage import Group, usage_errors
@@ -223,7 +223,7 @@ def _fitter(gpus: str | None) -> Callable[[Plan], Fit] | None:
 @click.option("--threads", type=click.IntRange(1), help="Threads that read, compute and write.  [default: cores + 2]")
 @click.option("--verify/--no-verify", default=True, show_default=True,
               help="First compare the source's shards with their known SHA-256.")  # fmt: skip
-@cache_options
+@remote_options
 @click.pass_obj
 def quantize_command(out: Output, source: str, out_folder: Path, threads: int | None, **choice: Any) -> None:
     """Make the checkpoint OUT from SOURCE as the recipe or the plan says. Run the same command again to resume.
@@ -249,6 +249,7 @@ def quantize_command(out: Output, source: str, out_folder: Path, threads: int | 
             device=choice["device"],
             device_memory=chosen_device_memory(choice),
             verify_source=choice["verify"],
+            push=chosen_push(out_folder, choice),
             progress=show.steps(bar),
         )
     show.result(out, result)

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from halfbyte.calibrate.stats import LayerStats
     from halfbyte.plan.file import PlanFile
     from halfbyte.prune.decide import LayerByLayer
+    from halfbyte.publish.upload.push import Push
 
 CHOSEN = "chosen"  # in plan.json: the digest of the experts that stayed, where they were chosen on the way
 JOURNAL = "journal.jsonl"
@@ -112,6 +113,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     device_memory: int | None = None,
     verify_source: bool = True,
     planned: PlanFile | None = None,
+    push: Push | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Make the checkpoint that the recipe describes; the same call goes on where a killed one stopped.
@@ -129,13 +131,11 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     _check_device(made, measured, means)
     _check_folder(out, made, measured)
     journal = Journal(out / FOLDER / JOURNAL)
-    finished = _verified(out, made, journal)
-    refuse_other_version(out, made.checkpoint)
+    finished = _verified(out, made, journal, push)
     refuse_other_weights(out, made, weights, finished)
-    measures = measured is not None and measured.file is None
-    by_layer = measures or not means.on_cpu or (measured is not None and recipe.quantize is not None)
-    ahead = Ahead(made, finished, by_layer=by_layer, measures=measures)
-    _check_space(out, made, finished, measured, ahead)
+    ahead = _ahead(made, finished, measured, means)
+    _check_space(out, made, finished, measured, ahead, push)
+    watches = (ahead,) if push is None else (ahead, push)
     needed = sorted({shard for job in made.jobs for shard in made.source_shards(job)})
     stamps = verify_shards(made.checkpoint, out, needed, threads, progress) if verify_source else None
     with explained(out, made, journal), alone(out), without_parts(out):  # nothing was written until here
@@ -144,27 +144,45 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
         with (
             _arithmetic(made),
             ahead,
-            Runner(made, out, journal, finished, seen=seen, means=means, progress=progress, watch=ahead) as runner,
+            push or nullcontext(),
+            Runner(made, out, journal, finished, seen=seen, means=means, progress=progress, watches=watches) as runner,
         ):
-            ahead.begin(runner.say)
+            for watch in watches:
+                watch.begin(finished, runner.say)
             chooser = _chooser(made, measured, weights)
             coverage = _run(made, out, runner, measured, chooser, means)
+            for watch in watches:
+                watch.wait()
         pruned = _seal(out, measured, chooser) or pruned
         write_rest(made if pruned is None else replace(made, kept=pruned.kept()), out, others)
+        if push is not None:
+            push.rest()
+    done = _done(out, made, needed, stamps)
+    return replace(done, resumed=len(finished), seconds=time.monotonic() - begin, coverage=coverage, pruned=pruned)
+
+
+def _done(out: Path, made: Plan, needed: list[str], stamps: Mapping[str, Stamp] | None) -> Result:
+    """Return what is known of a run by its plan, and by what was compared of its source."""
     return Result(
         out=out,
         fingerprint=made.fingerprint(),
         shards=len(made.shards),
-        resumed=len(finished),
+        resumed=0,
         write_nbytes=made.write_nbytes,
-        seconds=time.monotonic() - begin,
+        seconds=0.0,
         source_shards=len(needed),
         verified_shards=verified_count(made.checkpoint, needed, stamps),
-        md5_shards=md5_count(made.checkpoint, needed),
-        coverage=coverage,
-        pruned=pruned,
+        coverage=None,
         advice=stored_advice(made),
+        md5_shards=md5_count(made.checkpoint, needed),
     )
+
+
+def _ahead(made: Plan, finished: Mapping[str, str], measured: Statistics | None, means: Means) -> Ahead:
+    """Return what fetches a source that is elsewhere, in the order in which `_run` reads it."""
+    measures = measured is not None and measured.file is None
+    by_layer = measures or not means.on_cpu or (measured is not None and made.recipe.quantize is not None)
+    return Ahead(made, finished, by_layer=by_layer, measures=measures)
 
 
 def _check_asked(
@@ -321,6 +339,7 @@ def _check_folder(out: Path, made: Plan, measured: Statistics | None) -> None:
     if (out / FOLDER / PLAN).is_file():
         found = read_plan(out)
         refuse_other_plan(found, made, str(out))
+        refuse_other_version(out, made.checkpoint)
         if measured is not None:
             refuse_other(found.get("calibration", {}), measured.about, str(out))
     elif out.is_dir() and any(map(is_foreign, out.iterdir())):
@@ -352,8 +371,8 @@ def _begin(
         write_whole(out / FOLDER / VERIFIED, json.dumps(stamps_as_json(stamps), indent=1).encode())
 
 
-def _verified(out: Path, made: Plan, journal: Journal) -> dict[str, str]:
-    """Return the shards that are final: journalled, of the planned size, and of the journalled hash."""
+def _verified(out: Path, made: Plan, journal: Journal, push: Push | None) -> dict[str, str]:
+    """Return the shards that are final: journalled, of the planned size, and of the journalled hash; here or pushed."""
     sizes = {shard.name: shard.nbytes for shard in made.shards}
     finished: dict[str, str] = {}
     for line in journal.lines():
@@ -361,12 +380,18 @@ def _verified(out: Path, made: Plan, journal: Journal) -> dict[str, str]:
         path = out / str(name)
         if name in sizes and path.is_file() and path.stat().st_size == sizes[name] and file_sha256(path) == digest:
             finished[name] = str(digest)
+        elif name in sizes and push is not None and not path.exists() and push.has(str(name), str(digest)):
+            finished[str(name)] = str(digest)
     return finished
 
 
-def _check_space(out: Path, made: Plan, finished: dict[str, str], measured: Statistics | None, ahead: Ahead) -> None:
+def _check_space(
+    out: Path, made: Plan, finished: dict[str, str], measured: Statistics | None, ahead: Ahead, push: Push | None
+) -> None:
     """The disk has room for the shards that are not there, and for hidden states while they are needed."""
     pending = [shard.nbytes for shard in made.shards if shard.name not in finished]
-    needed = sum(pending) + (measured.missing_nbytes if measured else 0)
+    needed = (sum(pending) if push is None else push.room_nbytes(pending)) + (
+        measured.missing_nbytes if measured else 0
+    )
     if pending:
         ahead.refuse_full(out, needed + _SPARE_NBYTES, sum(stale.stat().st_size for stale in out.glob(f"*{PART}")))

@@ -12,6 +12,7 @@ from halfbyte.errors import UsageError
 from halfbyte.source.remote.address import is_remote, parse_address
 
 if TYPE_CHECKING:
+    from halfbyte.publish.upload.push import Push
     from halfbyte.source.checkpoint import Checkpoint
     from halfbyte.source.remote.mirror import Cache
 
@@ -24,9 +25,26 @@ def cache_folder_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--cache-dir", type=click.Path(file_okay=False, path_type=Path), help=_FOLDER)(command)
 
 
-def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --cache and --cache-dir."""
+def remote_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --cache and --cache-dir, --push and --evict."""
+    push = "Send finished shards to this private repository on the Hub while others are made."
+    evict = "Remove a shard here once the Hub has its hash; needs --push."
+    repo = click.option("--push", "push_repo", metavar="REPO", help=push)
+    command = repo(click.option("--evict", is_flag=True, help=evict)(command))
     return click.option("--cache", metavar="SIZE", help=_SIZE)(cache_folder_option(command))
+
+
+def chosen_push(out: Path, choice: Mapping[str, Any]) -> Push | None:
+    """Return what sends finished shards, if somebody asked for it; the repository is there then."""
+    if choice["push_repo"] is None:
+        if choice["evict"]:
+            raise UsageError("nothing is sent, so nothing may go", where="--evict", fix="add --push REPO")
+        return None
+    from halfbyte.publish.upload.hub import Target, check_name  # noqa: PLC0415
+    from halfbyte.publish.upload.push import Push  # noqa: PLC0415
+
+    repo = check_name(choice["push_repo"], "--push")
+    return Push(out, Target(repo, private=True, message="halfbyte: shards of a run"), evict=choice["evict"])
 
 
 def chosen_cache(choice: Mapping[str, Any]) -> Cache:

@@ -73,6 +73,10 @@ class Watch(Protocol):
         """Note that a shard of the output is final."""
         ...
 
+    def stop(self) -> None:
+        """Let nobody wait any more: the run ends before its time."""
+        ...
+
 
 FromData = Callable[[Job], Given]
 
@@ -147,7 +151,7 @@ class _Run:
         self.quality: dict[str, list[tuple[str, Quality]]] = {}
         self.lock, self.stop = threading.Lock(), threading.Event()
         self.begin, self.done_nbytes = time.monotonic(), 0
-        self.watch: Watch | None = None
+        self.watches: Sequence[Watch] = ()
 
     def first_place(self, job: Job) -> tuple[str, int]:
         """Return the shard and offset where a job's output begins."""
@@ -198,8 +202,8 @@ class _Run:
             if quality is not None:
                 self.quality.setdefault(place.shard, []).append((place.name, quality))
             complete = self.missing[place.shard] == 0
-        if self.watch is not None:
-            self.watch.written(place.name)
+        for watch in self.watches:
+            watch.written(place.name)
         return [place.shard] if complete else []
 
     def finish(self, shard: str) -> Progress:
@@ -252,10 +256,10 @@ class Runner:
         seen: Stamps,
         means: Means,
         progress: Callable[[Progress], None] | None,
-        watch: Watch | None = None,
+        watches: Sequence[Watch] = (),
     ) -> None:
         self._run = _Run(plan, out, journal, finished, means.waiting_nbytes())
-        self._run.watch = self._watch = watch
+        self._run.watches = self._watches = watches
         self._plan, self._progress = plan, progress
         self.reader = HoldingReader(plan.checkpoint, seen)
         self._pool = ThreadPoolExecutor(means.threads or run_threads())
@@ -270,8 +274,8 @@ class Runner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._run.stop.set()  # an error or Ctrl-C: jobs in flight end within a second, the others never begin
-        if kind is not None and self._plan.checkpoint.remote is not None:
-            self._plan.checkpoint.remote.stop()  # for a shard that is still fetched nobody needs to wait
+        for watch in self._watches if kind is not None else ():
+            watch.stop()  # jobs may wait for them
         self._pool.shutdown(cancel_futures=True)
         for file in self._run.files.values():
             file.abandon()
@@ -344,8 +348,8 @@ class Runner:
         for shard in shards:
             self.reader.refuse_changes()
             result = self._run.finish(shard)
-            if self._watch is not None:
-                self._watch.final(shard)
+            for watch in self._watches:
+                watch.final(shard)
             if self._progress is not None:
                 self._progress(result)
 

@@ -16,6 +16,8 @@ from calibratable import WAFER as CALIBRATED
 from pico import write_pico
 from range_hub import COMMIT, OTHER_COMMIT, REPO, Fault
 
+from halfbyte.source.remote import shelf
+
 RECIPE = "kimi-k2.6-mxfp4-wafer"
 ADDRESS = f"hf://{REPO}"
 SHARD = "model-{:05d}-of-000006.safetensors".format
@@ -74,6 +76,7 @@ class Watch:
     def _look(self):
         while not self._over.is_set():
             self.most, self.looks = max(self.most, weights_nbytes(self.folder)), self.looks + 1
+            time.sleep(0.001)
 
 
 def weights_nbytes(folder):
@@ -122,7 +125,24 @@ def test_kimi_mini_through_two_shards_of_cache(tmp_path, serve_hub, run):
     assert watch.looks > 20
 
 
-def test_a_calibrating_run_reads_the_embedding_first_and_last(tmp_path, serve_hub, run):
+@contextlib.contextmanager
+def within(seconds):
+    """Nobody waits for ever: what takes longer ends with an error."""
+
+    def end(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_calibrating_run_reads_the_embedding_first_and_last(tmp_path, serve_hub, run, monkeypatch):
+    monkeypatch.setattr(shelf, "_PATIENCE_S", 1e9)  # the order is right, and needs none
     source = small(tmp_path / "source", layers=4)
     data = texts(tmp_path / "texts.jsonl") or tmp_path / "texts.jsonl"
     serve_hub(source)
@@ -130,7 +150,7 @@ def test_a_calibrating_run_reads_the_embedding_first_and_last(tmp_path, serve_hu
     code, _, words = run(source, "local", *options, recipe=CALIBRATED)
     assert code == 0, words
     whole = sum(path.stat().st_size for path in source.glob("*.safetensors"))
-    with Watch(tmp_path / "cache") as watch:
+    with Watch(tmp_path / "cache") as watch, within(120):
         code, _, words = run(ADDRESS, "remote", *options, "--cache", "145kB", recipe=CALIBRATED)
     assert code == 0, words
     assert everything(tmp_path / "remote") == everything(tmp_path / "local")
@@ -296,6 +316,8 @@ def test_ctrl_c_does_not_wait_for_a_shard(tmp_path, source, hub, run):
     process = Process(hub, tmp_path, "--cache", "1GB")
     until(hub.hanging.is_set)
     until((tmp_path / "out" / SHARD(2)).exists)
+    here = tmp_path / "cache/hf--org--name" / COMMIT
+    until(lambda: not (here / SHARD(1)).exists(), 20)  # written, so that nobody needs it again
     begin = time.monotonic()
     assert process.end(signal.SIGINT) == 130, process.words.read_text()
     assert time.monotonic() - begin < 10

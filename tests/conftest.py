@@ -22,6 +22,25 @@ def pico(tmp_path):
 
 
 @pytest.fixture
+def serve_hub(monkeypatch, tmp_path):
+    """Serve a folder as a repository of the Hub, which huggingface_hub then asks; the cache is a fresh folder."""
+    from range_hub import RangeHub, speak_to
+
+    served = []
+
+    def serve(folder):
+        hub = RangeHub(folder)
+        served.append(hub)
+        speak_to(hub, monkeypatch)
+        monkeypatch.setenv("HALFBYTE_CACHE", str(tmp_path / "cache"))
+        return hub
+
+    yield serve
+    for hub in served:
+        hub.close()
+
+
+@pytest.fixture
 def halfbyte(capsys):
     """Run a command; return its exit code, what it printed on stdout, and on stderr."""
 

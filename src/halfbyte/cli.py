@@ -34,7 +34,9 @@ from halfbyte.recipe_options import (
     refuse_data_beside_statistics,
 )
 from halfbyte.release.command import release_command
+from halfbyte.remote_options import cache_folder_option, chosen_cache, chosen_push, chosen_source, remote_options
 from halfbyte.serve.command import serve_command
+from halfbyte.source.remote.address import is_remote
 from halfbyte.usage import Group, usage_errors
 from halfbyte.validate.bench.command import bench_command
 from halfbyte.validate.command import loops_command
@@ -122,13 +124,19 @@ def format_row(row: Format) -> dict[str, Any]:
 @click.argument("source", metavar="[SRC]", required=False)
 @click.option("--example", metavar="NAME", help="A published checkpoint by heart, without its files: kimi-k2.6.")
 @click.option("--tensors", "pattern", metavar="GLOB", help="List the tensors whose names match, one a line.")
+@cache_folder_option
 @click.pass_obj
-def inspect_command(out: Output, source: str | None, example: str | None, pattern: str | None) -> None:
-    """Show what a checkpoint holds, from its headers alone. SRC is a folder, or hf://organisation/name."""
+def inspect_command(
+    out: Output, source: str | None, example: str | None, pattern: str | None, cache_dir: Path | None
+) -> None:
+    """Show what a checkpoint holds, from its headers alone.
+
+    SRC is a folder or an address: hf://organisation/name@revision, s3://bucket/folder.
+    """
     from halfbyte import inspection, inspection_text
 
     start = time.perf_counter()
-    checkpoint = inspection.open_source(source, example)
+    checkpoint = inspection.open_source(source, example, chosen_cache({"cache_dir": cache_dir}))
     if pattern is not None:
         return inspection_text.show_tensors(out, inspection.matching_tensors(checkpoint, pattern))
     found = inspection.inspect(checkpoint)
@@ -148,6 +156,7 @@ def inspect_command(out: Output, source: str | None, example: str | None, patter
 @click.option("--fit", "gpus", metavar="NxGPU", help="Say whether it fits, as in 8xB200. Exit code 1 if not.")
 @click.option("--to", "folder", type=click.Path(path_type=Path), help="Measure writing in this folder too.")
 @click.option("--no-measure", is_flag=True, help="Do not measure this machine (up to 2 s); no time is estimated then.")
+@cache_folder_option
 @device_options
 @click.pass_obj
 def plan_command(out: Output, source: str | None, file: Path | None, other: Path | None, **choice: Any) -> None:
@@ -165,7 +174,7 @@ def plan_command(out: Output, source: str | None, file: Path | None, other: Path
     with paused():
         recipe = chosen_recipe(choice)
         fit = _fitter(choice["gpus"])
-        made = plan(open_source(source, choice["example"]), recipe, layers=choice["layers"])
+        made = plan(open_source(source, choice["example"], chosen_cache(choice)), recipe, layers=choice["layers"])
         refuse_nothing_to_prune(made)
         seconds = device = None
         if choice["device"] != CPU:
@@ -206,7 +215,7 @@ def _fitter(gpus: str | None) -> Callable[[Plan], Fit] | None:
 
 
 @cli.command("quantize")
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source")
 @click.argument("out_folder", metavar="OUT", type=click.Path(path_type=Path))
 @recipe_or_plan_options
 @click.option("--stats", type=click.Path(path_type=Path), help="Take statistics of `halfbyte calibrate`; run no data.")
@@ -214,9 +223,14 @@ def _fitter(gpus: str | None) -> Callable[[Plan], Fit] | None:
 @click.option("--threads", type=click.IntRange(1), help="Threads that read, compute and write.  [default: cores + 2]")
 @click.option("--verify/--no-verify", default=True, show_default=True,
               help="First compare the source's shards with their known SHA-256.")  # fmt: skip
+@remote_options
 @click.pass_obj
-def quantize_command(out: Output, source: Path, out_folder: Path, threads: int | None, **choice: Any) -> None:
-    """Make the checkpoint OUT from SOURCE as the recipe or the plan says. Run the same command again to resume."""
+def quantize_command(out: Output, source: str, out_folder: Path, threads: int | None, **choice: Any) -> None:
+    """Make the checkpoint OUT from SOURCE as the recipe or the plan says. Run the same command again to resume.
+
+    SOURCE is a folder, or an address whose shards are fetched as they are needed: hf://organisation/name@revision,
+    s3://bucket/folder.
+    """
     from halfbyte import show
     from halfbyte.pipeline import quantize
 
@@ -225,7 +239,7 @@ def quantize_command(out: Output, source: Path, out_folder: Path, threads: int |
     recipe = planned.recipe if planned else chosen_recipe(choice)
     with out.progress() as bar:
         result = quantize(
-            source,
+            chosen_source(source, out_folder, choice),
             out_folder,
             recipe,
             layers=choice["layers"] or (planned.layers if planned else None),
@@ -235,10 +249,11 @@ def quantize_command(out: Output, source: Path, out_folder: Path, threads: int |
             device=choice["device"],
             device_memory=chosen_device_memory(choice),
             verify_source=choice["verify"],
+            push=chosen_push(out_folder, choice),
             progress=show.steps(bar),
         )
     show.result(out, result)
-    out.hint(f"halfbyte audit {pasted(out_folder)} --against {pasted(source)}")
+    out.hint(f"halfbyte audit {pasted(out_folder)}" + ("" if is_remote(source) else f" --against {pasted(source)}"))
 
 
 cli.add_command(calibrate_command)

@@ -85,6 +85,13 @@ def alone_measuring(folder: Path) -> Generator[None]:
 
 
 @contextmanager
+def alone_fetching(folder: Path) -> Generator[None]:
+    """One run at a time fetches the shards of a source into a folder: two would hold more than each may."""
+    with _locked(folder, folder.parent, "wait until it has ended, or give another --cache-dir"):
+        yield
+
+
+@contextmanager
 def _locked(held: Path, where: Path, fix: str) -> Generator[None]:
     """Hold a folder's lock. A killed run's dies with it."""
     held.mkdir(parents=True, exist_ok=True)

@@ -18,11 +18,12 @@ from halfbyte.models.linears import StoredLinear
 from halfbyte.models.model import Model, describe
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
 from halfbyte.source.example import example
-from halfbyte.source.hub import SCHEME, open_hub
+from halfbyte.source.remote.address import is_remote
 from halfbyte.units import size
 
 if TYPE_CHECKING:
     from halfbyte.console import Level
+    from halfbyte.source.remote.mirror import Cache
 
 # What a token does not pass through: embeddings are looked up, images are rare, buffers are no parameters.
 _NOT_ACTIVE = ("embed", "vision", "projector", "other_buffers")
@@ -76,16 +77,19 @@ class Inspection:
         return value
 
 
-def open_source(source: str | None, example_name: str | None) -> Checkpoint:
-    """Return the checkpoint that a user named: a folder, hf://organisation/name, or an example."""
+def open_source(source: str | None, example_name: str | None, cache: Cache | None = None) -> Checkpoint:
+    """Return the checkpoint that a user named: a folder, an address like hf://organisation/name, or an example."""
     if (source is None) == (example_name is None):
         what = "no checkpoint is named" if source is None else "a checkpoint and an example are both named"
         raise UsageError(what, where="SRC", fix="give the folder of a checkpoint, or --example kimi-k2.6")
     if example_name is not None:
         return example(example_name)
     assert source is not None
-    if source.startswith(SCHEME):
-        return open_hub(source)
+    if is_remote(source):
+        from halfbyte.source.remote.mirror import open_remote  # noqa: PLC0415 - most sources are folders
+
+        assert cache is not None
+        return open_remote(source, cache)
     return open_checkpoint(Path(source))
 
 
@@ -96,7 +100,7 @@ def inspect(checkpoint: Checkpoint, *, uneven: bool = False) -> Inspection:
     parameters = {row.role: row.parameters for row in roles}
     pruned = _pruned(checkpoint)
     return Inspection(
-        source=checkpoint.root.name,
+        source=checkpoint.name,
         family=model.architecture.title,
         parameters=sum(parameters.values()),
         vision_parameters=parameters.get("vision", 0)

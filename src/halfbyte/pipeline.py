@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from halfbyte.ahead import Ahead, refuse_other_version, write_origin
 from halfbyte.calibrate.store import STATS as STATS_FILE
 from halfbyte.calibrate.store import refuse_other
 from halfbyte.decisions import COMPENSATED, Recipe
@@ -24,11 +25,12 @@ from halfbyte.folders import (
     alone,
     is_foreign,
     read_plan,
-    refuse_full,
     refuse_nested,
     refuse_unwritable,
     without_parts,
 )
+from halfbyte.known_source import VERIFIED, md5_count, refuse_other_weights, verified_count
+from halfbyte.known_source import verify_source as verify_shards
 from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import describe
 from halfbyte.numerics.blas import one_blas_thread
@@ -45,9 +47,8 @@ from halfbyte.rest import write_rest
 from halfbyte.run import Means, Progress, Runner
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
 from halfbyte.source.identity import identity
-from halfbyte.source.known_hashes import known_hashes
 from halfbyte.source.read import stamps as source_stamps
-from halfbyte.source.verify import Stamp, stamps_as_json, stamps_from_json, verify
+from halfbyte.source.verify import Stamp, stamps_as_json
 from halfbyte.write import PART, Journal, file_sha256, write_whole
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from halfbyte.calibrate.stats import LayerStats
     from halfbyte.plan.file import PlanFile
     from halfbyte.prune.decide import LayerByLayer
+    from halfbyte.publish.upload.push import Push
 
 CHOSEN = "chosen"  # in plan.json: the digest of the experts that stayed, where they were chosen on the way
 JOURNAL = "journal.jsonl"
@@ -64,7 +66,6 @@ STATS = "stats"  # a folder: statistics while they are made, and then one file
 STATS_SHA256 = "statistics_sha256"  # in plan.json: of that file, as the run left it
 COVERAGE = "coverage.json"  # how many tokens each expert saw
 CPU = "cpu"
-VERIFIED = "verified.json"  # source shards that had the known hash, so that they are not read again
 _SPARE_NBYTES = 1 << 28  # config, index, tokenizer and the file system's own needs
 
 
@@ -83,6 +84,7 @@ class Result:
     coverage: Report | None  # how the calibration data covered the experts; None: no data was needed
     pruned: PrunePlan | None = None  # which experts stayed; None: all of them
     advice: tuple[Advice, ...] = ()  # what to know of how they are stored
+    md5_shards: int = 0  # of those without a known SHA-256: fetched, and compared with an ETag that is an MD5
 
 
 def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None, kept: Kept | None = None) -> Plan:
@@ -100,7 +102,7 @@ def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None
 
 
 def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a byte but `layers`
-    source: Path,
+    source: Path | Checkpoint,
     out: Path,
     recipe: Recipe,
     *,
@@ -112,6 +114,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     device_memory: int | None = None,
     verify_source: bool = True,
     planned: PlanFile | None = None,
+    push: Push | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Make the checkpoint that the recipe describes; the same call goes on where a killed one stopped.
@@ -119,7 +122,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     A plan that was made before (`planned`) is refused where it is not the one that is made now.
     """
     begin, means = time.monotonic(), Means(threads, device, device_memory)
-    refuse_nested(source, out)
+    refuse_nested(source if isinstance(source, Path) else source.root, out)
     made = plan(source, recipe, layers=layers)
     _check_asked(made, planned, stats, prune_plan, means)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
@@ -129,35 +132,58 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     _check_device(made, measured, means)
     _check_folder(out, made, measured)
     journal = Journal(out / FOLDER / JOURNAL)
-    finished = _verified(out, made, journal)
-    _check_source(out, made, weights, finished)
-    _check_space(out, made, finished, measured)
+    finished = _verified(out, made, journal, push)
+    refuse_other_weights(out, made, weights, finished)
+    ahead = _ahead(made, finished, measured, means)
+    _check_space(out, made, finished, measured, ahead, push)
+    watches = (ahead,) if push is None else (ahead, push)
     needed = sorted({shard for job in made.jobs for shard in made.source_shards(job)})
-    stamps = _verify_source(source, out, needed, threads, progress) if verify_source else None
+    stamps = verify_shards(made.checkpoint, out, needed, threads, progress) if verify_source else None
     with explained(out, made, journal), alone(out), without_parts(out):  # nothing was written until here
         _check_folder(out, made, measured)  # again, now that nobody else can begin
         _begin(out, made, weights, measured, stamps, pruned)
         with (
             _arithmetic(made),
-            Runner(made, out, journal, finished, seen=seen, means=means, progress=progress) as runner,
+            ahead,
+            push or nullcontext(),
+            Runner(made, out, journal, finished, seen=seen, means=means, progress=progress, watches=watches) as runner,
         ):
+            for watch in watches:
+                watch.begin(finished, runner.say)
             chooser = _chooser(made, measured, weights)
             coverage = _run(made, out, runner, measured, chooser, means)
+            for watch in watches:
+                watch.wait()
         pruned = _seal(out, measured, chooser) or pruned
         write_rest(made if pruned is None else replace(made, kept=pruned.kept()), out, others)
+        if push is not None:
+            push.rest()
+    done = _done(out, made, needed, stamps)
+    return replace(done, resumed=len(finished), seconds=time.monotonic() - begin, coverage=coverage, pruned=pruned)
+
+
+def _done(out: Path, made: Plan, needed: list[str], stamps: Mapping[str, Stamp] | None) -> Result:
+    """Return what is known of a run by its plan, and by what was compared of its source."""
     return Result(
         out=out,
         fingerprint=made.fingerprint(),
         shards=len(made.shards),
-        resumed=len(finished),
+        resumed=0,
         write_nbytes=made.write_nbytes,
-        seconds=time.monotonic() - begin,
+        seconds=0.0,
         source_shards=len(needed),
-        verified_shards=None if stamps is None else len(stamps),
-        coverage=coverage,
-        pruned=pruned,
+        verified_shards=verified_count(made.checkpoint, needed, stamps),
+        coverage=None,
         advice=stored_advice(made),
+        md5_shards=md5_count(made.checkpoint, needed),
     )
+
+
+def _ahead(made: Plan, finished: Mapping[str, str], measured: Statistics | None, means: Means) -> Ahead:
+    """Return what fetches a source that is elsewhere, in the order in which `_run` reads it."""
+    measures = measured is not None and measured.file is None
+    by_layer = measures or not means.on_cpu or (measured is not None and made.recipe.quantize is not None)
+    return Ahead(made, finished, by_layer=by_layer, measures=measures)
 
 
 def _check_asked(
@@ -314,46 +340,12 @@ def _check_folder(out: Path, made: Plan, measured: Statistics | None) -> None:
     if (out / FOLDER / PLAN).is_file():
         found = read_plan(out)
         refuse_other_plan(found, made, str(out))
+        refuse_other_version(out, made.checkpoint)
         if measured is not None:
             refuse_other(found.get("calibration", {}), measured.about, str(out))
     elif out.is_dir() and any(map(is_foreign, out.iterdir())):
         raise UsageError("the output folder is not empty", where=str(out), fix="give a new folder")
     refuse_unwritable(out)
-
-
-def _check_source(out: Path, made: Plan, weights: Mapping[str, str], finished: Mapping[str, str]) -> None:
-    """What is finished was made from this source. A shard that was damaged and is whole now made nothing final."""
-    if not finished:
-        return
-    before = read_plan(out).get("source", weights)
-    done = {tensor.name for shard in made.shards if shard.name in finished for tensor in shard.tensors}
-    jobs = (job for job in made.jobs if any(output.name in done for output in job.outputs))
-    read = {shard for job in jobs for shard in made.source_shards(job)}
-    changed = sorted(shard for shard in read if before.get(shard) != weights[shard])
-    if changed:
-        what = f"this folder was begun from other weights with the same names and shapes ({changed[0]})"
-        fix = "give another output folder, or the source that this one was begun from"
-        raise UsageError(what, where=str(out), fix=fix)
-
-
-def _verify_source(
-    source: Path, out: Path, shards: list[str], threads: int | None, progress: Callable[[Progress], None] | None
-) -> dict[str, Stamp]:
-    """Hash the shards of which a hash is known; return those that have it, an error if one has not."""
-    begin = time.monotonic()
-
-    def show(shard: str, done: int, total: int) -> None:
-        if progress is not None:
-            progress(Progress(done, total, time.monotonic() - begin, f"verified {shard}"))
-
-    return verify(source, known_hashes(source, shards), _earlier_stamps(out), threads=threads, progress=show)
-
-
-def _earlier_stamps(out: Path) -> dict[str, Stamp]:
-    try:
-        return stamps_from_json(json.loads((out / FOLDER / VERIFIED).read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return {}
 
 
 def _begin(
@@ -370,6 +362,7 @@ def _begin(
     plan |= {"calibration": dict(measured.about)} if measured else {}
     if pruned is None and made.recipe.prune is None:
         plan |= carry(made.checkpoint.root, out)
+    write_origin(out, made.checkpoint)
     write_whole(out / FOLDER / PLAN, json.dumps(plan, indent=1).encode())
     if measured is not None and measured.file is not None:
         (out / FOLDER / STATS).mkdir(exist_ok=True)
@@ -380,8 +373,8 @@ def _begin(
         write_whole(out / FOLDER / VERIFIED, json.dumps(stamps_as_json(stamps), indent=1).encode())
 
 
-def _verified(out: Path, made: Plan, journal: Journal) -> dict[str, str]:
-    """Return the shards that are final: journalled, of the planned size, and of the journalled hash."""
+def _verified(out: Path, made: Plan, journal: Journal, push: Push | None) -> dict[str, str]:
+    """Return the shards that are final: journalled, of the planned size, and of the journalled hash; here or pushed."""
     sizes = {shard.name: shard.nbytes for shard in made.shards}
     finished: dict[str, str] = {}
     for line in journal.lines():
@@ -389,12 +382,18 @@ def _verified(out: Path, made: Plan, journal: Journal) -> dict[str, str]:
         path = out / str(name)
         if name in sizes and path.is_file() and path.stat().st_size == sizes[name] and file_sha256(path) == digest:
             finished[name] = str(digest)
+        elif name in sizes and push is not None and not path.exists() and push.has(str(name), str(digest)):
+            finished[str(name)] = str(digest)
     return finished
 
 
-def _check_space(out: Path, made: Plan, finished: dict[str, str], measured: Statistics | None) -> None:
+def _check_space(
+    out: Path, made: Plan, finished: dict[str, str], measured: Statistics | None, ahead: Ahead, push: Push | None
+) -> None:
     """The disk has room for the shards that are not there, and for hidden states while they are needed."""
     pending = [shard.nbytes for shard in made.shards if shard.name not in finished]
-    needed = sum(pending) + (measured.missing_nbytes if measured else 0)
+    needed = (sum(pending) if push is None else push.room_nbytes(pending)) + (
+        measured.missing_nbytes if measured else 0
+    )
     if pending:
-        refuse_full(out, needed + _SPARE_NBYTES, sum(stale.stat().st_size for stale in out.glob(f"*{PART}")))
+        ahead.refuse_full(out, needed + _SPARE_NBYTES, sum(stale.stat().st_size for stale in out.glob(f"*{PART}")))

@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,22 @@ class Stretch:
     places: Sequence[TensorInfo]
     data: memoryview
     quality: Mapping[str, Quality]
+
+
+class Watch(Protocol):
+    """Somebody who is told what a run has done with."""
+
+    def written(self, tensor: str) -> None:
+        """Note that a tensor of the output is written, in a shard that is not final yet."""
+        ...
+
+    def final(self, shard: str) -> None:
+        """Note that a shard of the output is final."""
+        ...
+
+    def stop(self) -> None:
+        """Let nobody wait any more: the run ends before its time."""
+        ...
 
 
 FromData = Callable[[Job], Given]
@@ -135,6 +151,7 @@ class _Run:
         self.quality: dict[str, list[tuple[str, Quality]]] = {}
         self.lock, self.stop = threading.Lock(), threading.Event()
         self.begin, self.done_nbytes = time.monotonic(), 0
+        self.watches: Sequence[Watch] = ()
 
     def first_place(self, job: Job) -> tuple[str, int]:
         """Return the shard and offset where a job's output begins."""
@@ -184,7 +201,10 @@ class _Run:
             self.missing[place.shard] -= 1
             if quality is not None:
                 self.quality.setdefault(place.shard, []).append((place.name, quality))
-            return [place.shard] if self.missing[place.shard] == 0 else []
+            complete = self.missing[place.shard] == 0
+        for watch in self.watches:
+            watch.written(place.name)
+        return [place.shard] if complete else []
 
     def finish(self, shard: str) -> Progress:
         """Make a shard final and journal it."""
@@ -236,8 +256,10 @@ class Runner:
         seen: Stamps,
         means: Means,
         progress: Callable[[Progress], None] | None,
+        watches: Sequence[Watch] = (),
     ) -> None:
         self._run = _Run(plan, out, journal, finished, means.waiting_nbytes())
+        self._run.watches = self._watches = watches
         self._plan, self._progress = plan, progress
         self.reader = HoldingReader(plan.checkpoint, seen)
         self._pool = ThreadPoolExecutor(means.threads or run_threads())
@@ -252,6 +274,8 @@ class Runner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._run.stop.set()  # an error or Ctrl-C: jobs in flight end within a second, the others never begin
+        for watch in self._watches if kind is not None else ():
+            watch.stop()  # jobs may wait for them
         self._pool.shutdown(cancel_futures=True)
         for file in self._run.files.values():
             file.abandon()
@@ -324,6 +348,8 @@ class Runner:
         for shard in shards:
             self.reader.refuse_changes()
             result = self._run.finish(shard)
+            for watch in self._watches:
+                watch.final(shard)
             if self._progress is not None:
                 self._progress(result)
 

@@ -156,6 +156,7 @@ def result(out: Output, made: Result, before: int | None = None, loops: LoopTest
         "seconds": made.seconds,
         "source_shards": made.source_shards,
         "verified_shards": made.verified_shards,
+        "md5_shards": made.md5_shards,
         "coverage": made.coverage.summary() if made.coverage else None,
     }
     if made.pruned is not None:
@@ -227,7 +228,8 @@ def _verified(made: Result) -> str:
     if made.verified_shards is None:
         return f"{made.source_shards} shards, not verified as you asked"
     if not made.verified_shards:
-        return f"{made.source_shards} shards, of which no SHA-256 is known"
+        md5 = f"; of {made.md5_shards} their MD5 was right" if made.md5_shards else ""
+        return f"{made.source_shards} shards, of which no SHA-256 is known{md5}"
     unknown = made.source_shards - made.verified_shards
     rest = f"; of the other {unknown} none is known" if unknown else ""
     return f"{made.verified_shards} of {made.source_shards} shards have the SHA-256 that is known of them{rest}"

@@ -49,7 +49,10 @@ def measured_layers(  # noqa: PLR0913 - keyword-only from the reader on
     if first == 0:
         stream.start()
     tensors = tensors_by_layer(model)
-    with ThreadPoolExecutor(1) as ahead:  # which also waits, should an error or Ctrl-C come between
+    with (
+        ThreadPoolExecutor(1) as ahead,
+        reader.nobody_waits(),
+    ):  # which also waits, should an error or Ctrl-C come between
         coming: Future[None] = ahead.submit(reader.hold, tensors[first] if first < layers else [])
         for layer in range(first, layers):
             coming.result()

@@ -180,7 +180,8 @@ class DevicePass:
     def _nobody_waits(self) -> Generator[None]:
         """Wake the threads up after an error or Ctrl-C, so that they can end: what they wait for will not come."""
         try:
-            yield
+            with self._runner.reader.nobody_waits():
+                yield
         except BaseException:
             self._buffers.close()
             raise

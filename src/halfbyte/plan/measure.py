@@ -210,7 +210,7 @@ def _tensor(part: Part, linear: StoredLinear, shape: tuple[int, int], random: np
 def _read_speed(checkpoint: Checkpoint, threads: int) -> tuple[float | None, float]:
     """Return bytes a second from the middle of the largest shard, and core-seconds a byte; None without a file."""
     shard = max(checkpoint.shards, key=lambda name: checkpoint.shards[name])
-    if not (checkpoint.root / shard).is_file():
+    if checkpoint.remote is not None or not (checkpoint.root / shard).is_file():
         return None, 0.0
     nbytes = min(_DISK_NBYTES, checkpoint.shards[shard])
     first = (checkpoint.shards[shard] - nbytes) // 2

@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from halfbyte.ahead import FETCHED
 from halfbyte.errors import CheckpointError
 from halfbyte.folders import FOLDER, RELEASE_LOGS, SOURCE_README
-from halfbyte.pipeline import JOURNAL, STATS, VERIFIED
+from halfbyte.known_source import VERIFIED
+from halfbyte.pipeline import JOURNAL, STATS
 from halfbyte.write import PART
 
 Kind = Literal["output", "evidence", "trace", "later", "local"]
@@ -28,7 +30,7 @@ HASHED = "hashed.json"  # stamps of files that were hashed here: what does not c
 CARD = "README.md"
 REPORT = f"{FOLDER}/report.html"
 LATER = frozenset((CARD, REPORT, f"{FOLDER}/{SOURCE_README}"))
-_LOCAL = frozenset(f"{FOLDER}/{name}" for name in (PROVENANCE, HASHED, VERIFIED, CARD_RECORD))
+_LOCAL = frozenset(f"{FOLDER}/{name}" for name in (PROVENANCE, HASHED, VERIFIED, FETCHED, CARD_RECORD))
 _LOCAL_SUFFIXES = (".log", ".lock", ".pid", ".pyc", ".tmp", ".swp", "~")
 _LOCAL_FOLDERS = frozenset(("__pycache__", "logs"))
 _STATS_KEPT = frozenset(("stats.safetensors", "calibration.json"))  # hidden states beside them are not for ever

@@ -21,8 +21,9 @@ from halfbyte.audit.seen import SEEN
 from halfbyte.errors import CheckpointError
 from halfbyte.folders import FOLDER
 from halfbyte.json_file import json_object
+from halfbyte.known_source import VERIFIED
 from halfbyte.numerics.chunks import usable_cores
-from halfbyte.pipeline import JOURNAL, VERIFIED
+from halfbyte.pipeline import JOURNAL
 from halfbyte.publish.contents import HASHED
 from halfbyte.source.verify import Stamp, stamp, stamps_as_json, stamps_from_json
 from halfbyte.write import Journal, write_whole

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING, Any, cast
 
 from halfbyte.collector import paused
 from halfbyte.errors import CheckpointError
 from halfbyte.source.headers import TensorInfo, parse_header, read_raw_header
 from halfbyte.source.known_hashes import SUMS, hub_blob
+
+if TYPE_CHECKING:
+    from halfbyte.source.remote.shelf import Shelf
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -20,6 +23,7 @@ CONFIG = "config.json"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 _INDICES = (".safetensors.index.json", ".bin.index.json")
 _NO_FOLDER = ("there is no such folder", "check the path")
+_NO_ADDRESS = ("this command reads folders only", "download it first; inspect, plan and quantize read addresses too")
 READERS = 8  # headers are small reads in large files: latency counts, not bandwidth
 
 # Each shard with the tensors that the index promises in it; None where there is no index to promise anything.
@@ -35,6 +39,13 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     shards: Mapping[str, int]  # file name -> bytes, in the order of their names
     index_nbytes: int | None = None  # what the index says the tensors take; None where it says nothing
+    # Where shards are fetched from when they are read; None: they lie in the folder. `root` has all the other files.
+    remote: Shelf | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Return what to call it: its address, or the name of its folder."""
+        return self.remote.files.where if self.remote is not None else self.root.name
 
     @property
     def nbytes(self) -> int:
@@ -45,7 +56,7 @@ class Checkpoint:
         """Return what is not weights, relative to the folder: tokenizer, template, licences, processor code."""
         entries = (path for path in self.root.rglob("*") if path.is_symlink() or path.is_file())
         found = (path.relative_to(self.root) for path in entries)
-        kept = (path for path in found if not (path.suffix in _WEIGHTS or path.name.endswith(_INDICES)))
+        kept = (path for path in found if not is_weights(path))
         files = sorted(path for path in kept if not any(part.startswith(".") for part in path.parts))
         for path in files:
             _check_inside(self.root, path)  # what is copied would be published
@@ -59,10 +70,17 @@ class Checkpoint:
         return sorted(path.name for path in self.root.glob("*.safetensors") if path.name not in self.shards)
 
 
+def is_weights(path: PurePath) -> bool:
+    """Whether a file holds weights, or says where they lie."""
+    return path.suffix in _WEIGHTS or path.name.endswith(_INDICES)
+
+
 def open_checkpoint(root: Path) -> Checkpoint:
     """Read config, index and headers of a local folder; refuse whatever does not fit together."""
     if not root.is_dir():
         what, fix = ("not a folder", "give the folder of a checkpoint") if root.exists() else _NO_FOLDER
+        if not root.exists() and root.parts[:1] and root.parts[0].endswith(":"):  # hf://name, which became a path
+            what, fix = _NO_ADDRESS
         raise CheckpointError(what, where=str(root), fix=fix)
     with paused():
         config = _read_json(root / CONFIG, "every checkpoint has a config.json: download it too")

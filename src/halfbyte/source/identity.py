@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from halfbyte.source.checkpoint import Checkpoint, shard_path
@@ -23,6 +23,11 @@ _STORED = "quantization_config"  # how weights are stored, which the weights the
 
 def identity(checkpoint: Checkpoint) -> dict[str, str]:
     """Return a short hash of each shard's size and of bytes from all over it."""
+    if checkpoint.remote is not None:
+        from halfbyte.source.remote.mirror import remote_identity  # noqa: PLC0415 - most sources are folders
+
+        found = remote_identity(checkpoint, checkpoint.remote, _STRETCHES, _STRETCH_NBYTES)
+        return {shard: _digest(checkpoint.shards[shard], stretches) for shard, stretches in found.items()}
     return {shard: _shard(checkpoint, shard, nbytes) for shard, nbytes in checkpoint.shards.items()}
 
 
@@ -40,12 +45,18 @@ def config_name(config: Mapping[str, Any]) -> str:
 
 
 def _shard(checkpoint: Checkpoint, shard: str, nbytes: int) -> str:
-    digest = hashlib.sha256(str(nbytes).encode())
     last = max(nbytes - _STRETCH_NBYTES, 0)
     file = os.open(shard_path(checkpoint.root, shard), os.O_RDONLY | os.O_CLOEXEC)
     try:
-        for number in range(1, _STRETCHES + 1):  # the header, at the beginning, is in the plan already
-            digest.update(os.pread(file, _STRETCH_NBYTES, last * number // _STRETCHES))
+        # The header, at the beginning, is in the plan already.
+        places = [last * number // _STRETCHES for number in range(1, _STRETCHES + 1)]
+        return _digest(nbytes, [os.pread(file, _STRETCH_NBYTES, place) for place in places])
     finally:
         os.close(file)
+
+
+def _digest(nbytes: int, stretches: Iterable[bytes]) -> str:
+    digest = hashlib.sha256(str(nbytes).encode())
+    for stretch in stretches:
+        digest.update(stretch)
     return digest.hexdigest()[:16]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from halfbyte.direct_io import File
 from halfbyte.errors import CheckpointError
 from halfbyte.source.checkpoint import Checkpoint, shard_path
 from halfbyte.source.headers import TensorInfo
+from halfbyte.source.remote.shelf import ShelfFile
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,7 +34,9 @@ Stamps = Mapping[str, tuple[int, int] | None]
 
 
 def stamps(checkpoint: Checkpoint) -> Stamps:
-    """Return size and time of the last change of every shard."""
+    """Return size and time of the last change of every shard; nothing of those that come and go."""
+    if checkpoint.remote is not None:
+        return {}
     return {shard: _stamp(checkpoint.root, shard) for shard in checkpoint.shards}
 
 
@@ -49,7 +53,8 @@ class Reader:
 
     def __init__(self, checkpoint: Checkpoint, seen: Stamps | None = None) -> None:
         self._root: Path = checkpoint.root
-        self._files: dict[str, File] = {}
+        self._remote = checkpoint.remote
+        self._files: dict[str, File | ShelfFile] = {}
         self._seen = stamps(checkpoint) if seen is None else seen
         self._lock = threading.Lock()
 
@@ -90,11 +95,22 @@ class Reader:
         except EOFError:
             raise _too_short(info) from None
 
-    def _file(self, shard: str) -> File:
+    def _file(self, shard: str) -> File | ShelfFile:
         with self._lock:
             if shard not in self._files:
-                self._files[shard] = File(shard_path(self._root, shard))
+                remote, root = self._remote, self._root
+                self._files[shard] = File(shard_path(root, shard)) if remote is None else remote.open(shard)
             return self._files[shard]
+
+    @contextmanager
+    def nobody_waits(self) -> Generator[None]:
+        """After an error or Ctrl-C, wake those who wait for a shard that is fetched: nobody needs it any more."""
+        try:
+            yield
+        except BaseException:
+            if self._remote is not None:
+                self._remote.stop()
+            raise
 
     def refuse_changes(self) -> None:
         """Raise if a shard has been written to since it was seen."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from halfbyte.errors import HalfbyteError, MachineError, UsageError
+from halfbyte.network import no_answer, retry_after, status_of
 
 _AGAIN = "run the same command again: what has arrived is not sent twice"
 _LOGIN = "log in with a token that may write (hf auth login, or HF_TOKEN), or check the name"
@@ -28,7 +28,7 @@ def sentence(error: BaseException, repo: str, token: str | None = None) -> Halfb
     """Return the error that a user sees; None for one that is a bug of ours."""
     cause = _cause(error)
     name = type(cause).__name__
-    status = getattr(getattr(cause, "response", None), "status_code", None)
+    status = status_of(cause)
     if name == "OfflineModeIsEnabled":
         return MachineError(
             "HF_HUB_OFFLINE is set, so that nothing can be sent", where=repo, fix="unset HF_HUB_OFFLINE"
@@ -37,7 +37,7 @@ def sentence(error: BaseException, repo: str, token: str | None = None) -> Halfb
         return UsageError(f"'{repo}' is no name of a repository", where="REPO", fix="write organisation/name")
     if isinstance(status, int):
         return _answered(status, name, _said(cause, token), repo)
-    if _is_network(cause):
+    if no_answer(cause):
         what = f"the Hub cannot be reached: {_clean(str(cause) or name, token)}"
         return MachineError(what, where=repo, fix=f"check the network, then {_AGAIN}")
     if isinstance(cause, ValueError) and "metadata in README.md" in str(cause):
@@ -50,19 +50,15 @@ def sentence(error: BaseException, repo: str, token: str | None = None) -> Halfb
 def is_passing(error: BaseException) -> bool:
     """Whether trying again may help: too many requests, an error of the server, a lost connection."""
     cause = _cause(error)
-    status = getattr(getattr(cause, "response", None), "status_code", None)
+    status = status_of(cause)
     if isinstance(status, int):
         return status == _TOO_MANY or status >= _SERVER or status in _CONFLICT
-    return _is_network(cause)
+    return no_answer(cause)
 
 
 def wait_asked(error: BaseException) -> float | None:
     """Return how many seconds the Hub asks to wait, if it does."""
-    headers: Any = getattr(getattr(_cause(error), "response", None), "headers", None) or {}
-    try:
-        return float(headers.get("retry-after"))
-    except (TypeError, ValueError):
-        return None
+    return retry_after(_cause(error))
 
 
 def _answered(status: int, name: str, said: str, repo: str) -> HalfbyteError:
@@ -84,12 +80,6 @@ def _cause(error: BaseException) -> BaseException:
     while type(error) is RuntimeError and error.__cause__ is not None:
         error = error.__cause__
     return error
-
-
-def _is_network(error: BaseException) -> bool:
-    """Whether no answer came: httpx's errors of transport, under whichever name it is installed."""
-    bases = {base.__name__ for base in type(error).__mro__}
-    return "TransportError" in bases or isinstance(error, (ConnectionError, TimeoutError))
 
 
 def _said(error: BaseException, token: str | None) -> str:

@@ -84,6 +84,13 @@ def check_branch(name: str) -> str:
 
 def upload(files: Sequence[Sent], target: Target, say: Say) -> Arrived:
     """Bring files into a repository, which is made if it is not there."""
+    with uploading(target, say) as one:
+        return one.run(files)
+
+
+@contextmanager
+def uploading(target: Target, say: Say) -> Generator[Upload]:
+    """Give what sends to a repository; whatever goes wrong with it is one sentence."""
     import huggingface_hub  # noqa: PLC0415 - a dry run needs no network's library
     from huggingface_hub.utils import disable_progress_bars  # noqa: PLC0415
 
@@ -94,10 +101,10 @@ def upload(files: Sequence[Sent], target: Target, say: Say) -> Arrived:
     disable_progress_bars()
     _give_up_on_silence(huggingface_hub)
     with _waits_told(lambda line: say(line, -1, -1)), _in_a_sentence(target.repo, token):
-        return _Upload(huggingface_hub.HfApi(), target, say).run(files)
+        yield Upload(huggingface_hub.HfApi(), target, say)
 
 
-class _Upload:
+class Upload:
     """One upload, from making the repository to the last commit."""
 
     def __init__(self, api: HfApi, target: Target, say: Say) -> None:
@@ -106,14 +113,15 @@ class _Upload:
         self._done, self._all, self._commits = 0, 0, 0
 
     def run(self, files: Sequence[Sent]) -> Arrived:
-        self._prepare()
-        there = self._there()
-        missing = [file for file in files if not _is_same(file, there.get(file.name))]
-        self._all = sum(file.nbytes for file in missing)
+        """Send what the repository does not have; see that all of it is there."""
+        self.prepare()
+        there = self.there()
+        missing = [file for file in files if not is_same(file, there.get(file.name))]
+        self._all += sum(file.nbytes for file in missing)
         for group in groups(missing):
-            self._send(group)
-        after = self._there()
-        wrong = [file.name for file in files if not _is_same(file, after.get(file.name))]
+            self.send(group)
+        after = self.there()
+        wrong = [file.name for file in files if not is_same(file, after.get(file.name))]
         if wrong:
             what = f"'{wrong[0]}' did not arrive as it was sent"
             raise MachineError(what, where=self._target.repo, fix="run the same command again")
@@ -122,7 +130,7 @@ class _Upload:
         address = str(self._again(lambda: self._api.repo_info(**self._where)).id)
         return Arrived(address, len(missing), self._done, len(files) - len(missing), others)
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         """Make the repository and the branch, and set who may see it, before a byte is there to be seen."""
         target, api = self._target, self._api
         self._again(lambda: api.create_repo(**self._where, private=target.private or None, exist_ok=True))
@@ -135,7 +143,7 @@ class _Upload:
         if target.revision != MAIN:
             self._again(lambda: api.create_branch(**self._where, branch=target.revision, exist_ok=True))
 
-    def _there(self) -> dict[str, str]:
+    def there(self) -> dict[str, str]:
         """Return what the branch holds: for each file its SHA-256, or Git's hash where it is small."""
         tree = self._again(
             lambda: list(self._api.list_repo_tree(**self._where, recursive=True, revision=self._target.revision))
@@ -143,7 +151,7 @@ class _Upload:
         files = [entry for entry in tree if hasattr(entry, "blob_id")]
         return {entry.path: entry.lfs.sha256 if entry.lfs is not None else entry.blob_id for entry in files}
 
-    def _send(self, group: Sequence[Sent]) -> None:
+    def send(self, group: Sequence[Sent]) -> None:
         """Upload a group, large files one by one, and commit it."""
         seen = {file.name: _stamp(file) for file in group}
         operations = [_operation(file) for file in group]
@@ -180,8 +188,8 @@ class _Upload:
         def commit() -> None:
             nonlocal tried
             if tried:
-                there = self._there()
-                if all(_is_same(file, there.get(file.name)) for file in group):
+                there = self.there()
+                if all(is_same(file, there.get(file.name)) for file in group):
                     return
             tried = True
             self._api.create_commit(
@@ -237,7 +245,7 @@ def _stamp(file: Sent) -> tuple[int, int] | None:
     return status.st_size, status.st_mtime_ns
 
 
-def _is_same(file: Sent, there: str | None) -> bool:
+def is_same(file: Sent, there: str | None) -> bool:
     """Whether the repository has a file: large ones by SHA-256, small ones by Git's hash of a blob."""
     if there is None or there == file.sha256:
         return there is not None

@@ -1,0 +1,71 @@
+"""The options about sources that are elsewhere, and the source that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from halfbyte.errors import UsageError
+from halfbyte.source.remote.address import is_remote, parse_address
+
+if TYPE_CHECKING:
+    from halfbyte.publish.upload.push import Push
+    from halfbyte.source.checkpoint import Checkpoint
+    from halfbyte.source.remote.mirror import Cache
+
+_SIZE = "Hold at most so much of a remote source, as in 60GB.  [default: 60GB]"
+_FOLDER = "Where a remote source is held.  [default: $HALFBYTE_CACHE, or ~/.cache/halfbyte]"
+
+
+def cache_folder_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --cache-dir."""
+    return click.option("--cache-dir", type=click.Path(file_okay=False, path_type=Path), help=_FOLDER)(command)
+
+
+def remote_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --cache and --cache-dir, --push and --evict."""
+    push = "Send finished shards to this private repository on the Hub while others are made."
+    evict = "Remove a shard here once the Hub has its hash; needs --push."
+    repo = click.option("--push", "push_repo", metavar="REPO", help=push)
+    command = repo(click.option("--evict", is_flag=True, help=evict)(command))
+    return click.option("--cache", metavar="SIZE", help=_SIZE)(cache_folder_option(command))
+
+
+def chosen_push(out: Path, choice: Mapping[str, Any]) -> Push | None:
+    """Return what sends finished shards, if somebody asked for it; the repository is there then."""
+    if choice["push_repo"] is None:
+        if choice["evict"]:
+            raise UsageError("nothing is sent, so nothing may go", where="--evict", fix="add --push REPO")
+        return None
+    from halfbyte.publish.upload.hub import Target, check_name  # noqa: PLC0415
+    from halfbyte.publish.upload.push import Push  # noqa: PLC0415
+
+    repo = check_name(choice["push_repo"], "--push")
+    return Push(out, Target(repo, private=True, message="halfbyte: shards of a run"), evict=choice["evict"])
+
+
+def chosen_cache(choice: Mapping[str, Any]) -> Cache:
+    """Return where a remote source is held, and how much of it."""
+    from halfbyte.source.remote.mirror import DEFAULT_CACHE, Cache, default_folder  # noqa: PLC0415 - when it is needed
+    from halfbyte.units import nbytes  # noqa: PLC0415
+
+    return Cache(choice.get("cache_dir") or default_folder(), nbytes(choice.get("cache") or DEFAULT_CACHE))
+
+
+def chosen_source(source: str, out: Path, choice: Mapping[str, Any]) -> Path | Checkpoint:
+    """Return what a run reads: a folder, or a checkpoint that is elsewhere, in the version that the run began with."""
+    if not is_remote(source):
+        given = next((key for key in ("cache", "cache_dir") if choice[key] is not None), None)
+        if given is not None:
+            fix = "leave it out, or give an address like hf://organisation/name"
+            raise UsageError("nothing is fetched from a folder", where=f"--{given.replace('_', '-')}", fix=fix)
+        return Path(source)
+    from halfbyte.ahead import begun_version  # noqa: PLC0415
+    from halfbyte.source.remote.mirror import open_remote  # noqa: PLC0415
+
+    return open_remote(
+        source, chosen_cache(choice), begun_version(out, str(parse_address(source))), verify=choice["verify"]
+    )

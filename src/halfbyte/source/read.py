@@ -50,7 +50,7 @@ class Reader:
     def __init__(self, checkpoint: Checkpoint, seen: Stamps | None = None) -> None:
         self._root: Path = checkpoint.root
         self._files: dict[str, File] = {}
-        self._seen = stamps(checkpoint) if seen is None else seen
+        self.seen = stamps(checkpoint) if seen is None else seen
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -98,7 +98,7 @@ class Reader:
 
     def refuse_changes(self) -> None:
         """Raise if a shard has been written to since it was seen."""
-        changed = [shard for shard, stamp in self._seen.items() if _stamp(self._root, shard) != stamp]
+        changed = [shard for shard, stamp in self.seen.items() if _stamp(self._root, shard) != stamp]
         if changed:
             what, fix = "the shard changed while it was read", "leave the source alone, and begin in a new folder"
             raise CheckpointError(what, where=changed[0], fix=fix)

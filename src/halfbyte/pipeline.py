@@ -167,7 +167,7 @@ def _check_asked(
     if means.ray is not None:
         from halfbyte.distributed.asked import refuse_unspreadable  # noqa: PLC0415 - most runs have one machine
 
-        refuse_unspreadable(made, means, has_statistics=stats is not None)
+        refuse_unspreadable(made, means)
     if made.recipe.prune is None:
         return
     from halfbyte.prune.decide import refuse_unclear  # noqa: PLC0415

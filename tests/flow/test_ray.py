@@ -14,7 +14,8 @@ from pruning import plan_of, some
 from ray_cluster import RayCluster, everything
 
 from halfbyte.calibrate.named_files import with_data
-from halfbyte.errors import CheckpointError, MachineError, TensorError, UsageError
+from halfbyte.calibrate.store import read_stats
+from halfbyte.errors import CheckpointError, InterruptedRunError, MachineError, TensorError, UsageError
 from halfbyte.measuring import calibrate
 from halfbyte.pipeline import quantize
 from halfbyte.prune.asked import recipe_of_plan
@@ -25,6 +26,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'half
 MXFP4, NVFP4 = "kimi-k2.6-mxfp4-wafer", "kimi-k2.6-nvfp4a16"
 LAYERS = 4
 SHORT = "calibrate.sequence_length=24"
+EVERYWHERE = ("quantize.input_scale.backstop=all_experts", "quantize.input_scale.min_tokens=560")
 DEADLINE = 60  # seconds, of everything that is waited for
 
 
@@ -58,11 +60,12 @@ def place(tmp_path_factory):
     small(folder / "source", layers=LAYERS, experts=12, hidden=128, expert_width=96)
     texts(folder / "texts.jsonl", 140)
     quantize(folder / "source", folder / "mxfp4", load_recipe(MXFP4))
+    quantize(folder / "source", folder / "wafer", recipe_with_data(folder))
     return folder
 
 
-def recipe_with_data(place, *sets, samples=6):
-    return with_data(load_recipe(WAFER, [SHORT, *sets]), [f"news={place / 'texts.jsonl'}"], samples)
+def recipe_with_data(place, *sets, samples=140):
+    return with_data(load_recipe(WAFER, [SHORT, "shards=1MB", *sets]), [f"news={place / 'texts.jsonl'}"], samples)
 
 
 def parts(out):
@@ -111,10 +114,9 @@ def test_shards_that_span_layers_and_jobs_that_span_shards(place, joined, tmp_pa
 
 
 def test_statistics_that_are_given(place, joined, tmp_path):
-    calibrate(place / "source", tmp_path / "stats", recipe_with_data(place))
+    calibrate(place / "source", tmp_path / "stats", recipe_with_data(place, samples=6))
     for name, address in (("local", None), ("out", joined)):
-        recipe = recipe_with_data(place, "shards=1MB")
-        quantize(place / "source", tmp_path / name, recipe, stats=tmp_path / "stats", ray=address)
+        quantize(place / "source", tmp_path / name, recipe_with_data(place), stats=tmp_path / "stats", ray=address)
     assert everything(tmp_path / "out") == everything(tmp_path / "local")
 
 
@@ -126,13 +128,53 @@ def test_pruning(place, joined, tmp_path):
     assert everything(tmp_path / "out") == everything(tmp_path / "local")
 
 
+def test_statistics_that_are_measured_by_many(place, joined, tmp_path):
+    """140 rows are three parts, which two nodes share; the local run has them all at once."""
+    quantize(place / "source", tmp_path / "out", recipe_with_data(place), ray=joined)
+    assert everything(tmp_path / "out") == everything(place / "wafer")
+
+
+def test_experts_that_see_few_tokens_are_shown_all(place, joined, tmp_path):
+    recipe = recipe_with_data(place, *EVERYWHERE)
+    for name, address in (("local", None), ("out", joined)):
+        quantize(place / "source", tmp_path / name, recipe, ray=address)
+    layers = read_stats(tmp_path / "local/halfbyte/stats")[1].values()
+    shown = [layer.experts.all_down_amax > 0 for layer in layers if layer.experts]
+    assert any(some.any() and not some.all() for some in shown)
+    assert everything(tmp_path / "out") == everything(tmp_path / "local")
+
+
+def test_experts_that_are_chosen_on_the_way(place, joined, tmp_path, halfbyte):
+    data = ["--data", f"news={place / 'texts.jsonl'}", "--samples", "120", "--length", "24", "--keep", "7"]
+    for name, where in (("local", []), ("out", ["--ray", joined])):
+        code, _, words = halfbyte("prune", place / "source", tmp_path / name, *data, "--no-loops", *where)
+        assert code == 0, words
+    assert everything(tmp_path / "out") == everything(tmp_path / "local")
+
+
+@pytest.mark.parametrize("begun_there", [True, False])
+def test_measuring_goes_on_elsewhere(place, joined, tmp_path, begun_there):
+    def stop(progress):
+        if progress.shard.startswith("measured layer 1"):
+            raise KeyboardInterrupt
+
+    out, said = tmp_path / "out", []
+    first, then = (joined, None) if begun_there else (None, joined)
+    with pytest.raises(InterruptedRunError, match="stopped"):
+        quantize(place / "source", out, recipe_with_data(place), ray=first, progress=stop)
+    assert not parts(out)
+    quantize(place / "source", out, recipe_with_data(place), ray=then, progress=lambda step: said.append(step.shard))
+    assert [line for line in said if line.startswith("measured")] == ["measured layer 2 of 4", "measured layer 3 of 4"]
+    assert everything(out) == everything(place / "wafer")
+
+
 def test_begun_here_and_finished_there(place, joined, tmp_path):
     def stop(progress):
         if progress.shard.startswith("model-00002"):
             raise KeyboardInterrupt
 
     out = tmp_path / "out"
-    with pytest.raises(Exception, match="stopped"):
+    with pytest.raises(InterruptedRunError, match="stopped"):
         quantize(place / "source", out, load_recipe(MXFP4), threads=1, progress=stop)
     done = len(list(out.glob("*.safetensors")))
     result = quantize(place / "source", out, load_recipe(MXFP4), ray=joined)
@@ -149,8 +191,18 @@ def test_a_worker_that_is_killed(place, cluster, joined, tmp_path):
     out = tmp_path / "out"
     quantize(place / "source", out, load_recipe(MXFP4), ray=joined, progress=lambda step: said.append(step.shard))
     assert cluster.faults.left("kill") == 0
-    assert len([line for line in said if "trying again, 2 of 4" in line]) + sum("3 of 4" in line for line in said) == 2
+    assert sum("trying again" in line for line in said) == 2
     assert everything(out) == everything(place / "mxfp4")
+
+
+def test_a_worker_that_is_killed_while_it_measures(place, cluster, joined, tmp_path):
+    said = []
+    cluster.faults.add("kill")
+    out = tmp_path / "out"
+    quantize(place / "source", out, recipe_with_data(place), ray=joined, progress=lambda step: said.append(step.shard))
+    assert cluster.faults.left("kill") == 0
+    assert sum(line.startswith("layer 0, rows from") and "trying again" in line for line in said) == 1
+    assert everything(out) == everything(place / "wafer")
 
 
 def test_a_worker_without_memory(place, cluster, joined, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,25 +39,53 @@ def run_on_ray(
 ) -> Mapping[int, LayerStats]:
     """Make every shard that is pending; return the statistics that scales rest on, if any do."""
     assert means.ray is not None
-    shards = {shard.name: shard for shard in runner.pending_shards()}
     with connected(means.ray) as ray, owning(out) as token:
-        layers = dict(measured.layers(runner.reader, means.threads, runner.say, ())) if measured is not None else {}
-        order = ray.put(_order(made, out, token, runner.reader.seen, given=_needs_statistics(made, measured)))
-        share = _share(made, nodes(ray), len(shards), means.threads)
-        crew = Crew(ray, share, runner.say, lambda shard: _tidy(out, shard))
-
-        def arguments(shard: str, attempt: int, cpus: int) -> tuple[Any, ...]:
-            return order, shard, attempt, means.threads or _threads(cpus)
-
-        for shard, answer in crew.each(make_shard, list(shards), arguments):
-            _check_there(out / shard, shards[shard].nbytes, answer)
-            assert answer.entry is not None
-            runner.take(answer.entry, answer.node)
-            _tidy(out, shard)
+        order = _order(made, out, token, runner.reader.seen)
+        layers: dict[int, LayerStats] = {}
+        if measured is not None:
+            layers = _measured(ray, order, made, runner, measured, means)
+            order = replace(order, given=made.recipe.quantize is not None, chosen=_chosen(chooser, layers))
+        _make_shards(ray, order, made, out, runner, means)
     return layers
 
 
-def _order(made: Plan, out: Path, token: str, seen: Stamps, *, given: bool) -> Order:
+def _measured(
+    ray: Any, order: Order, made: Plan, runner: Runner, measured: Statistics, means: Means
+) -> dict[int, LayerStats]:
+    """Return the statistics that are given, or measure them on the cluster."""
+    if measured.file is not None:
+        return dict(measured.layers(runner.reader, means.threads, runner.say, ()))
+    from halfbyte.distributed.measure import Measuring  # noqa: PLC0415 - most recipes take no forward
+
+    return dict(Measuring(ray, ray.put(order), made, measured, runner.say).layers(means.threads))
+
+
+def _chosen(chooser: LayerByLayer | None, layers: Mapping[int, LayerStats]) -> Mapping[int, tuple[int, ...]] | None:
+    """Return which experts stay, where that had to be measured first."""
+    if chooser is None:
+        return None
+    for layer, stats in sorted(layers.items()):
+        chooser.jobs(layer, stats, ())
+    return {layer: choice.kept for layer, choice in chooser.choices.items()}
+
+
+def _make_shards(ray: Any, order: Order, made: Plan, out: Path, runner: Runner, means: Means) -> None:
+    shards = {shard.name: shard for shard in runner.pending_shards()}
+    share = _share(made, nodes(ray), len(shards), means.threads)
+    crew = Crew(ray, share, runner.say, lambda shard: _tidy(out, shard))
+    kept = ray.put(order)
+
+    def arguments(shard: str, attempt: int, cpus: int) -> tuple[Any, ...]:
+        return kept, shard, attempt, means.threads or _threads(cpus)
+
+    for shard, answer in crew.each(make_shard, list(shards), arguments):
+        _check_there(out / shard, shards[shard].nbytes, answer)
+        assert answer.entry is not None
+        runner.take(answer.entry, answer.node)
+        _tidy(out, shard)
+
+
+def _order(made: Plan, out: Path, token: str, seen: Stamps) -> Order:
     return Order(
         source=str(made.checkpoint.root.absolute()),
         out=str(out.absolute()),
@@ -68,19 +97,18 @@ def _order(made: Plan, out: Path, token: str, seen: Stamps, *, given: bool) -> O
         chosen=None,
         fingerprint=made.fingerprint(),
         seen=seen,
-        given=given,
+        given=False,
     )
 
 
-def _needs_statistics(made: Plan, measured: Statistics | None) -> bool:
-    return measured is not None and made.recipe.quantize is not None
+def task_cpus(cores: list[int], tasks: int, threads: int | None = None) -> int:
+    """Return the cores of a task: an even share of all, so that the last shards do not run on a few of them."""
+    return min(threads or max(sum(cores) // max(tasks, 1), _FEWEST_CPUS), max(cores, default=1))
 
 
 def _share(made: Plan, there: list[Node], tasks: int, threads: int | None) -> Share:
-    """Return what a task takes: an even share of all cores, so that the last shards do not run on a few of them."""
-    most = max([node.cpus for node in there], default=1)
-    even = sum(node.cpus for node in there) // max(tasks, 1)
-    cpus = min(threads or max(even, _FEWEST_CPUS), most)
+    """Return what a task takes of a node."""
+    cpus = task_cpus([node.cpus for node in there], tasks, threads)
     largest = max([job.read_nbytes + job.write_nbytes for job in made.jobs if job.action != KEEP], default=0)
     memory = WAITING_NBYTES + _COPIES * largest * (threads or _threads(cpus))
     return Share(cpus, min([memory, *(node.memory_nbytes for node in there if node.cpus >= cpus)]))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from halfbyte import __version__
 from halfbyte.decisions import Recipe
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 SETTLE_SECONDS = 20.0  # what a file may take to be seen by another client of a shared file system
 _LOOK_SECONDS = 1.0
-_OPENED: dict[str, Opened] = {}  # of the run that this process works for, by its token
+_KEPT: dict[str, Any] = {}
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,11 @@ def node_name() -> str:
 
 def _make(order: Order, shard: str, attempt: int, threads: int) -> Mapping[str, Any]:
     refuse_ended(order)
-    opened = _opened(order)
+    opened = kept(f"{order.token} shards", lambda: _open(order))
     others = {other.name: "" for other in opened.plan.shards if other.name != shard}
     lines, means = _Lines(), Means(threads, mark=f".{order.token}-{attempt}")
     with (
-        _watched(order),
+        watched(order),
         Runner(opened.plan, Path(order.out), lines, others, seen=order.seen, means=means, progress=None) as runner,
     ):
         runner.do(runner.pending(), opened.given)
@@ -107,7 +109,7 @@ def refuse_ended(order: Order) -> None:
 
 
 @contextmanager
-def _watched(order: Order) -> Generator[None]:
+def watched(order: Order) -> Generator[None]:
     """End this process as soon as the run is over for others: nobody waits for what it makes."""
     done = threading.Event()
 
@@ -125,11 +127,12 @@ def _watched(order: Order) -> Generator[None]:
         watcher.join()
 
 
-def _opened(order: Order) -> Opened:
-    if order.token not in _OPENED:
-        _OPENED.clear()
-        _OPENED[order.token] = _open(order)
-    return _OPENED[order.token]
+def kept(key: str, make: Callable[[], T]) -> T:
+    """Return what was made for this key, and keep it until another is asked for: a worker holds one thing at a time."""
+    if key not in _KEPT:
+        _KEPT.clear()
+        _KEPT[key] = make()
+    return _KEPT[key]
 
 
 def open_plan(order: Order) -> Plan:

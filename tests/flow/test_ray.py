@@ -27,7 +27,7 @@ MXFP4, NVFP4 = "kimi-k2.6-mxfp4-wafer", "kimi-k2.6-nvfp4a16"
 LAYERS = 4
 SHORT = "calibrate.sequence_length=24"
 EVERYWHERE = ("quantize.input_scale.backstop=all_experts", "quantize.input_scale.min_tokens=560")
-DEADLINE = 60  # seconds, of everything that is waited for
+DEADLINE = 90  # seconds, of everything that is waited for
 
 
 @pytest.fixture(scope="module")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from halfbyte.decisions import COMPENSATED
+from halfbyte.distributed.cluster import check_address
 from halfbyte.errors import UsageError
 from halfbyte.plan.manifest import Plan
 from halfbyte.run import Means
 
 
 def refuse_unspreadable(made: Plan, means: Means) -> None:
-    """Refuse a GPU beside a cluster, and what must be measured and written on one machine."""
+    """Refuse a GPU beside a cluster, a cluster that is not there, and what one machine must measure and write."""
     if not means.on_cpu:
         what = f"--ray spreads work over the processors of many machines, and --device {means.device} is a GPU's"
         raise UsageError(what, where="--ray", fix="leave one of them out")
+    assert means.ray is not None
+    check_address(means.ray)
     if made.recipe.quantize is not None and made.recipe.quantize.scales == COMPENSATED:
         what = "compensated weights need more of the inputs than machines can send each other"
         raise UsageError(what, where="--ray", fix="leave --ray out: this recipe runs on one machine")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import os
+import socket
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stdout
@@ -16,6 +18,7 @@ from halfbyte.numerics.chunks import usable_cores
 
 LOCAL, AUTO = "local", "auto"
 _CLIENT = "ray://"
+_ANSWER_SECONDS = 5.0
 _USAGE = "RAY_USAGE_STATS_ENABLED"
 _DOCS = "docs/ray.md shows how a cluster is started"
 
@@ -30,6 +33,23 @@ class Node:
     memory_nbytes: int
 
 
+def check_address(address: str) -> None:
+    """Refuse a machine without Ray and an address where nobody answers: Ray itself would wait there for minutes."""
+    if importlib.util.find_spec("ray") is None:
+        raise _no_ray()
+    _refuse_client(address)
+    found = os.environ.get("RAY_ADDRESS", "") if address == AUTO else address
+    host, colon, port = found.rpartition(":")
+    if colon and port.isdecimal():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+        except (OSError, OverflowError):
+            raise _no_cluster(address, ConnectionError()) from None
+    elif address not in (LOCAL, AUTO):
+        fix = f"write HOST:PORT, {AUTO} or {LOCAL}"
+        raise UsageError(f"'{address}' is no address of a cluster", where="--ray", fix=fix)
+
+
 @contextmanager
 def connected(address: str) -> Generator[Any]:
     """Yield Ray, connected; a program that has connected before keeps its cluster."""
@@ -37,7 +57,6 @@ def connected(address: str) -> Generator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    _refuse_client(address)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == LOCAL:
         options |= {"num_cpus": usable_cores(), "include_dashboard": False}
@@ -69,8 +88,12 @@ def _ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError:
-        what = "--ray needs Ray, which is not installed"
-        raise MachineError(what, where="--ray", fix="pip install 'halfbyte[ray]', on every machine") from None
+        raise _no_ray() from None
+
+
+def _no_ray() -> MachineError:
+    what = "--ray needs Ray, which is not installed"
+    return MachineError(what, where="--ray", fix="pip install 'halfbyte[ray]', on every machine")
 
 
 def _refuse_client(address: str) -> None:

@@ -1,6 +1,7 @@
 """What a worker looks at before it works: the driver's source, the driver's run; and what the driver looks at after."""
 
 import os
+import socket
 import sys
 import time
 from dataclasses import replace
@@ -12,7 +13,7 @@ from halfbyte import __version__
 from halfbyte.distributed import cluster, driver, worker
 from halfbyte.distributed.order import TOKEN, owning
 from halfbyte.errors import MachineError, UsageError
-from halfbyte.pipeline import plan
+from halfbyte.pipeline import plan, quantize
 from halfbyte.recipe import load_recipe
 from halfbyte.source.read import stamps
 from halfbyte.write import ShardFile
@@ -158,7 +159,33 @@ def test_no_cluster_is_a_sentence(monkeypatch, address, error, words):
     assert "RAY_USAGE_STATS_ENABLED" not in os.environ
 
 
-def test_a_client_outside_the_cluster_is_refused(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", NoCluster(AssertionError()))
-    with pytest.raises(UsageError, match="may not see"), cluster.connected("ray://head:10001"):
-        pass
+def test_a_client_outside_the_cluster_is_refused():
+    with pytest.raises(UsageError, match="may not see"):
+        cluster.check_address("ray://head:10001")
+
+
+def test_an_address_where_nobody_answers_is_said_at_once_and_before_anything_is_written(tmp_path, monkeypatch):
+    listening = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{listening.getsockname()[1]}"
+    cluster.check_address(address)
+    listening.close()
+    source = write_pico(tmp_path / "source")
+    begin = time.monotonic()
+    with pytest.raises(MachineError, match="no cluster answers"):
+        quantize(source, tmp_path / "out", load_recipe(RECIPE), ray=address)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(MachineError, match="no cluster answers"):
+        quantize(source, tmp_path / "out", load_recipe(RECIPE), ray="auto")
+    assert time.monotonic() - begin < 10
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_address(monkeypatch):
+    with pytest.raises(UsageError, match="'cluster' is no address"):
+        cluster.check_address("cluster")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    cluster.check_address("auto")
+    cluster.check_address("local")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MachineError, match="not installed"):
+        cluster.check_address("local")

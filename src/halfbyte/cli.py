@@ -19,6 +19,7 @@ from halfbyte.calibrate.command import calibrate_command
 from halfbyte.compare.command import compare_command
 from halfbyte.console import Column, Output
 from halfbyte.device_options import CPU, chosen_device_memory, device_options
+from halfbyte.distributed.option import ray_option
 from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
 from halfbyte.pasted import pasted
 from halfbyte.prune.command import prune_command
@@ -220,6 +221,7 @@ def _fitter(gpus: str | None) -> Callable[[Plan], Fit] | None:
 @recipe_or_plan_options
 @click.option("--stats", type=click.Path(path_type=Path), help="Take statistics of `halfbyte calibrate`; run no data.")
 @device_options
+@ray_option
 @click.option("--threads", type=click.IntRange(1), help="Threads that read, compute and write.  [default: cores + 2]")
 @click.option("--verify/--no-verify", default=True, show_default=True,
               help="First compare the source's shards with their known SHA-256.")  # fmt: skip
@@ -248,6 +250,7 @@ def quantize_command(out: Output, source: str, out_folder: Path, threads: int | 
             threads=threads,
             device=choice["device"],
             device_memory=chosen_device_memory(choice),
+            ray=choice["ray"],
             verify_source=choice["verify"],
             push=chosen_push(out_folder, choice),
             progress=show.steps(bar),

@@ -34,10 +34,10 @@ from halfbyte.known_source import verify_source as verify_shards
 from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import describe
 from halfbyte.numerics.blas import one_blas_thread
+from halfbyte.passes import run_pending
 from halfbyte.plan.ignore_list import refuse_misread
 from halfbyte.plan.manifest import Plan, make_plan, refuse_nothing_to_prune, refuse_other_plan
 from halfbyte.plan.pruned import Kept, kept_digest
-from halfbyte.plan.rules import ENCODE, ROUTED, Job
 from halfbyte.plan.summary import by_role
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.prune.plan_file import PrunePlan, write_prune_plan
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from halfbyte.advice import Advice
     from halfbyte.calibrate.given import Statistics
     from halfbyte.calibrate.report import Report
-    from halfbyte.calibrate.stats import LayerStats
     from halfbyte.plan.file import PlanFile
     from halfbyte.prune.decide import LayerByLayer
     from halfbyte.publish.upload.push import Push
@@ -64,7 +63,6 @@ CHOSEN = "chosen"  # in plan.json: the digest of the experts that stayed, where 
 JOURNAL = "journal.jsonl"
 STATS = "stats"  # a folder: statistics while they are made, and then one file
 STATS_SHA256 = "statistics_sha256"  # in plan.json: of that file, as the run left it
-COVERAGE = "coverage.json"  # how many tokens each expert saw
 CPU = "cpu"
 _SPARE_NBYTES = 1 << 28  # config, index, tokenizer and the file system's own needs
 
@@ -112,6 +110,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     threads: int | None = None,
     device: str = CPU,
     device_memory: int | None = None,
+    ray: str | None = None,
     verify_source: bool = True,
     planned: PlanFile | None = None,
     push: Push | None = None,
@@ -121,10 +120,10 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
 
     A plan that was made before (`planned`) is refused where it is not the one that is made now.
     """
-    begin, means = time.monotonic(), Means(threads, device, device_memory)
+    begin, means = time.monotonic(), Means(threads, device, device_memory, ray)
     refuse_nested(source if isinstance(source, Path) else source.root, out)
     made = plan(source, recipe, layers=layers)
-    _check_asked(made, planned, stats, prune_plan, means)
+    _check_asked(made, planned, stats, prune_plan, means, pushes=push is not None)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
     weights, seen = identity(made.checkpoint), source_stamps(made.checkpoint)
     measured = _statistics(made, out, weights, stats, device, prune_plan)
@@ -151,7 +150,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
             for watch in watches:
                 watch.begin(finished, runner.say)
             chooser = _chooser(made, measured, weights)
-            coverage = _run(made, out, runner, measured, chooser, means)
+            coverage = run_pending(made, out, runner, measured, chooser, means)
             for watch in watches:
                 watch.wait()
         pruned = _seal(out, measured, chooser) or pruned
@@ -186,12 +185,24 @@ def _ahead(made: Plan, finished: Mapping[str, str], measured: Statistics | None,
     return Ahead(made, finished, by_layer=by_layer, measures=measures)
 
 
-def _check_asked(
-    made: Plan, planned: PlanFile | None, stats: Path | None, prune_plan: PrunePlan | None, means: Means
+def _check_asked(  # noqa: PLR0913 - the last by its name
+    made: Plan,
+    planned: PlanFile | None,
+    stats: Path | None,
+    prune_plan: PrunePlan | None,
+    means: Means,
+    *,
+    pushes: bool,
 ) -> None:
     """Refuse another plan than was made before, and a pruning of which nothing says who stays."""
     if planned is not None:
         planned.refuse_other(made)
+    if means.ray is not None:
+        from halfbyte.distributed.asked import refuse_pushing, refuse_unspreadable  # noqa: PLC0415
+
+        refuse_unspreadable(made, means)
+        if pushes:
+            refuse_pushing()
     if made.recipe.prune is None:
         return
     from halfbyte.prune.decide import refuse_unclear  # noqa: PLC0415
@@ -283,56 +294,6 @@ def _statistics(
 
     folder = out / FOLDER / STATS
     return measured_here(made.checkpoint, made.model, made.recipe, weights, folder, layers, device=device)
-
-
-def _run(
-    made: Plan,
-    out: Path,
-    runner: Runner,
-    measured: Statistics | None,
-    chooser: LayerByLayer | None,
-    means: Means,
-) -> Report | None:
-    """Do every job that is pending: in the order of the files, or layer by layer as they are measured."""
-    if not means.on_cpu:
-        return _run_on_device(made, out, runner, measured, means)
-    pending = runner.pending()
-    if measured is None:
-        runner.do(pending)
-        return None
-    if measured.file is not None and made.recipe.quantize is None:  # nothing waits for a layer's statistics
-        runner.do(pending)
-        return _coverage(made, out, dict(measured.layers(runner.reader, means.threads, runner.say, ())))
-    from halfbyte.transform.from_data import from_data  # noqa: PLC0415
-
-    quantize = made.recipe.quantize
-    by_layer: dict[int | None, list[Job]] = {}
-    for job in pending:
-        by_layer.setdefault(job.layer, []).append(job)
-    layers: dict[int, LayerStats] = {}
-    unwritten = {job.layer for job in pending if job.layer is not None and job.role == ROUTED and job.action == ENCODE}
-    for layer, found in measured.layers(runner.reader, means.threads, runner.say, unwritten):
-        jobs = by_layer.get(layer, [])
-        runner.do(chooser.jobs(layer, found, jobs) if chooser else jobs, from_data(found, quantize))
-        layers[layer] = replace(found, moments=None)  # which are large
-    runner.do(by_layer.get(None, []))
-    return _coverage(made, out, layers)
-
-
-def _run_on_device(made: Plan, out: Path, runner: Runner, measured: Statistics | None, means: Means) -> Report | None:
-    from halfbyte.cuda.start import devices_of, run_on_device  # noqa: PLC0415
-
-    layers, _ = run_on_device(made, runner, measured, devices_of(means.device), means.device_memory)
-    return _coverage(made, out, layers) if measured is not None else None
-
-
-def _coverage(made: Plan, out: Path, layers: Mapping[int, LayerStats]) -> Report:
-    """Write how the data covered the experts, beside the weights."""
-    from halfbyte.calibrate.report import report  # noqa: PLC0415
-
-    coverage = report(layers, made.recipe.quantize.input_scale if made.recipe.quantize else None)
-    write_whole(out / FOLDER / COVERAGE, (json.dumps(coverage.as_dict(), indent=1) + "\n").encode())
-    return coverage
 
 
 def _check_folder(out: Path, made: Plan, measured: Statistics | None) -> None:

@@ -25,6 +25,7 @@ from halfbyte.losses import LAYERS, losses
 from halfbyte.numerics.chunks import run_threads
 from halfbyte.numerics.encoded import Quality
 from halfbyte.numerics.formats import FORMATS
+from halfbyte.plan.layout import Shard
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import KEEP, Job
 from halfbyte.source.headers import TensorInfo
@@ -93,6 +94,8 @@ class Means:
     threads: int | None = None  # None: cores and two
     device: str = "cpu"
     device_memory: int | None = None  # None: all that is free
+    ray: str | None = None  # the address of a cluster that does it
+    mark: str = ""  # in the temporary names of shards, where others may be making the same
 
     @property
     def on_cpu(self) -> bool:
@@ -124,6 +127,7 @@ class Progress:
     shard: str = ""
     sqnr_db: float | None = None
     worst: tuple[str, float] | None = None
+    node: str = ""  # that made it, where there are several
 
 
 def _pieces(stretches: Sequence[TensorInfo], reader: Reader) -> Iterator[tuple[int, NDArray[np.uint8]]]:
@@ -137,10 +141,9 @@ def _pieces(stretches: Sequence[TensorInfo], reader: Reader) -> Iterator[tuple[i
 class _Run:
     """The state that threads share: open shards, what each still lacks, and the quality so far."""
 
-    def __init__(
-        self, plan: Plan, out: Path, journal: Journal, finished: Mapping[str, str], waiting_nbytes: int | None
-    ) -> None:
-        self.plan, self.out, self.journal, self._waiting_nbytes = plan, out, journal, waiting_nbytes
+    def __init__(self, plan: Plan, out: Path, journal: Journal, finished: Mapping[str, str], means: Means) -> None:
+        self.plan, self.out, self.journal = plan, out, journal
+        self._waiting_nbytes, self._mark = means.waiting_nbytes(), means.mark
         self.places = {
             tensor.name: tensor for shard in plan.shards if shard.name not in finished for tensor in shard.tensors
         }
@@ -164,7 +167,9 @@ class _Run:
         with opening:  # taking its space can last seconds, for which others go on with other shards
             if shard not in self.files:
                 planned = self.shards[shard]
-                self.files[shard] = ShardFile(self.out / shard, planned.head, planned.nbytes, self._waiting_nbytes)
+                self.files[shard] = ShardFile(
+                    self.out / shard, planned.head, planned.nbytes, self._waiting_nbytes, mark=self._mark
+                )
             return self.files[shard]
 
     def write(self, done: Done) -> list[str]:
@@ -223,6 +228,13 @@ class _Run:
         self.journal.add({**entry, "sqnr_db": finite, "worst": worst if worst and math.isfinite(worst[1]) else None})
         return replace(self.progress(shard), sqnr_db=sqnr, worst=worst)
 
+    def take(self, entry: Mapping[str, Any], node: str) -> Progress:
+        """Journal a shard that a node made; `status` wants seconds of one clock, and that is ours."""
+        shard = str(entry["shard"])
+        self.journal.add({**entry, "seconds": round(time.monotonic() - self.begin, 3)})
+        self.done_nbytes += sum(tensor.nbytes for tensor in self.shards[shard].tensors)
+        return replace(self.progress(shard), sqnr_db=entry["sqnr_db"], worst=entry["worst"], node=node)
+
     def _linears(self, made: Sequence[tuple[str, Quality]]) -> list[tuple[str, Quality]]:
         """Return each linear whose codes are among some tensors, once: its scales may lie in other shards."""
         rules = self.plan.recipe.quantize
@@ -258,7 +270,7 @@ class Runner:
         progress: Callable[[Progress], None] | None,
         watches: Sequence[Watch] = (),
     ) -> None:
-        self._run = _Run(plan, out, journal, finished, means.waiting_nbytes())
+        self._run = _Run(plan, out, journal, finished, means)
         self._run.watches = self._watches = watches
         self._plan, self._progress = plan, progress
         self.reader = HoldingReader(plan.checkpoint, seen)
@@ -286,6 +298,16 @@ class Runner:
         places = self._run.places
         found = [job for job in self._plan.jobs if any(output.name in places for output in job.outputs)]
         return sorted(found, key=self._run.first_place)
+
+    def pending_shards(self) -> list[Shard]:
+        """Return the shards that no earlier run has finished."""
+        return [self._run.shards[name] for name in self._run.missing]
+
+    def take(self, entry: Mapping[str, Any], node: str) -> None:
+        """Journal a shard that another machine has made."""
+        result = self._run.take(entry, node)
+        if self._progress is not None:
+            self._progress(result)
 
     def do(self, jobs: Sequence[Job], given: FromData = nothing_given) -> None:
         """Do jobs; `given` knows what is not made from the source."""

@@ -128,11 +128,22 @@ def steps(bar: Bar) -> Callable[[Progress], None]:
     def show(progress: Progress) -> None:
         line = f"{progress.shard}  {size(progress.done_nbytes)} of {size(progress.all_nbytes)}"
         line += f"  {duration(progress.seconds)}"
+        if progress.node:
+            line += f"  by {progress.node}{_pace(progress)}"
         if progress.sqnr_db is not None and progress.worst is not None:
             line += f"  sqnr {progress.sqnr_db:.1f} dB, worst {progress.worst[1]:.1f} dB {progress.worst[0]}"
         bar.step(line, progress.done_nbytes, progress.all_nbytes)
 
     return show
+
+
+def _pace(progress: Progress) -> str:
+    """Say how fast many machines are together, and how long it will take them."""
+    if not progress.done_nbytes or not progress.seconds:
+        return ""
+    rate = progress.done_nbytes / progress.seconds
+    left = duration((progress.all_nbytes - progress.done_nbytes) / rate)
+    return f", {size(round(rate))}/s, about {left} left"
 
 
 def result(out: Output, made: Result, before: int | None = None, loops: LoopTest | None = None) -> None:

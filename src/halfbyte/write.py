@@ -50,9 +50,11 @@ def sync_folder(folder: Path) -> None:
 class ShardFile:
     """One output shard while it grows; threads write tensors at their final offsets in any order."""
 
-    def __init__(self, path: Path, head: bytes, nbytes: int, waiting_nbytes: int | None = None) -> None:
+    def __init__(
+        self, path: Path, head: bytes, nbytes: int, waiting_nbytes: int | None = None, *, mark: str = ""
+    ) -> None:
         self.path = path
-        self._part = path.with_name(path.name + PART)
+        self._part = path.with_name(path.name + mark + PART)
         self._nbytes = nbytes
         self._file = File(self._part, create=True)
         # Where the file itself is memory, reading it again costs less than a copy that waits.

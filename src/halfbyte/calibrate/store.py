@@ -3,6 +3,7 @@
 calibration.json          what is measured on what, in how many layers: two calibrations never share a folder
 layer-00007.safetensors   a layer's statistics, whole as soon as it exists
 hidden-00008.safetensors  hidden states before layer 8, where a killed run goes on; only the last is kept
+hidden-00008-00002.safetensors  those of one part of the rows, where machines share them
 stats.safetensors         all layers, at the end; then the rest goes
 
 A file that cannot be read counts as one that is not there: what it held is measured again.
@@ -85,13 +86,8 @@ class Store:
 
     def save_hidden(self, layer: int, hidden: torch.Tensor) -> None:
         """Keep the hidden states before a layer, and no others."""
-        import torch  # noqa: PLC0415 - reading statistics takes none
-
-        dtype = {torch.bfloat16: "BF16", torch.float32: "F32"}[hidden.dtype]
-        path = self.folder / f"hidden-{layer:05d}.safetensors"
-        # Written by ourselves: safetensors' own writer tells a full disk in words only, and takes no second piece.
-        head, _ = lay_out([TensorSpec(_HIDDEN, dtype, tuple(hidden.shape))], path.name)
-        write_whole(path, head, hidden.contiguous().view(-1).view(torch.uint8).numpy().data)
+        path = self.hidden_file(layer)
+        write_whole(path, *hidden_pieces(hidden, path.name))
         for older in self.folder.glob("hidden-*.safetensors"):
             if older != path:
                 older.unlink()
@@ -105,17 +101,38 @@ class Store:
 
     def load_hidden(self) -> tuple[int, torch.Tensor] | None:
         """Return the layer to go on with and the hidden states before it, if all layers before it were measured."""
-        import safetensors.torch as files  # noqa: PLC0415
-
-        for path in sorted(self.folder.glob("hidden-*.safetensors"), reverse=True):
-            try:
-                layer = int(path.stem.removeprefix("hidden-"))
-                hidden = cast("Any", files).load_file(path)[_HIDDEN]
-            except _UNREADABLE:
-                continue
-            if all(self.load(before) is not None for before in range(layer)):
+        for layer in self.hidden_layers():
+            hidden = self._hidden(layer)
+            if hidden is not None and all(self.load(before) is not None for before in range(layer)):
                 return layer, hidden
         return None
+
+    def _hidden(self, layer: int) -> torch.Tensor | None:
+        """Return the hidden states of all rows, whether they lie in one file or in parts."""
+        whole = load_hidden_file(self.hidden_file(layer))
+        if whole is not None:
+            return whole
+        parts = [load_hidden_file(self.hidden_file(layer, part)) for part in range(self.parts)]
+        there = [part for part in parts if part is not None]
+        if not there or len(there) < len(parts):
+            return None
+        import torch  # noqa: PLC0415
+
+        return torch.cat(there)
+
+    @property
+    def parts(self) -> int:
+        """Return how many parts the rows have, where machines share them."""
+        return -(-self.about["rows"][0] // self.about["sum_rows"]) if "sum_rows" in self.about else 0
+
+    def hidden_file(self, layer: int, part: int | None = None) -> Path:
+        """Return where the hidden states before a layer lie, of all rows or of a part of them."""
+        return self.folder / f"hidden-{layer:05d}{'' if part is None else f'-{part:05d}'}.safetensors"
+
+    def hidden_layers(self) -> list[int]:
+        """Return the layers before which hidden states lie here, of all rows or of some, the last one first."""
+        names = (path.stem.split("-") for path in self.folder.glob("hidden-*.safetensors"))
+        return sorted({int(words[1]) for words in names if words[1].isdecimal()}, reverse=True)
 
     def finish(self) -> None:
         """Make one file of all layers, and remove what only a killed run would have needed."""
@@ -149,6 +166,27 @@ class Store:
 
     def _layer(self, layer: int) -> Path:
         return self.folder / f"layer-{layer:05d}.safetensors"
+
+
+def hidden_pieces(hidden: torch.Tensor, name: str) -> tuple[bytes, memoryview]:
+    """Return the two pieces of a file of hidden states.
+
+    Made by ourselves: safetensors' own writer tells a full disk in words only, and takes no second piece.
+    """
+    import torch  # noqa: PLC0415 - reading statistics takes none
+
+    dtype = {torch.bfloat16: "BF16", torch.float32: "F32"}[hidden.dtype]
+    head, _ = lay_out([TensorSpec(_HIDDEN, dtype, tuple(hidden.shape))], name)
+    return head, hidden.contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def load_hidden_file(path: Path, rows: slice = slice(None)) -> torch.Tensor | None:
+    """Return hidden states of some rows; None where there is no such file, or half of one."""
+    try:
+        with cast("Any", safetensors).safe_open(path, "pt") as opened:
+            return opened.get_slice(_HIDDEN)[rows]
+    except _UNREADABLE:
+        return None
 
 
 def stats_file(path: Path) -> Path:

@@ -10,6 +10,7 @@ import click
 
 from halfbyte.console import Output
 from halfbyte.decisions import PruneMethod, PruneSelect, Recipe
+from halfbyte.distributed.option import ray_option
 from halfbyte.errors import CheckFailedError, InterruptedRunError
 from halfbyte.usage import Command
 
@@ -60,6 +61,7 @@ _METHODS, _SELECTS = click.Choice(get_args(PruneMethod)), click.Choice(get_args(
 @click.option(
     "--shards", default="layers", show_default=True, metavar="SIZE", help="Whole layers, or a size as in 5GB."
 )
+@ray_option
 @click.option("--threads", type=click.IntRange(1), help="Threads that read and write.  [default: cores + 2]")
 @click.option("--verify/--no-verify", default=True, show_default=True,
               help="First compare the source's shards with their known SHA-256.")  # fmt: skip
@@ -93,6 +95,7 @@ def prune_command(out: Output, source: Path, out_folder: Path | None, **choice: 
             stats=choice["stats"],
             prune_plan=plan,
             threads=choice["threads"],
+            ray=choice["ray"],
             verify_source=choice["verify"],
             progress=show.steps(bar),
         )

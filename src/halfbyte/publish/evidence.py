@@ -17,8 +17,8 @@ from halfbyte.audit.run import RESULT as AUDIT
 from halfbyte.audit.seen import SEEN, files_seen
 from halfbyte.errors import CheckpointError
 from halfbyte.folders import FOLDER, LOOPS, PLAN
+from halfbyte.passes import COVERAGE
 from halfbyte.pasted import pasted
-from halfbyte.pipeline import COVERAGE
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.source.checkpoint import CONFIG, INDEX
 

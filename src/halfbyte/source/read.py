@@ -55,7 +55,7 @@ class Reader:
         self._root: Path = checkpoint.root
         self._remote = checkpoint.remote
         self._files: dict[str, File | ShelfFile] = {}
-        self._seen = stamps(checkpoint) if seen is None else seen
+        self.seen = stamps(checkpoint) if seen is None else seen
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -114,7 +114,7 @@ class Reader:
 
     def refuse_changes(self) -> None:
         """Raise if a shard has been written to since it was seen."""
-        changed = [shard for shard, stamp in self._seen.items() if _stamp(self._root, shard) != stamp]
+        changed = [shard for shard, stamp in self.seen.items() if _stamp(self._root, shard) != stamp]
         if changed:
             what, fix = "the shard changed while it was read", "leave the source alone, and begin in a new folder"
             raise CheckpointError(what, where=changed[0], fix=fix)

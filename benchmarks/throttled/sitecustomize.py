@@ -1,0 +1,84 @@
+"""Slow disks and networks for Ray's workers, which begin with this file on their path.
+
+A worker stands for a node. What it reads and what it writes each pass a network of its own, and both pass the storage
+that all share: its clock is a file. Who has moved so many bytes waits until that much time has passed on each.
+"""
+
+import fcntl
+import functools
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+
+FOLDER = os.environ.get("HALFBYTE_BENCH_LIMITS")  # a folder with limits.json and the storage's clock
+LEAST_SECONDS = 0.02
+_CLOCKS, _LOCK = {}, threading.Lock()
+
+
+@functools.cache
+def limits_of(_changed):
+    return json.loads((Path(FOLDER) / "limits.json").read_text())
+
+
+def wait_for(nbytes, way):
+    limits = limits_of((Path(FOLDER) / "limits.json").stat().st_mtime_ns)
+    with _LOCK:
+        mine = _CLOCKS[way] = max(_CLOCKS.get(way, 0.0), time.time()) + nbytes / limits["network"]
+    with (Path(FOLDER) / "clock").open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        shared = max(*struct.unpack("d", file.read(8)), time.time()) + nbytes / limits["storage"]
+        file.seek(0)
+        file.write(struct.pack("d", shared))
+    ahead = max(mine, shared) - time.time()
+    if ahead > LEAST_SECONDS:  # less is owed, and waited for with what comes next
+        time.sleep(ahead)
+
+
+def throttle_reads(module):
+    raw, pieces = module.Reader.raw, module.Reader.pieces
+
+    def slow_raw(self, info):
+        wait_for(info.nbytes, "read")
+        return raw(self, info)
+
+    def slow_pieces(self, info):
+        for at, piece in pieces(self, info):
+            wait_for(len(piece), "read")
+            yield at, piece
+
+    module.Reader.raw, module.Reader.pieces = slow_raw, slow_pieces
+
+
+def throttle_writes(module):
+    write = module.ShardFile.write
+
+    def slow_write(self, data, offset, *, lent=False):
+        wait_for(len(data), "write")
+        write(self, data, offset, lent=lent)
+
+    module.ShardFile.write = slow_write
+
+
+CHANGES = {"halfbyte.source.read": throttle_reads, "halfbyte.write": throttle_writes}
+
+
+class Throttled(importlib.abc.MetaPathFinder):
+    """Changes modules when they are first imported."""
+
+    def find_spec(self, name, path, target=None):
+        if name not in CHANGES:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        run = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (run(module), CHANGES[name](module))
+        return spec
+
+
+if FOLDER:
+    sys.meta_path.insert(0, Throttled())

@@ -1,0 +1,66 @@
+"""Faults for Ray's workers, which begin with this file on their path: a folder says what goes wrong, and how often.
+
+slow      the seconds that every job takes longer
+kill-*    each ends the process that finds it, as SIGKILL does
+memory-*  each is a MemoryError
+jobs      a line for each job that was begun: the process, and the job's name
+"""
+
+import importlib.abc
+import importlib.machinery
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+FOLDER = os.environ.get("HALFBYTE_TEST_FAULTS")
+
+
+def taken(kind):
+    """Whether there is a fault of this kind left, and it is ours now."""
+    for fault in sorted(Path(FOLDER).glob(f"{kind}-*")):
+        try:
+            fault.unlink()
+        except FileNotFoundError:
+            continue
+        return True
+    return False
+
+
+def at_fault(name):
+    with (Path(FOLDER) / "jobs").open("a") as file:
+        file.write(f"{os.getpid()} {name}\n")
+    slow = Path(FOLDER) / "slow"
+    if slow.exists():
+        time.sleep(float(slow.read_text() or 0))
+    if taken("kill"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if taken("memory"):
+        raise MemoryError("nothing left")
+
+
+class Faulty(importlib.abc.MetaPathFinder):
+    """Changes modules when they are first imported, and imports nothing itself."""
+
+    def find_spec(self, name, path, target=None):
+        if name not in ("halfbyte.run", "halfbyte.calibrate.stream"):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            if name == "halfbyte.run":
+                apply = module.apply
+                module.apply = lambda job, *given: (at_fault(job.name), apply(job, *given))[1]
+            else:
+                through = module.run_layer
+                module.run_layer = lambda *given, **more: (at_fault("a layer"), through(*given, **more))[1]
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+if FOLDER:
+    sys.meta_path.insert(0, Faulty())

@@ -185,7 +185,7 @@ def _ahead(made: Plan, finished: Mapping[str, str], measured: Statistics | None,
     return Ahead(made, finished, by_layer=by_layer, measures=measures)
 
 
-def _check_asked(  # noqa: PLR0913 - the last by its name
+def _check_asked(
     made: Plan,
     planned: PlanFile | None,
     stats: Path | None,

@@ -111,7 +111,7 @@ def _share(made: Plan, there: list[Node], tasks: int, threads: int | None) -> Sh
     cpus = task_cpus([node.cpus for node in there], tasks, threads)
     largest = max([job.read_nbytes + job.write_nbytes for job in made.jobs if job.action != KEEP], default=0)
     memory = WAITING_NBYTES + _COPIES * largest * (threads or _threads(cpus))
-    return Share(cpus, min([memory, *(node.memory_nbytes for node in there if node.cpus >= cpus)]))
+    return Share(cpus, min(memory, max([node.memory_nbytes for node in there if node.cpus >= cpus], default=memory)))
 
 
 def _threads(cpus: int) -> int:

@@ -130,4 +130,4 @@ def _share(made: Plan, of: Calibration, there: list[Node], parts: int, threads: 
     experts = [job.read_nbytes for job in made.jobs if job.layer is not None and job.linears]
     memory = max(layer_nbytes(made.model), default=0) + _EXPERT_COPIES * _EXPERT_COPIES * max(experts, default=0) * cpus
     memory += _STATES * of.hidden_nbytes // max(parts, 1)
-    return Share(cpus, min([memory, *(node.memory_nbytes for node in there if node.cpus >= cpus)]))
+    return Share(cpus, min(memory, max([node.memory_nbytes for node in there if node.cpus >= cpus], default=memory)))

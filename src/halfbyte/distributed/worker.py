@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from halfbyte import __version__
 from halfbyte.decisions import Recipe
 from halfbyte.distributed.order import Order
-from halfbyte.errors import MachineError
+from halfbyte.errors import HalfbyteError, MachineError
 from halfbyte.plan.manifest import Plan
 from halfbyte.run import FromData, Means, Runner, nothing_given
 from halfbyte.source.read import stamps
@@ -70,11 +70,11 @@ def make_shard(order: Order, shard: str, attempt: int, threads: int) -> Answer:
 
 
 def answered(work: Callable[[], Mapping[str, Any]]) -> Answer:
-    """Do something; return what came of it, with the name of this node."""
+    """Do something; return what came of it, with the name of this node. A bug is Ray's to tell, with its traceback."""
     node = node_name()
     try:
         return Answer(node, entry=work())
-    except Exception as error:
+    except (HalfbyteError, OSError, MemoryError) as error:
         error.__cause__ = error.__context__ = None  # which may not travel
         return Answer(node, error=error)
 

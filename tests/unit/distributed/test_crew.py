@@ -4,11 +4,16 @@ import errno
 from types import SimpleNamespace
 
 import pytest
+from pico import write_pico
 
+from halfbyte.distributed.cluster import Node
 from halfbyte.distributed.crew import ATTEMPTS, Crew, Share
-from halfbyte.distributed.driver import task_cpus
+from halfbyte.distributed.driver import _share, task_cpus
 from halfbyte.distributed.worker import Answer, answered
 from halfbyte.errors import CheckpointError, MachineError
+from halfbyte.pipeline import plan
+from halfbyte.recipe import load_recipe
+from halfbyte.write import WAITING_NBYTES
 
 GB = 1 << 30
 
@@ -166,3 +171,10 @@ def test_a_cluster_that_is_lost():
 )
 def test_cores_of_a_task(cores, tasks, threads, cpus):
     assert task_cpus(cores, tasks, threads) == cpus
+
+
+def test_a_task_asks_for_no_more_memory_than_a_node_has(tmp_path):
+    made = plan(write_pico(tmp_path / "source"), load_recipe("kimi-k2.6-mxfp4-wafer"))
+    small, large = Node("a", "n1", 8, GB >> 4), Node("b", "n2", 8, GB)
+    assert _share(made, [small], 6, None) == Share(4, GB >> 4)
+    assert _share(made, [small, large], 6, None).memory_nbytes > WAITING_NBYTES > small.memory_nbytes

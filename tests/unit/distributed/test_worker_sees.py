@@ -69,6 +69,16 @@ def test_an_output_folder_that_the_node_cannot_see(order):
     assert "node node-7 does not see this run in the output folder" in str(answer.error)
 
 
+def test_what_is_wrong_is_an_answer_and_a_bug_is_none():
+    def fail(error):
+        raise error
+
+    for error in (MachineError("no room"), OSError(5, "bad disk"), MemoryError()):
+        assert worker.answered(lambda error=error: fail(error)) == worker.Answer("node-7", error=error)
+    with pytest.raises(ZeroDivisionError):
+        worker.answered(lambda: fail(ZeroDivisionError()))
+
+
 def test_a_run_that_another_has_followed_is_not_worked_for(order, tmp_path):
     with owning(tmp_path / "out"):
         answer = worker.make_shard(order, "model-00001-of-000006.safetensors", 1, 1)

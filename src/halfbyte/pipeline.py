@@ -29,6 +29,7 @@ from halfbyte.folders import (
     refuse_unwritable,
     without_parts,
 )
+from halfbyte.foreign import read_json
 from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import describe
 from halfbyte.numerics.blas import one_blas_thread
@@ -350,7 +351,7 @@ def _verify_source(
 
 def _earlier_stamps(out: Path) -> dict[str, Stamp]:
     try:
-        return stamps_from_json(json.loads((out / FOLDER / VERIFIED).read_text(encoding="utf-8")))
+        return stamps_from_json(read_json(out / FOLDER / VERIFIED))
     except (OSError, ValueError):
         return {}
 

@@ -5,7 +5,6 @@ Each is a function of the evidence that returns findings. They know nothing of e
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -20,6 +19,7 @@ from halfbyte.audit.matchers import (
     read_block,
 )
 from halfbyte.errors import CheckpointError
+from halfbyte.foreign import read_json
 from halfbyte.models.linears import StoredLinear
 from halfbyte.models.model import describe
 from halfbyte.numerics.formats import FORMATS
@@ -49,7 +49,7 @@ def effective_block(evidence: Evidence) -> Mapping[str, Any] | None:
 def modelopt_block(evidence: Evidence) -> Mapping[str, Any] | None:
     """Return what ModelOpt's own file says, where there is one."""
     try:
-        found = json.loads((evidence.root / MODELOPT_FILE).read_text(encoding="utf-8"))
+        found = read_json(evidence.root / MODELOPT_FILE)
     except (OSError, ValueError):
         return None
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
@@ -213,7 +213,9 @@ def _index_problems(evidence: Evidence, found: Mapping[str, Any]) -> list[str]:
             wrong.append(error.what)
     readable = evidence.checkpoint.shards
     for name, shard in weight_map.items():
-        if shard in readable and (name not in tensors or tensors[name].shard != shard):
+        if not isinstance(shard, str):
+            wrong.append(f"the index gives {name} no file name")
+        elif shard in readable and (name not in tensors or tensors[name].shard != shard):
             wrong.append(f"{name} is not in {shard}, where the index has it")
     wrong += [f"{name} is not in the index" for name in tensors if name not in weight_map]
     metadata = found.get("metadata")

@@ -6,7 +6,6 @@ files with the same code, but keeps what is broken beside what is whole.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, cast
 from halfbyte.decisions import Recipe
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.folders import FOLDER, PLAN, REDACTED
+from halfbyte.foreign import read_json
 from halfbyte.models.architecture import SUFFIXES, Architecture, Place, architecture_of
 from halfbyte.models.linears import Signature, Stored, StoredLinear, identify, signature
 from halfbyte.models.model import Model, describe
@@ -112,10 +112,10 @@ def gather(out: Path, against: Path | None) -> Evidence:
 
 def _read_json(path: Path, problems: dict[str, str]) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except FileNotFoundError:
         problems[path.name] = f"{path.name} is missing"
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         problems[path.name] = f"{path.name} is not JSON"
     else:
         if isinstance(found, dict):
@@ -162,6 +162,7 @@ def _read_prune_plan(path: Path, plan: Mapping[str, Any], problems: dict[str, st
 def _sort(checkpoint: Checkpoint, problems: dict[str, str]) -> Contents | None:
     """Give every tensor its role and every linear its format, and go on where one has none."""
     if not checkpoint.config:
+        problems.setdefault(CONFIG, f"{CONFIG} says nothing")
         return None
     try:
         architecture = architecture_of(checkpoint.config)

@@ -18,6 +18,7 @@ from typing import Any, cast
 from halfbyte.audit.evidence import Evidence
 from halfbyte.audit.findings import Finding, bad, count, good, note
 from halfbyte.errors import MachineError
+from halfbyte.foreign import read_json
 from halfbyte.plan.engine_config import MODELOPT_FILE
 
 CHECK = "vllm"
@@ -82,7 +83,7 @@ def _ask(evidence: Evidence) -> Mapping[str, Any]:
     case = {
         "name": checkpoint.root.name,
         "config": checkpoint.config,
-        "modelopt_file": json.loads(legacy.read_text(encoding="utf-8")) if legacy.is_file() else None,
+        "modelopt_file": read_json(legacy) if legacy.is_file() else None,
         "tensors": [tensor[:3] for tensor in checkpoint.tensors.values()],
     }
     with tempfile.TemporaryDirectory() as folder:

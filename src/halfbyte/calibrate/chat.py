@@ -21,9 +21,12 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from halfbyte.errors import CheckpointError
+from halfbyte.foreign import parsed as parsed_json
+from halfbyte.foreign import plain_text, read_json
 
 FILE = "chat_template.jinja"
 CONFIG = "tokenizer_config.json"
+_MOST_NBYTES = 1 << 20  # Kimi's template has 4 kB
 _DEFAULT = "default"  # the name of the template for chat, where a checkpoint has several
 _TODAY = datetime(2026, 1, 1)  # templates that print the date would give other tokens, and other scales, every day
 
@@ -81,14 +84,22 @@ def _said(content: object) -> str:
     return content if isinstance(content, str) else ""
 
 
+def _text(path: Path) -> str:
+    try:
+        return plain_text(path, _MOST_NBYTES)
+    except (OSError, ValueError) as error:
+        what = f"the chat template cannot be read: {error}"
+        raise CheckpointError(what, where=str(path), fix="download it again") from error
+
+
 def _find(folder: Path) -> tuple[Path, str | None]:
     """Return where a checkpoint's template stands, and its text."""
     if (folder / FILE).exists():
-        return folder / FILE, (folder / FILE).read_text(encoding="utf-8")
+        return folder / FILE, _text(folder / FILE)
     path = folder / CONFIG
     try:
-        stored = json.loads(path.read_bytes()).get("chat_template") if path.exists() else None
-    except (ValueError, AttributeError) as error:
+        stored = read_json(path).get("chat_template") if path.exists() else None
+    except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError("it is not a JSON object", where=str(path), fix="download it again") from error
     if isinstance(stored, list):  # several templates with names
         templates = {entry["name"]: entry["template"] for entry in cast("list[dict[str, str]]", stored)}
@@ -112,7 +123,7 @@ def _with_parsed_arguments(call: Any) -> Any:
         parsed["function"] = _with_parsed_arguments(parsed["function"])
     if isinstance(parsed.get("arguments"), str):
         try:
-            found = json.loads(parsed["arguments"])
+            found = parsed_json(parsed["arguments"])
         except ValueError:
             return parsed  # a call that a model got wrong is text like any other
         parsed["arguments"] = found if isinstance(found, dict) else parsed["arguments"]

@@ -15,6 +15,7 @@ from halfbyte.direct_io import File
 from halfbyte.errors import CheckpointError
 from halfbyte.source.checkpoint import Checkpoint, shard_path
 from halfbyte.source.headers import TensorInfo
+from halfbyte.source.inside import open_inside
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -93,7 +94,8 @@ class Reader:
     def _file(self, shard: str) -> File:
         with self._lock:
             if shard not in self._files:
-                self._files[shard] = File(shard_path(self._root, shard))
+                path = shard_path(self._root, shard)
+                self._files[shard] = File(path, opened=open_inside(self._root, Path(shard)))
             return self._files[shard]
 
     def refuse_changes(self) -> None:

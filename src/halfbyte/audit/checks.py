@@ -30,6 +30,7 @@ from halfbyte.write import PART
 
 UNQUANTIZED = frozenset(("bf16", "f16", "f32"))
 INPUT_SCALES: Mapping[str, str] = {"nvfp4": "input_scale", "nvfp4_ct": "input_global_scale"}
+_ENOUGH = 1000  # shards that are not there: looking for more would take longer than saying so
 _FLOATS = frozenset(("BF16", "F16", "F32"))
 
 
@@ -211,6 +212,8 @@ def _index_problems(evidence: Evidence, found: Mapping[str, Any]) -> list[str]:
             shard_path(evidence.root, shard)
         except CheckpointError as error:
             wrong.append(error.what)
+            if len(wrong) == _ENOUGH:
+                return wrong
     readable = evidence.checkpoint.shards
     for name, shard in weight_map.items():
         if not isinstance(shard, str):

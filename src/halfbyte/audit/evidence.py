@@ -23,8 +23,16 @@ from halfbyte.plan.manifest import Plan, make_plan
 from halfbyte.plan.pruned import Kept, kept_digest
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.prune.plan_file import read_prune_plan
-from halfbyte.source.checkpoint import CONFIG, INDEX, Checkpoint, open_checkpoint, shard_path
-from halfbyte.source.headers import TensorInfo, read_header
+from halfbyte.source.checkpoint import (
+    CONFIG,
+    INDEX,
+    MAX_HEADERS_NBYTES,
+    Checkpoint,
+    open_checkpoint,
+    refuse_too_much,
+    shard_path,
+)
+from halfbyte.source.headers import TensorInfo, read_header, read_header_length
 from halfbyte.write import Journal
 
 BLOCK = "quantization_config"
@@ -90,9 +98,13 @@ def gather(out: Path, against: Path | None) -> Evidence:
     tensors: dict[str, TensorInfo] = {}
     unreadable: dict[str, str] = {}
     sizes: dict[str, int] = {}
+    left = MAX_HEADERS_NBYTES
     for shard in shards:
         try:
-            tensors |= read_header(shard_path(out, shard), shard)
+            path = shard_path(out, shard)
+            left -= read_header_length(path, shard)
+            refuse_too_much(left, shard)
+            tensors |= read_header(path, shard)
             sizes[shard] = (out / shard).stat().st_size
         except CheckpointError as error:
             unreadable[shard] = error.what

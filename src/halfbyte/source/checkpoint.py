@@ -73,15 +73,15 @@ def open_checkpoint(root: Path) -> Checkpoint:
         paths = {shard: shard_path(root, shard) for shard in promised}
         with ThreadPoolExecutor(READERS) as pool:
             lengths = list(pool.map(read_header_length, paths.values(), paths))
-            _refuse_too_much(sum(lengths), str(root))
+            refuse_too_much(MAX_HEADERS_NBYTES - sum(lengths), str(root))
             raw = dict(zip(paths, pool.map(read_raw_header, paths.values(), paths), strict=True))
         return assemble(root, config, index, promised, raw)
 
 
-def _refuse_too_much(nbytes: int, where: str) -> None:
+def refuse_too_much(left: int, where: str) -> None:
     """Refuse headers that together are larger than those of any model: they are all in memory for a moment."""
-    if nbytes > MAX_HEADERS_NBYTES:
-        what = f"the headers have {nbytes:,} bytes together, more than {MAX_HEADERS_NBYTES:,}"
+    if left < 0:
+        what = f"the headers have {MAX_HEADERS_NBYTES - left:,} bytes together, more than {MAX_HEADERS_NBYTES:,}"
         raise CheckpointError(what, where=where, fix="the files are damaged or not a model: download them again")
 
 

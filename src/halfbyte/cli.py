@@ -21,6 +21,7 @@ from halfbyte.console import Column, Output
 from halfbyte.device_options import CPU, chosen_device_memory, device_options
 from halfbyte.distributed.option import ray_option
 from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
+from halfbyte.own_python import distrust_folder
 from halfbyte.pasted import pasted
 from halfbyte.prune.command import prune_command
 from halfbyte.publish.card.command import card_command
@@ -351,6 +352,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         from click.shell_completion import shell_complete
 
         sys.exit(shell_complete(cli, {}, "halfbyte", COMPLETE_VARIABLE, os.environ[COMPLETE_VARIABLE]))
+    distrust_folder()
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

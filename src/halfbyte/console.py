@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from halfbyte.harmless import harmless, harmless_json
+from halfbyte.harmless import harmless, harmless_json, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,10 +94,10 @@ class Output:
         """Say what happened, where, and what to type next; with -v also how the program got there."""
         if self.verbose:
             self.trace(error)
-        self._say(sys.stderr, SYMBOLS["bad"], error.what, style=_STYLES["bad"])
+        self._say(sys.stderr, SYMBOLS["bad"], shortened(error.what), style=_STYLES["bad"])
         for label, text in (("where", error.where), ("fix", error.fix)):
             if text:
-                self._say(sys.stderr, f"  {label:<5}", text, style="dim")
+                self._say(sys.stderr, f"  {label:<5}", shortened(text), style="dim")
 
     def trace(self, error: BaseException) -> None:
         """Print a traceback on stderr."""

@@ -54,9 +54,12 @@ _BOUNCE = _Bounce()
 class File:
     """An open file; any thread may read or write at any place."""
 
-    def __init__(self, path: Path, *, create: bool = False) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC if create else os.O_RDONLY
-        self._buffered = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    def __init__(self, path: Path, *, create: bool = False, opened: int | None = None) -> None:
+        # A link that somebody put where we write would have us write elsewhere.
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW if create else os.O_RDONLY
+        self._buffered = os.open(path, flags | os.O_CLOEXEC, 0o666) if opened is None else opened
+        if opened is not None:  # the same file, whatever lies under its name by now
+            path = Path(f"/proc/self/fd/{opened}")
         self.in_memory = _is_in_memory(self._buffered)
         self._mapped: Bytes | None = None
         self._direct = self._blocks = None if self.in_memory else _open_direct(path, writes=create)

@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from halfbyte.cgroup import cpu_limit, memory_limit
+from halfbyte.own_python import OWN_PYTHON
 
 MEASURED_NBYTES = 256 * 1024**2
 BLOCK_NBYTES = 4 * 1024**2
@@ -225,7 +225,7 @@ def _probe(functions: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, dict
     code += "print(json.dumps(d.{}()))"
     running = {
         name: subprocess.Popen(
-            [sys.executable, "-c", code.format(function.__name__)],
+            [*OWN_PYTHON, "-c", code.format(function.__name__)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Collection, Generator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from halfbyte.errors import MachineError, UsageError
+from halfbyte.foreign import read_json
 from halfbyte.write import PART
 
 FOLDER = "halfbyte"  # in every output: plan, journal, statistics, findings
@@ -28,10 +28,12 @@ def read_plan(out: Path) -> dict[str, Any]:
     """Return the plan.json of an output folder."""
     path = out / FOLDER / PLAN
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-        if all(isinstance(found[key], dict) for key in ("parts", "shards", "recipe")):
+        found: Any = read_json(path)
+        named = isinstance(found["fingerprint"], str) and isinstance(found["recipe"]["name"], str)
+        sized = all(type(nbytes) is int and nbytes >= 0 for nbytes in found["shards"].values())
+        if named and sized and isinstance(found["parts"], dict):
             return cast("dict[str, Any]", found)
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         pass
     fix = "restore the file, or remove the folder and begin anew"
     raise UsageError("the plan of this folder cannot be read", where=str(path), fix=fix)

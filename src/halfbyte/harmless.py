@@ -11,10 +11,19 @@ import re
 # Controls but for tab and newline, separators of lines, marks of direction, halves of surrogate pairs.
 _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
+_MOST = 1_500
+
 
 def harmless(text: str) -> str:
     """Spell out what a terminal would act on, or could not show at all."""
     return _ACTS.sub(_spelled, text)
+
+
+def shortened(text: str) -> str:
+    """Leave out the middle of a text that nobody reads to its end: a name may have a megabyte."""
+    if len(text) <= _MOST:
+        return text
+    return f"{text[: _MOST // 2]} ... {len(text) - _MOST:,} characters ... {text[-_MOST // 2 :]}"
 
 
 def harmless_json(text: str) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
+
+from halfbyte.foreign import read_json
 
 
 def json_object(path: Path) -> Mapping[str, Any]:
     """Return what a file holds; nothing where it is not there, no longer JSON, or no object."""
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found: Any = read_json(path)
+    except (OSError, ValueError):
         return {}
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER, read_plan
+from halfbyte.foreign import read_json
 from halfbyte.plan.manifest import Plan
 from halfbyte.run import Progress
 from halfbyte.source.checkpoint import Checkpoint
@@ -70,6 +70,6 @@ def md5_count(source: Checkpoint, shards: list[str]) -> int:
 
 def _earlier_stamps(out: Path) -> dict[str, Stamp]:
     try:
-        return stamps_from_json(json.loads((out / FOLDER / VERIFIED).read_text(encoding="utf-8")))
+        return stamps_from_json(read_json(out / FOLDER / VERIFIED))
     except (OSError, ValueError):
         return {}

@@ -10,6 +10,7 @@ from halfbyte.folders import FOLDER
 from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, output_config
 from halfbyte.plan.manifest import Plan
 from halfbyte.source.checkpoint import CONFIG, INDEX
+from halfbyte.source.inside import read_inside
 from halfbyte.write import sync_folder, write_whole
 
 
@@ -21,7 +22,7 @@ def write_rest(made: Plan, out: Path, others: list[Path]) -> None:
         if relative.parts[0] != FOLDER and str(relative) not in (CONFIG, MODELOPT_FILE):
             target = out / relative
             target.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(target, (root / relative).read_bytes())
+            write_whole(target, read_inside(root, relative))
     names = {tensor.name: shard.name for shard in made.shards for tensor in shard.tensors}
     total = sum(tensor.nbytes for shard in made.shards for tensor in shard.tensors)
     if len(made.shards) > 1:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from halfbyte.console import Bar, Column, Level, Output
 from halfbyte.errors import UsageError
+from halfbyte.foreign import read_json
 from halfbyte.measuring import Measured
 from halfbyte.pipeline import Result
 from halfbyte.plan import summary
@@ -115,7 +116,7 @@ def _fit(fit: Fit) -> list[tuple[str, str]]:
 
 def _read_plan(path: Path) -> dict[str, object]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         return dict(found)
     except (OSError, ValueError, TypeError):
         fix = "give a plan.json, as in OUT/halfbyte/plan.json"

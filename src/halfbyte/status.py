@@ -13,6 +13,7 @@ from halfbyte.pipeline import JOURNAL
 from halfbyte.source.checkpoint import CONFIG
 from halfbyte.write import Journal
 
+_MOST = 2**63  # bytes or seconds
 _FEWEST_SAMPLES = 3  # before a rate is worth a promise
 
 
@@ -65,9 +66,15 @@ def _rate(lines: Sequence[Mapping[str, Any]]) -> float | None:
     """Return bytes a second of the last run; its seconds begin anew, so that a smaller number is a new run."""
     run: list[Mapping[str, Any]] = []
     for line in lines:
-        if run and float(line.get("seconds", 0)) < float(run[-1].get("seconds", 0)):
+        if run and _number(line, "seconds") < _number(run[-1], "seconds"):
             run = []
         run.append(line)
-    seconds = float(run[-1].get("seconds", 0)) if run else 0
+    seconds = _number(run[-1], "seconds") if run else 0
     known = len(run) >= _FEWEST_SAMPLES and seconds > 0
-    return sum(int(line.get("nbytes", 0)) for line in run) / seconds if known else None
+    return sum(_number(line, "nbytes") for line in run) / seconds if known else None
+
+
+def _number(line: Mapping[str, Any], key: str) -> float:
+    """What is no number in a journal that somebody edited tells no speed."""
+    found = line.get(key, 0)
+    return found if type(found) in (int, float) and 0 <= found < _MOST else 0

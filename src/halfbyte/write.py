@@ -15,7 +15,8 @@ from typing import Any, cast
 import numpy as np
 
 from halfbyte.direct_io import File
-from halfbyte.errors import MachineError
+from halfbyte.errors import MachineError, UsageError
+from halfbyte.foreign import parsed, plain_bytes
 
 PART = ".part"
 WAITING_NBYTES = 1 << 28  # how far ahead of the digest a piece may come and be kept, unless a run has more memory
@@ -26,7 +27,7 @@ def write_whole(path: Path, *data: bytes | memoryview) -> None:
     """Write a file of one or more pieces so that readers see all of it or none of it, even after a power cut."""
     part = path.with_name(path.name + PART)
     try:
-        with part.open("wb") as file:
+        with open(part, "wb", opener=_no_link) as file:
             file.writelines(data)
             file.flush()
             os.fsync(file.fileno())
@@ -36,6 +37,11 @@ def write_whole(path: Path, *data: bytes | memoryview) -> None:
             part.unlink()  # on a full disk half a file takes the room that something whole may need
         raise
     sync_folder(path.parent)
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Open what is written; a link that somebody put there would have us write elsewhere."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def sync_folder(folder: Path) -> None:
@@ -171,10 +177,16 @@ class Journal:
     def lines(self) -> list[dict[str, Any]]:
         """Return what was written; a line that a kill tore does not count."""
         found: list[dict[str, Any]] = []
-        text = self._path.read_text(encoding="utf-8", errors="replace") if self._path.exists() else ""
+        try:
+            text = plain_bytes(self._path).decode(errors="replace")
+        except FileNotFoundError:
+            return found
+        except OSError as error:
+            what = f"the journal cannot be read: {error.strerror}"
+            raise UsageError(what, where=str(self._path), fix="remove the folder and begin anew") from None
         for line in text.splitlines():
             try:
-                entry = json.loads(line)
+                entry = parsed(line)
             except ValueError:
                 continue
             if isinstance(entry, dict):

@@ -1,75 +1,22 @@
-"""Every bad input that `quantize` can be given: one sentence that says what, where and what to do; nothing written.
+"""Every bad checkpoint that `quantize` can be given: one sentence says what, where and what to do; nothing is written.
 
 The commands are the real ones. What the parsers refuse in detail is tested beside them (`unit/source`, `unit/models`).
 """
 
-import hashlib
 import json
 import shutil
 import struct
 
 import pytest
-from pico import write_pico
+from attacks.headers import edit_header
+from refusals import INDEX, refused
 
-from halfbyte.errors import EXIT_MACHINE, EXIT_USAGE
-from halfbyte.recipe import recipe_text
-
-RECIPE = "kimi-k2.6-mxfp4-wafer"
-INDEX = "model.safetensors.index.json"
 FIRST, SECOND, THIRD = (f"model-0000{i}-of-000006.safetensors" for i in (1, 2, 3))
 AT = "language_model.model.layers"
 EXPERT = f"{AT}.1.mlp.experts.2.up_proj"
 
 
-@pytest.fixture(scope="module")
-def pristine(tmp_path_factory):
-    """One checkpoint of each kind that is asked for, written once; tests break copies."""
-    written = {}
-
-    def get(kind):
-        if kind not in written:
-            written[kind] = write_pico(tmp_path_factory.mktemp("pristine") / kind, kind)
-        return written[kind]
-
-    return get
-
-
-@pytest.fixture
-def source(pristine, tmp_path):
-    return shutil.copytree(pristine("int4-k2.6"), tmp_path / "source")
-
-
-def everything(folder):
-    """What lies in a folder: each file with its hash, each link with its target."""
-    paths = sorted(folder.rglob("*"))
-    links = {str(path): str(path.readlink()) for path in paths if path.is_symlink()}
-    files = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
-    return {**files, **links}
-
-
-def refused(halfbyte, source, out, *options, recipe=RECIPE, code=EXIT_USAGE):
-    """Run the command, and return the sentence, the place and the remedy of its error."""
-    before = everything(source)
-    left, printed, words = halfbyte("-q", "quantize", source, out, "-r", recipe, *options)
-    assert (left, printed) == (code, ""), words
-    what, where, fix = words.splitlines()
-    assert what.startswith("✗ ")
-    assert where.startswith("  where ")
-    assert fix.startswith("  fix   ")
-    assert everything(source) == before
-    return what[2:], where[8:], fix[8:]
-
-
 # --- shards and their headers ---
-
-
-def edit_header(path, change):
-    """Change the header's JSON and leave the bytes of the tensors as they are."""
-    data = path.read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    header = change(json.loads(data[8 : 8 + length]))
-    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(raw)) + raw + data[8 + length :])
 
 
 def edit_tensor(path, name, **changes):
@@ -281,9 +228,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("spoil", CASES, ids=lambda case: case.__name__)
-def test_a_source_that_cannot_be_right(halfbyte, source, tmp_path, spoil):
-    spoil(source)
-    what, where, fix = refused(halfbyte, source, tmp_path / "out")
+def test_a_source_that_cannot_be_right(halfbyte, bad_source, tmp_path, spoil):
+    spoil(bad_source)
+    what, where, fix = refused(halfbyte, bad_source, tmp_path / "out")
     for part, text in zip(CASES[spoil], (what, where, fix), strict=True):
         assert part in text
     assert not (tmp_path / "out").exists()
@@ -292,127 +239,4 @@ def test_a_source_that_cannot_be_right(halfbyte, source, tmp_path, spoil):
 def test_a_source_that_is_not_there(halfbyte, tmp_path):
     what, where, _ = refused(halfbyte, tmp_path / "nowhere", tmp_path / "out")
     assert (what, where) == ("there is no such folder", str(tmp_path / "nowhere"))
-    assert not (tmp_path / "out").exists()
-
-
-# --- scales that are no numbers ---
-
-NAN, INF = float("nan"), float("inf")
-E4M3_NAN, E8M0_NAN = 0x7F, 0xFF
-# Kind of checkpoint, the tensor that is spoilt, what is written into it.
-SCALES = [
-    ("int4-k2.6", "weight_scale", NAN),
-    ("int4-k2.6", "weight_scale", INF),
-    ("int4-k2.6", "weight_scale", -INF),
-    ("fp8-block-k2", "weight_scale_inv", NAN),
-    ("fp8-block-k2", "weight_scale_inv", INF),
-    ("fp8-channel", "weight_scale", NAN),
-    ("fp8-channel", "weight_scale", INF),
-    ("nvfp4", "weight_scale", E4M3_NAN),
-    ("nvfp4", "weight_scale", E4M3_NAN | 0x80),
-    ("nvfp4", "weight_scale_2", NAN),
-    ("nvfp4", "weight_scale_2", INF),
-    ("nvfp4", "weight_scale_2", 0.0),
-    ("nvfp4_ct", "weight_scale", E4M3_NAN),
-    ("nvfp4_ct", "weight_global_scale", NAN),
-    ("nvfp4_ct", "weight_global_scale", INF),
-    ("nvfp4_ct", "weight_global_scale", -1.0),
-    ("mxfp4", "weight_scale", E8M0_NAN),
-    ("mxfp4_ct", "weight_scale", E8M0_NAN),
-    ("bf16", "weight", NAN),  # to BF16 it would be the same bytes: nothing is decoded
-]
-RECIPES = [RECIPE, "kimi-k2.6-nvfp4a16", "kimi-k2.6-fp8-reference", "kimi-k2.6-bf16"]
-# All that is quantized is encoded or decoded, whatever the source keeps in its own format.
-DECODED = [f"--set=roles.{role}=bf16" for role in ("attention", "dense_mlp", "shared_experts")]
-
-
-def spoil_scale(folder, module, suffix, value):
-    """Write a value into the last element of a tensor; an integer is a bit pattern. Return the shard's old bytes."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    shard = "model.safetensors"
-    if (folder / INDEX).exists():
-        shard = json.loads((folder / INDEX).read_text())["weight_map"][f"{module}.{suffix}"]
-    tensors, before = load_file(folder / shard), (folder / shard).read_bytes()
-    tensor = tensors[f"{module}.{suffix}"]
-    flat = (tensor.view(torch.uint8) if isinstance(value, int) else tensor).view(-1)
-    flat[-1] = value
-    save_file(tensors, folder / shard)
-    return shard, before
-
-
-@pytest.mark.parametrize(
-    ("kind", "suffix", "value", "recipe"),
-    [(*row, recipe) for row in SCALES for recipe in RECIPES if (row[0], recipe) != ("bf16", "kimi-k2.6-bf16")],
-)
-def test_scales_that_are_no_numbers(halfbyte, pristine, tmp_path, kind, suffix, value, recipe):
-    """They are found while the weights stream by: the tensor is named, and what was finished before stays."""
-    source, out = shutil.copytree(pristine(kind), tmp_path / "source"), tmp_path / "out"
-    prefix = "language_model." if kind in ("int4-k2.6", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct") else ""
-    module = f"{prefix}model.layers.2.mlp.experts.3.up_proj"
-    shard, before = spoil_scale(source, module, suffix, value)
-    options = ["--threads", "1", *([] if recipe == "kimi-k2.6-bf16" else DECODED)]
-    what, where, fix = refused(halfbyte, source, out, *options, recipe=recipe)
-    assert where == f"{shard}: {module}"
-    assert "NaN" in what or "infinity" in what or "not finite" in what or "not one positive number" in what
-    assert fix.endswith("run the same command: finished shards are kept")
-    kept = {path.name: path.read_bytes() for path in out.glob("*.safetensors")}
-    assert len(kept) >= 2  # layers 0 and 1
-    assert sorted(path.name for path in out.iterdir()) == ["halfbyte", *sorted(kept)]  # nothing half-written
-
-    (source / shard).write_bytes(before)
-    code, _, words = halfbyte("quantize", source, out, "-r", recipe, *options)
-    assert code == 0, words
-    assert {name: (out / name).read_bytes() for name in kept} == kept
-
-
-# --- where the output would go, and the recipe ---
-
-
-def test_an_output_folder_inside_the_source(halfbyte, source):
-    for out in (source, source / "out", source / "a" / "b", source.parent / "x" / ".." / source.name / "out"):
-        what, where, fix = refused(halfbyte, source, out)
-        assert (what, where, fix) == (
-            "the output folder lies inside the source",
-            str(out),
-            "give a folder elsewhere",
-        )
-
-
-def test_an_output_folder_that_holds_something(halfbyte, source, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.txt").write_text("mine")
-    assert refused(halfbyte, source, tmp_path / "out")[0] == "the output folder is not empty"
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
-
-
-@pytest.mark.parametrize("below", ["", "out", "a/b"])
-def test_an_output_folder_where_a_file_is(halfbyte, source, tmp_path, below):
-    (tmp_path / "file").write_text("mine")
-    what, where, _ = refused(halfbyte, source, tmp_path / "file" / below)
-    assert (what, where) == ("the output lies where a file is", str(tmp_path / "file"))
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_a_recipe_for_another_family(halfbyte, source, tmp_path):
-    mine = tmp_path / "text-only.yaml"
-    lines = [
-        line for line in recipe_text(RECIPE).splitlines() if not line.strip().startswith(("vision:", "projector:"))
-    ]
-    mine.write_text("\n".join(lines))
-    what, where, fix = refused(halfbyte, source, tmp_path / "out", recipe=str(mine))
-    assert what.startswith("recipe 'kimi-k2.6-mxfp4-wafer' does not say what happens to ")
-    assert where.startswith(("vision_tower.", "mm_projector."))
-    assert "this recipe is for another family" in fix
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_disk_that_is_too_small(halfbyte, source, tmp_path, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    what, where, fix = refused(halfbyte, source, tmp_path / "out", code=EXIT_MACHINE)
-    assert what.startswith("the output needs 0.3 GB, the disk has 0.0 GB free")
-    assert where == str(tmp_path / "out")
-    assert fix.startswith("free some space")
     assert not (tmp_path / "out").exists()

@@ -5,7 +5,6 @@ Each is a function of the evidence that returns findings. They know nothing of e
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -20,6 +19,7 @@ from halfbyte.audit.matchers import (
     read_block,
 )
 from halfbyte.errors import CheckpointError
+from halfbyte.foreign import read_json
 from halfbyte.models.linears import StoredLinear
 from halfbyte.models.model import describe
 from halfbyte.numerics.formats import FORMATS
@@ -30,6 +30,7 @@ from halfbyte.write import PART
 
 UNQUANTIZED = frozenset(("bf16", "f16", "f32"))
 INPUT_SCALES: Mapping[str, str] = {"nvfp4": "input_scale", "nvfp4_ct": "input_global_scale"}
+_ENOUGH = 1000  # shards that are not there: looking for more would take longer than saying so
 _FLOATS = frozenset(("BF16", "F16", "F32"))
 
 
@@ -49,7 +50,7 @@ def effective_block(evidence: Evidence) -> Mapping[str, Any] | None:
 def modelopt_block(evidence: Evidence) -> Mapping[str, Any] | None:
     """Return what ModelOpt's own file says, where there is one."""
     try:
-        found = json.loads((evidence.root / MODELOPT_FILE).read_text(encoding="utf-8"))
+        found = read_json(evidence.root / MODELOPT_FILE)
     except (OSError, ValueError):
         return None
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
@@ -211,9 +212,13 @@ def _index_problems(evidence: Evidence, found: Mapping[str, Any]) -> list[str]:
             shard_path(evidence.root, shard)
         except CheckpointError as error:
             wrong.append(error.what)
+            if len(wrong) == _ENOUGH:
+                return wrong
     readable = evidence.checkpoint.shards
     for name, shard in weight_map.items():
-        if shard in readable and (name not in tensors or tensors[name].shard != shard):
+        if not isinstance(shard, str):
+            wrong.append(f"the index gives {name} no file name")
+        elif shard in readable and (name not in tensors or tensors[name].shard != shard):
             wrong.append(f"{name} is not in {shard}, where the index has it")
     wrong += [f"{name} is not in the index" for name in tensors if name not in weight_map]
     metadata = found.get("metadata")

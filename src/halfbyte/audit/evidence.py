@@ -6,7 +6,6 @@ files with the same code, but keeps what is broken beside what is whole.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, cast
 from halfbyte.decisions import Recipe
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.folders import FOLDER, PLAN, REDACTED
+from halfbyte.foreign import read_json
 from halfbyte.models.architecture import SUFFIXES, Architecture, Place, architecture_of
 from halfbyte.models.linears import Signature, Stored, StoredLinear, identify, signature
 from halfbyte.models.model import Model, describe
@@ -23,8 +23,16 @@ from halfbyte.plan.manifest import Plan, make_plan
 from halfbyte.plan.pruned import Kept, kept_digest
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.prune.plan_file import read_prune_plan
-from halfbyte.source.checkpoint import CONFIG, INDEX, Checkpoint, open_checkpoint, shard_path
-from halfbyte.source.headers import TensorInfo, read_header
+from halfbyte.source.checkpoint import (
+    CONFIG,
+    INDEX,
+    MAX_HEADERS_NBYTES,
+    Checkpoint,
+    open_checkpoint,
+    refuse_too_much,
+    shard_path,
+)
+from halfbyte.source.headers import TensorInfo, read_header, read_header_length
 from halfbyte.write import Journal
 
 BLOCK = "quantization_config"
@@ -90,9 +98,13 @@ def gather(out: Path, against: Path | None) -> Evidence:
     tensors: dict[str, TensorInfo] = {}
     unreadable: dict[str, str] = {}
     sizes: dict[str, int] = {}
+    left = MAX_HEADERS_NBYTES
     for shard in shards:
         try:
-            tensors |= read_header(shard_path(out, shard), shard)
+            path = shard_path(out, shard)
+            left -= read_header_length(path, shard)
+            refuse_too_much(left, shard)
+            tensors |= read_header(path, shard)
             sizes[shard] = (out / shard).stat().st_size
         except CheckpointError as error:
             unreadable[shard] = error.what
@@ -112,10 +124,10 @@ def gather(out: Path, against: Path | None) -> Evidence:
 
 def _read_json(path: Path, problems: dict[str, str]) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except FileNotFoundError:
         problems[path.name] = f"{path.name} is missing"
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         problems[path.name] = f"{path.name} is not JSON"
     else:
         if isinstance(found, dict):
@@ -162,6 +174,7 @@ def _read_prune_plan(path: Path, plan: Mapping[str, Any], problems: dict[str, st
 def _sort(checkpoint: Checkpoint, problems: dict[str, str]) -> Contents | None:
     """Give every tensor its role and every linear its format, and go on where one has none."""
     if not checkpoint.config:
+        problems.setdefault(CONFIG, f"{CONFIG} says nothing")
         return None
     try:
         architecture = architecture_of(checkpoint.config)

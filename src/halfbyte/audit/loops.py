@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from halfbyte.audit.evidence import Evidence
 from halfbyte.audit.findings import Finding, bad, good, note
 from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER, LOOPS
+from halfbyte.foreign import read_json
 from halfbyte.prune.record import read_record
 
 CHECK = "loops"
@@ -21,7 +21,7 @@ def loops(evidence: Evidence) -> list[Finding]:
     ask, when = f"halfbyte loops {evidence.root} --against SRC", ""
     try:
         if evidence.made.recipe.prune is not None:
-            found: Any = json.loads((evidence.root / FOLDER / LOOPS).read_text(encoding="utf-8"))
+            found: Any = read_json(evidence.root / FOLDER / LOOPS)
         else:
             record = read_record(evidence.root)
             if record is None:

@@ -8,12 +8,12 @@ tests/golden/vllm_matching.json.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from halfbyte.audit.patterns import compiled
 from halfbyte.models.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -189,21 +189,14 @@ def regex_match(name: str, pattern: str) -> bool:
     """Match as compressed-tensors and Quark do: the whole name, or `re:` with a regular expression from its start."""
     if not pattern.startswith(_REGEX):
         return name == pattern
-    try:
-        return re.match(pattern.removeprefix(_REGEX), name) is not None
-    except re.error:
-        return False  # engines stop with an error; `broken_patterns` names it
+    found = compiled(pattern.removeprefix(_REGEX))
+    return found is not None and found.match(name) is not None  # engines stop with an error; `broken_patterns` names it
 
 
 def broken_patterns(patterns: Iterable[str]) -> list[str]:
-    """Return the patterns that are no regular expressions."""
-    broken: list[str] = []
-    for pattern in patterns:
-        try:
-            re.compile(pattern.removeprefix(_REGEX) if pattern.startswith(_REGEX) else "")
-        except re.error:
-            broken.append(pattern)
-    return broken
+    """Return the patterns that are no regular expressions, or such that may never end."""
+    regular = (pattern for pattern in patterns if pattern.startswith(_REGEX))
+    return [pattern for pattern in regular if compiled(pattern.removeprefix(_REGEX)) is None]
 
 
 def modelopt_ignores(module: EngineModule, patterns: Sequence[str]) -> bool | None:

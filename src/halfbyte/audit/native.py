@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +17,8 @@ from typing import Any, cast
 from halfbyte.audit.evidence import Evidence
 from halfbyte.audit.findings import Finding, bad, count, good, note
 from halfbyte.errors import MachineError
+from halfbyte.foreign import read_json
+from halfbyte.own_python import OWN_PYTHON
 from halfbyte.plan.engine_config import MODELOPT_FILE
 
 CHECK = "vllm"
@@ -82,13 +83,13 @@ def _ask(evidence: Evidence) -> Mapping[str, Any]:
     case = {
         "name": checkpoint.root.name,
         "config": checkpoint.config,
-        "modelopt_file": json.loads(legacy.read_text(encoding="utf-8")) if legacy.is_file() else None,
+        "modelopt_file": read_json(legacy) if legacy.is_file() else None,
         "tensors": [tensor[:3] for tensor in checkpoint.tensors.values()],
     }
     with tempfile.TemporaryDirectory() as folder:
         cases, results = Path(folder) / "cases.json", Path(folder) / "results.json"
         cases.write_text(json.dumps([case]))
-        command = [sys.executable, "-m", "halfbyte.audit.native_load", str(cases), str(results)]
+        command = [*OWN_PYTHON, "-m", "halfbyte.audit.native_load", str(cases), str(results)]
         environment = {**ENVIRONMENT, **os.environ}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if done.returncode:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from halfbyte.errors import CheckpointError, HalfbyteError, MachineError, UsageError
+from halfbyte.foreign import parsed
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.chat import ChatTemplate
@@ -124,8 +125,8 @@ def _from_lines(path: Path) -> Iterator[_Sample]:
 def _from_jsonl(path: Path) -> Iterator[_Sample]:
     for where, line in _lines(path):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = parsed(line)
+        except ValueError as error:
             raise UsageError(f"it is not JSON: {error}", where=where, fix="repair or remove the line") from error
         if not isinstance(row, dict):
             what = f"it is a JSON {type(row).__name__}, not an object"

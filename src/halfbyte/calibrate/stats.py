@@ -80,7 +80,8 @@ class ExpertStats:
 
     @classmethod
     def of(cls, tensors: Mapping[str, NDArray[Any]]) -> ExpertStats:
-        """Return what a file holds."""
+        """Return what a file holds; ValueError where its arrays are not of the same experts and domains."""
+        _check_arrays(tensors)
         return cls(
             sums={
                 name: tensors[f"sum_{name}"]
@@ -93,7 +94,20 @@ class ExpertStats:
         )
 
 
+def _check_arrays(tensors: Mapping[str, NDArray[Any]]) -> None:
+    experts_domains = tensors["count"].shape
+    if len(experts_domains) != 2:  # noqa: PLR2004 - experts and domains
+        raise ValueError("count is not by expert and domain")
+    for name, array in tensors.items():
+        shape = experts_domains[:1] if name in _BY_EXPERT else experts_domains
+        dtype = np.int64 if name in _COUNTS else np.float32 if name in _BY_EXPERT else np.float64
+        if array.shape != shape or array.dtype != dtype:
+            raise ValueError(f"{name} is {array.dtype} {list(array.shape)}, not {np.dtype(dtype)} {list(shape)}")
+
+
 _COUNT_PUBLIC = "count_public"
+_COUNTS = ("count", "seen", _COUNT_PUBLIC)
+_BY_EXPERT = ("seen", "input_amax", "down_amax", "out_amax", "all_down_amax")
 _PLAIN = ("count", "seen", "input_amax", "down_amax", "out_amax", "all_down_amax")
 
 

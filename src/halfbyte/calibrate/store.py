@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.errors import MachineError, UsageError
+from halfbyte.foreign import parsed, read_json
 from halfbyte.source.headers import TensorSpec, lay_out
 from halfbyte.write import PART, write_whole
 
@@ -54,8 +55,8 @@ class Store:
         if not path.exists():
             return
         try:
-            found: Any = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
+            found: Any = read_json(path)
+        except (OSError, ValueError):
             found = None
         found = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
         refuse_other(found, self.about, str(self.folder))
@@ -203,7 +204,7 @@ def read_stats(path: Path) -> tuple[dict[str, Any], dict[int, LayerStats]]:
         raise UsageError("there are no finished statistics here", where=str(path), fix=fix)
     try:
         with cast("Any", safetensors).safe_open(file, "np") as opened:
-            about = json.loads(cast("dict[str, str]", opened.metadata() or {})[_METADATA])
+            about = parsed(cast("dict[str, str]", opened.metadata() or {})[_METADATA])
             digest = about.pop(_SHA256, None)
             tensors: dict[str, NDArray[Any]] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         _refuse_damaged(digest, about, tensors, str(file))

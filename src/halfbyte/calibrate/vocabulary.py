@@ -23,6 +23,7 @@ import tiktoken
 import tokenizers
 
 from halfbyte.errors import CheckpointError
+from halfbyte.foreign import plain_bytes, read_json
 
 TIKTOKEN = "tiktoken.model"
 TOKENIZERS = "tokenizer.json"
@@ -190,7 +191,7 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
     """Read the merges: a token in base 64 and its rank on every line."""
     # tiktoken's own reader keeps a copy by path in the temporary folder, and would give it for a file that has changed.
     ranks: dict[bytes, int] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(plain_bytes(path).splitlines(), 1):
         try:
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)
@@ -251,7 +252,7 @@ def _named(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = read_json(path)
     except ValueError as error:
         raise CheckpointError(f"it is not JSON: {error}", where=str(path), fix="download it again") from error
     if not isinstance(found, dict):

@@ -25,6 +25,7 @@ from halfbyte.numerics.formats import FORMATS
 
 # What a linear may have besides the tensors of its format; it says nothing about how the weights are stored.
 COMPANIONS = ("bias", "input_scale", "input_global_scale")
+_MOST = 1 << 21  # of any count in a config: layers, experts, widths, words
 # What may follow a linear's name.
 SUFFIXES = frozenset(COMPANIONS) | {part.suffix for row in FORMATS.values() for part in row.tensors}
 
@@ -98,6 +99,9 @@ class Architecture:
         value = self.text(config).get(name) if name else None
         if value is not None and type(value) is not int:
             raise CheckpointError(f"{name} is {value!r}, not a number", where="config.json", fix="download it again")
+        if value is not None and not 0 <= value <= _MOST:
+            what = f"{name} is {value}, which no model has" if abs(value) < 2**64 else f"{name} is beyond all numbers"
+            raise CheckpointError(what, where="config.json", fix="download it again")
         return value
 
     def with_expert(self, module: str, number: int) -> str:

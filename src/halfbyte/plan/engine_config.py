@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from halfbyte.decisions import Quantize
 from halfbyte.errors import CheckpointError
+from halfbyte.foreign import read_json
 from halfbyte.models.agreement import PER_LAYER
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.pruned import counts_by_layer, renumbered
@@ -126,7 +126,7 @@ def _kept_modelopt_file(plan: Plan) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = read_json(path)
     except (OSError, ValueError):
         what, fix = f"{MODELOPT_FILE} cannot be read", "download it again, or remove it: config.json says the same"
         raise CheckpointError(what, where=str(path), fix=fix) from None

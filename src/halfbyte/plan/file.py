@@ -6,7 +6,6 @@ the libraries that read recipes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from halfbyte.decisions import Recipe
 from halfbyte.errors import UsageError
+from halfbyte.foreign import read_json
 from halfbyte.plan.manifest import Plan, different_parts
 
 _AGAIN = "make it again: halfbyte plan SRC -r RECIPE -o FILE"
@@ -40,7 +40,7 @@ class PlanFile:
 def read_plan_file(path: Path) -> PlanFile:
     """Read what `halfbyte plan -o` wrote, or the plan.json of an output."""
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = read_json(path)
         recipe = Recipe.of(found["recipe"])
         parts = {str(name): str(part) for name, part in found["parts"].items()}
         layers = None if parts["layers"] == "all" else int(parts["layers"])
@@ -48,7 +48,7 @@ def read_plan_file(path: Path) -> PlanFile:
     except OSError as error:
         what = f"the plan cannot be read: {error.strerror or error}"
         raise UsageError(what, where=str(path), fix="check the path") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         what = "this is not a plan of this version of halfbyte, or it is damaged"
         raise UsageError(what, where=str(path), fix=_AGAIN) from None
     if changed:

@@ -27,6 +27,7 @@ from typing import Any
 
 from halfbyte.decisions import Prune
 from halfbyte.errors import UsageError
+from halfbyte.foreign import parsed, plain_bytes, without_doubles
 from halfbyte.prune.router import RouterShape
 from halfbyte.write import write_whole
 
@@ -136,23 +137,13 @@ def read_prune_plan(path: Path, *, layers_expected: Collection[int] | None = Non
 def read_json(path: Path) -> Any:
     """Return what a JSON file says; UsageError for a file that cannot be read or is none."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_doubles)
+        return parsed(plain_bytes(path), without_doubles)
     except OSError as error:
         what = f"the file cannot be read: {error.strerror or error}"
         raise UsageError(what, where=str(path), fix="check the path") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         what = f"this is not JSON: {error}"
         raise UsageError(what, where=str(path), fix="repair it, or give another file") from None
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON readers keep the last of two equal keys: an edited layer that is there twice would vanish."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        double = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"'{double}' is there twice")
-    return found
 
 
 def _json(value: Any) -> str:

@@ -8,7 +8,6 @@ of the loop test, which was about the checkpoint as it was then.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, cast
 
 from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER, LOOPS, PLAN
+from halfbyte.foreign import read_json
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.prune.plan_file import PrunePlan, read_prune_plan
 from halfbyte.source.checkpoint import Checkpoint
@@ -89,8 +89,8 @@ def quantized_from(checkpoint: Checkpoint) -> str | None:
 def _object(path: Path) -> dict[str, Any]:
     """Return a JSON object; an empty one where there is none to read."""
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found: Any = read_json(path)
+    except (OSError, ValueError):
         return {}
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 

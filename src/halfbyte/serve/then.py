@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
 from halfbyte.console import Output
+from halfbyte.own_python import OWN_PYTHON
 from halfbyte.serve import keeper
 
 Then = Callable[[str], int]
@@ -23,7 +24,7 @@ def then_checks(commands: Sequence[Sequence[str]], out: Output) -> Then:
     def run(url: str) -> int:
         for name, *options in commands:
             out.note(f"halfbyte {shlex.join([name, url, *options])}")
-            code = run_in_front([sys.executable, "-m", "halfbyte", name, url, *options], os.environ)
+            code = run_in_front([*OWN_PYTHON, "-m", "halfbyte", name, url, *options], os.environ)
             if code:
                 return code
         return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,8 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from halfbyte.collector import paused
 from halfbyte.errors import CheckpointError
-from halfbyte.source.headers import TensorInfo, parse_header, read_raw_header
-from halfbyte.source.known_hashes import SUMS, hub_blob
+from halfbyte.foreign import DoubleError, parsed, plain_bytes, without_doubles
+from halfbyte.source.headers import TensorInfo, parse_header, read_header_length, read_raw_header
+from halfbyte.source.inside import check_inside
+from halfbyte.source.known_hashes import SUMS
 
 if TYPE_CHECKING:
     from halfbyte.source.remote.shelf import Shelf
@@ -24,6 +25,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".ms
 _INDICES = (".safetensors.index.json", ".bin.index.json")
 _NO_FOLDER = ("there is no such folder", "check the path")
 _NO_ADDRESS = ("this command reads folders only", "download it first; inspect, plan and quantize read addresses too")
+MAX_HEADERS_NBYTES = 400_000_000  # of all shards; half a million tensors have 90 MB
 READERS = 8  # headers are small reads in large files: latency counts, not bandwidth
 
 # Each shard with the tensors that the index promises in it; None where there is no index to promise anything.
@@ -59,7 +61,7 @@ class Checkpoint:
         kept = (path for path in found if not is_weights(path))
         files = sorted(path for path in kept if not any(part.startswith(".") for part in path.parts))
         for path in files:
-            _check_inside(self.root, path)  # what is copied would be published
+            check_inside(self.root, path)  # what is copied would be published
             if not (self.root / path).exists():
                 raise CheckpointError(f"'{path}' is a link to nothing", where=str(self.root), fix="download it again")
         # The sums are those of the source's shards; a folder that is linked to is in the listing as itself.
@@ -88,8 +90,17 @@ def open_checkpoint(root: Path) -> Checkpoint:
         promised = promised_shards(index) if index is not None else _without_index(root)
         paths = {shard: shard_path(root, shard) for shard in promised}
         with ThreadPoolExecutor(READERS) as pool:
+            lengths = list(pool.map(read_header_length, paths.values(), paths))
+            refuse_too_much(MAX_HEADERS_NBYTES - sum(lengths), str(root))
             raw = dict(zip(paths, pool.map(read_raw_header, paths.values(), paths), strict=True))
         return assemble(root, config, index, promised, raw)
+
+
+def refuse_too_much(left: int, where: str) -> None:
+    """Refuse headers that together are larger than those of any model: they are all in memory for a moment."""
+    if left < 0:
+        what = f"the headers have {MAX_HEADERS_NBYTES - left:,} bytes together, more than {MAX_HEADERS_NBYTES:,}"
+        raise CheckpointError(what, where=where, fix="the files are damaged or not a model: download them again")
 
 
 def assemble(
@@ -122,10 +133,18 @@ def shard_path(root: Path, shard: str) -> Path:
     """Return the file of a shard; a name that leads out of the folder is refused, so is a link that does."""
     check_shard_name(shard)
     path = root / shard
-    _check_inside(root, Path(shard))
-    if not path.exists():
+    check_inside(root, Path(shard))
+    if not _exists(path, root):
         raise CheckpointError(f"shard '{shard}' is missing", where=str(root), fix="download it")
     return path
+
+
+def _exists(path: Path, root: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:  # a name too long for the file system
+        what = f"cannot look for '{path.name}': {error.strerror}"
+        raise CheckpointError(what, where=str(root), fix="download the index again") from None
 
 
 def check_shard_name(shard: str) -> None:
@@ -144,13 +163,6 @@ def _is_text(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _check_inside(root: Path, file: Path) -> None:
-    # The Hub's cache keeps files as links from snapshots/REVISION into blobs/ beside it.
-    if not (root / file).resolve().is_relative_to(root.resolve()) and hub_blob(root, file) is None:
-        fix = "copy the file into the folder, or give the folder it lies in"
-        raise CheckpointError(f"'{file}' is a link that leaves the folder", where=str(root), fix=fix)
 
 
 def promised_shards(index: Mapping[str, Any]) -> Promised:
@@ -199,7 +211,7 @@ def _agree(shard: str, promised: set[str] | None, header: Mapping[str, TensorInf
 
 def _read_json(path: Path, fix: str) -> dict[str, Any]:
     try:
-        raw = path.read_bytes()
+        raw = plain_bytes(path)
     except FileNotFoundError:
         raise CheckpointError(f"{path.name} is missing", where=str(path.parent), fix=fix) from None
     except OSError as error:
@@ -210,8 +222,10 @@ def _read_json(path: Path, fix: str) -> dict[str, Any]:
 def parse_json(raw: bytes, name: str, where: str, fix: str) -> dict[str, Any]:
     """Return the object that a JSON file holds."""
     try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
+        found = parsed(raw, without_doubles)
+    except DoubleError as error:
+        raise CheckpointError(f"{name} names {error}", where=where, fix=fix) from None
+    except ValueError:
         raise CheckpointError(f"{name} is not JSON", where=where, fix=fix) from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{name} is not a JSON object", where=where, fix=fix)

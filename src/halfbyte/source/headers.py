@@ -5,16 +5,21 @@ A file is 8 bytes of header length, that many bytes of JSON, then the tensors' b
 
 from __future__ import annotations
 
+import errno
 import json
 import math
-from collections.abc import Iterable, Mapping
+import os
+import stat
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from json.encoder import encode_basestring as _quote
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from halfbyte.errors import CheckpointError
+from halfbyte.foreign import DoubleError, parsed, without_doubles
 
 DTYPE_NBYTES: Mapping[str, int] = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2,
@@ -30,6 +35,8 @@ _RANK = {dtype: rank for rank, dtype in enumerate(_WRITE_ORDER)}
 LENGTH_NBYTES = 8
 MAX_HEADER_NBYTES = 100_000_000  # safetensors' own limit
 METADATA = "__metadata__"
+MAX_DIMENSIONS = 32  # NumPy's own limit for long
+MAX_NBYTES = 2**63 - 1  # what an offset in a file can be
 
 
 class TensorInfo(NamedTuple):
@@ -65,13 +72,29 @@ def read_header(path: Path, shard: str) -> dict[str, TensorInfo]:
 
 def read_raw_header(path: Path, shard: str) -> tuple[bytes, int]:
     """Read the JSON of a local shard's header, and how many bytes the file has."""
+    with _opened(path, shard) as (file, file_nbytes):
+        return file.read(header_length(file.read(LENGTH_NBYTES), file_nbytes, shard)), file_nbytes
+
+
+def read_header_length(path: Path, shard: str) -> int:
+    """Read how long the header of a local shard is."""
+    with _opened(path, shard) as (file, file_nbytes):
+        return header_length(file.read(LENGTH_NBYTES), file_nbytes, shard)
+
+
+@contextmanager
+def _opened(path: Path, shard: str) -> Generator[tuple[BinaryIO, int]]:
+    """Open a plain file; a pipe would wait for a writer."""
     try:
-        if not path.is_file():
-            raise CheckpointError(f"shard '{shard}' is not a file", where=str(path), fix="download it again")
-        file_nbytes = path.stat().st_size
-        with path.open("rb") as file:
-            return file.read(header_length(file.read(LENGTH_NBYTES), file_nbytes, shard)), file_nbytes
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(opened, "rb") as file:  # noqa: PTH123 - a descriptor, not a path
+            about = os.fstat(opened)
+            if not stat.S_ISREG(about.st_mode):
+                raise CheckpointError(f"shard '{shard}' is not a file", where=str(path), fix="download it again")
+            yield file, about.st_size
     except OSError as error:
+        if error.errno == errno.EISDIR:
+            raise CheckpointError(f"shard '{shard}' is not a file", where=str(path), fix="download it again") from None
         what = f"cannot read shard '{shard}': {error.strerror}"
         raise CheckpointError(what, where=str(path), fix="check the file and its permissions") from None
 
@@ -94,10 +117,10 @@ def header_length(head: bytes, file_nbytes: int, shard: str) -> int:
 def parse_header(raw: bytes, file_nbytes: int, shard: str) -> dict[str, TensorInfo]:
     """Turn a header's JSON into tensors, and refuse what the bytes of the file cannot be."""
     try:
-        header = json.loads(raw, object_pairs_hook=_without_duplicates)
-    except _DuplicateError as error:
-        raise _damaged("the header names it twice", str(error), shard) from None
-    except (ValueError, RecursionError):
+        header = parsed(raw, without_doubles)
+    except DoubleError as error:
+        raise _damaged("the header names it twice", error.name, shard) from None
+    except ValueError:
         raise CheckpointError("the header is not JSON", where=shard, fix="download this shard again") from None
     if not isinstance(header, dict):
         raise CheckpointError("the header is not a JSON object", where=shard, fix="download this shard again")
@@ -112,18 +135,6 @@ def parse_header(raw: bytes, file_nbytes: int, shard: str) -> dict[str, TensorIn
     return tensors
 
 
-class _DuplicateError(ValueError):
-    pass
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise _DuplicateError(next(name for name in names if names.count(name) > 1))
-    return found
-
-
 def _tensor(name: str, entry: Any, shard: str, start: int) -> TensorInfo:
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
@@ -135,11 +146,18 @@ def _tensor(name: str, entry: Any, shard: str, start: int) -> TensorInfo:
         raise CheckpointError(f"unknown dtype {dtype!r}", where=f"{shard}: {name}", fix=f"halfbyte knows {known}")
     if {*map(type, shape), type(begin), type(end)} != {int} or min((*shape, begin)) < 0 or end < begin:
         raise _damaged("shape or offsets are not counts", name, shard)
+    if len(shape) > MAX_DIMENSIONS or max((*shape, end)) > MAX_NBYTES or _product(shape) > MAX_NBYTES:
+        raise _damaged("shape or offsets are larger than any file", name, shard)
     nbytes = element_nbytes * math.prod(shape)
     if end - begin != nbytes:
         what = f"{dtype} {list(shape)} needs {nbytes:,} bytes, the header gives {end - begin:,}"
         raise _damaged(what, name, shard)
     return TensorInfo(name, dtype, shape, shard, start + begin, start + end)
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    """An empty tensor may claim to be wide in its other dimensions, and arrays cannot be that wide."""
+    return math.prod(size or 1 for size in shape) * max(DTYPE_NBYTES.values())
 
 
 def _damaged(what: str, name: str, shard: str) -> CheckpointError:

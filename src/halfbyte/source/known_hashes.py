@@ -14,6 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from halfbyte.foreign import plain_bytes, plain_text
+from halfbyte.pasted import pasted
+
 SUMS = "SHA256SUMS"
 _SHA256 = re.compile("[0-9a-f]{64}")
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -110,26 +113,26 @@ def _from_download(root: Path, shard: str) -> KnownHash | None:
     if entry is None or not _SHA256.fullmatch(entry[1]):
         return None
     command = _download("ORGANISATION/NAME", shard, entry[0])
-    return KnownHash(entry[1], "the Hub", f"{command} --local-dir {root}")
+    return KnownHash(entry[1], "the Hub", f"{command} --local-dir {pasted(root)}")
 
 
 def _read_metadata(root: Path, shard: str) -> tuple[str, str] | None:
     """Return commit and etag that a download noted of a file."""
     path = root / ".cache" / "huggingface" / "download" / f"{shard}.metadata"
     try:
-        commit, etag, *_ = path.read_text(encoding="utf-8").splitlines()
+        commit, etag, *_ = plain_text(path).splitlines()
     except (OSError, ValueError):
         return None
     return commit.strip(), etag.strip()
 
 
 def _download(name: str, shard: str, revision: str) -> str:
-    return f"hf download {name} {shard} --revision {revision} --force-download"
+    return f"hf download {pasted(name)} {pasted(shard)} --revision {pasted(revision)} --force-download"
 
 
 def _read_sums(root: Path) -> dict[str, str]:
     try:
-        text = (root / SUMS).read_text(encoding="utf-8", errors="replace")
+        text = plain_bytes(root / SUMS).decode(errors="replace")
     except OSError:
         return {}
     lines = (re.fullmatch(r"([0-9a-fA-F]{64}) [ *](?:\./)?(.+)", line) for line in text.splitlines())

@@ -16,6 +16,7 @@ from halfbyte.direct_io import File
 from halfbyte.errors import CheckpointError
 from halfbyte.source.checkpoint import Checkpoint, shard_path
 from halfbyte.source.headers import TensorInfo
+from halfbyte.source.inside import open_inside
 from halfbyte.source.remote.shelf import ShelfFile
 
 if TYPE_CHECKING:
@@ -98,9 +99,11 @@ class Reader:
     def _file(self, shard: str) -> File | ShelfFile:
         with self._lock:
             if shard not in self._files:
-                remote, root = self._remote, self._root
-                self._files[shard] = File(shard_path(root, shard)) if remote is None else remote.open(shard)
+                self._files[shard] = self._local(shard) if self._remote is None else self._remote.open(shard)
             return self._files[shard]
+
+    def _local(self, shard: str) -> File:
+        return File(shard_path(self._root, shard), opened=open_inside(self._root, Path(shard)))
 
     @contextmanager
     def nobody_waits(self) -> Generator[None]:

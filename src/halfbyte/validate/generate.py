@@ -8,7 +8,6 @@ differ little write texts that differ little.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from halfbyte.calibrate.vocabulary import Vocabulary, load_vocabulary
 from halfbyte.compare.sides import Side, open_side
 from halfbyte.doctor import memory_facts
 from halfbyte.errors import CheckpointError, MachineError
+from halfbyte.foreign import read_json
 from halfbyte.forward.layer import fetch, load_into
 from halfbyte.units import size
 
@@ -131,8 +131,8 @@ def _stops(folder: Path, vocabulary: Vocabulary) -> tuple[int, ...]:
     for name in (_GENERATION, _CONFIG):
         path = folder / name
         try:
-            found: Any = json.loads(path.read_bytes()).get("eos_token_id") if path.exists() else None
-        except (ValueError, AttributeError) as error:
+            found: Any = read_json(path).get("eos_token_id") if path.exists() else None
+        except (OSError, ValueError, AttributeError) as error:
             raise CheckpointError("it is not a JSON object", where=str(path), fix="download it again") from error
         if found is not None:
             return tuple(cast("list[int]", found)) if isinstance(found, list) else (int(found),)

@@ -8,14 +8,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from halfbyte.errors import MachineError
+from halfbyte.errors import MachineError, UsageError
+from halfbyte.foreign import parsed, plain_bytes
 from halfbyte.validate.endpoint import values_without_keys
 
+_MOST_NBYTES = 1 << 32  # of a trace, which is read whole; the longest so far has 0.3 GB
 SYNC_EVERY = 32
 SYNC_SECONDS = 5.0
 
@@ -26,7 +29,7 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab")
+        self._file = _open(path)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -39,14 +42,14 @@ class Lines:
         self._unsynced, self._synced_at = 0, time.monotonic()
 
     def _load(self) -> None:
-        data = self.path.read_bytes()
+        data = _all(self.path)
         whole = data.rfind(b"\n") + 1  # a run that was killed may have left half a line
         if whole < len(data):
             self._file.truncate(whole)
         for line in data[:whole].splitlines():
             try:
-                self._remember(json.loads(line))
-            except (ValueError, TypeError, LookupError):  # edited by hand, or another program's
+                self._remember(parsed(line))
+            except (ValueError, TypeError, LookupError, AttributeError):  # edited by hand, or another program's
                 self.damaged += 1
 
     def _remember(self, record: dict[str, Any]) -> None:
@@ -78,6 +81,30 @@ class Lines:
         """Bring every line to the disk and let others write."""
         self.sync()
         self._file.close()
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open the file to add to it; without O_NONBLOCK, opening a pipe waits until somebody reads from it."""
+    try:
+        opened = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise _unfit(path, error.strerror) from None
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise _unfit(path, "it is not a plain file")
+    return open(opened, "ab")  # noqa: PTH123 - a descriptor, closed by `close`
+
+
+def _all(path: Path) -> bytes:
+    try:
+        return plain_bytes(path, _MOST_NBYTES)
+    except OSError as error:
+        raise _unfit(path, error.strerror) from None
+
+
+def _unfit(path: Path, why: str | None) -> UsageError:
+    fix = "move it away, or give another folder with -o"
+    return UsageError(f"this file cannot be gone on with: {why}", where=str(path), fix=fix)
 
 
 def encoded(record: Any, indent: int | None = None) -> bytes:

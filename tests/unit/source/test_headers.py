@@ -1,6 +1,7 @@
 """safetensors headers: read as the library reads them, written as it writes them, refused when they lie."""
 
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -108,7 +109,7 @@ def test_a_shard_without_permission_says_so(shard, monkeypatch):
     def denied(*args, **kwargs):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr(os, "open", denied)
     assert refused(shard).what == "cannot read shard 'x.safetensors': Permission denied"
 
 

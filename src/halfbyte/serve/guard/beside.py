@@ -14,6 +14,7 @@ from collections.abc import Generator
 
 from halfbyte.console import Output
 from halfbyte.errors import MachineError
+from halfbyte.own_python import OWN_PYTHON
 from halfbyte.serve.front import Front
 from halfbyte.serve.guard.command import needs_aiohttp, serve_until_stopped
 from halfbyte.serve.keeper import end_with_parent
@@ -27,7 +28,7 @@ _READY = b"ready\n"
 def guard_before(engine_url: str, port: int) -> Generator[Front]:
     """Hold a guard on a port before an engine that need not answer yet."""
     needs_aiohttp()
-    command = [sys.executable, "-m", "halfbyte.serve.guard.beside", engine_url, str(port)]
+    command = [*OWN_PYTHON, "-m", "halfbyte.serve.guard.beside", engine_url, str(port)]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

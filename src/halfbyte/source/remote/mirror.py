@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from halfbyte.collector import paused
 from halfbyte.errors import CheckpointError
+from halfbyte.foreign import read_json
 from halfbyte.source.checkpoint import (
     CONFIG,
     INDEX,
@@ -94,7 +95,7 @@ def remote_identity(checkpoint: Checkpoint, shelf: Shelf, stretches: int, nbytes
     """Return short stretches from all over each shard, by range requests, kept for the next time."""
     kept = checkpoint.root / _IDENTITY
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        found = cast("dict[str, list[str]]", json.loads(kept.read_text(encoding="utf-8")))
+        found = cast("dict[str, list[str]]", read_json(kept))
         if found.keys() == checkpoint.shards.keys():
             return {shard: [bytes.fromhex(piece) for piece in pieces] for shard, pieces in found.items()}
 

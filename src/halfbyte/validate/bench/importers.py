@@ -7,7 +7,6 @@ write these files (guidellm's GenerativeRequestStats, aiperf's MetricRecordInfo)
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from statistics import median_low
 from typing import Any, cast
 
 from halfbyte.errors import UsageError
+from halfbyte.foreign import parsed, plain_text
 from halfbyte.validate.bench.import_checks import NonsenseError, check_block, whole_number
 from halfbyte.validate.bench.records import COLUMNS, Block, Request, read_records, requests_of
 from halfbyte.validate.bench.shapes import Point
@@ -29,15 +29,15 @@ _FIX = "take a bench.jsonl, the file of `vllm bench serve --save-detailed`, guid
 def read_results(path: Path, arm: str) -> list[Block]:
     """Return the blocks of a file as those of an arm; a file that no reader knows is an error."""
     try:
-        text = path.read_text(encoding="utf-8")
-        first = json.loads(text.partition("\n")[0]) if path.suffix == ".jsonl" else json.loads(text)
+        text = plain_text(path)
+        first = parsed(text.partition("\n")[0]) if path.suffix == ".jsonl" else parsed(text)
         rows = cast("dict[str, Any]", first if isinstance(first, dict) else {})
         blocks = _read(path, rows, text)
         for block in blocks:
             check_block(block)
     except NonsenseError as error:
         raise UsageError(f"these results cannot be: {error}", where=str(path), fix=_FIX) from None
-    except (OSError, ValueError, OverflowError, RecursionError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise UsageError("cannot read these results", where=str(path), fix=_FIX) from error
     except KeyError as error:
         what = f"these results lack something: {type(error).__name__}: {error}"
@@ -59,7 +59,7 @@ def _read(path: Path, first: Row, text: str) -> list[Block]:
     if "benchmarks" in first:
         return [_guidellm(row) for row in first["benchmarks"]]
     if "metadata" in first and "metrics" in first:
-        return [_aiperf([json.loads(line) for line in text.splitlines() if line.strip()])]
+        return [_aiperf([parsed(line) for line in text.splitlines() if line.strip()])]
     raise UsageError("nobody knows what these results are", where=str(path), fix=_FIX)
 
 

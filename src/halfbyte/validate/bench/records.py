@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from halfbyte.errors import UsageError
+from halfbyte.foreign import parsed, plain_text
 from halfbyte.validate.bench.shapes import Point
 from halfbyte.validate.endpoint import without_keys
 from halfbyte.write import write_whole
@@ -201,14 +202,14 @@ def once(blocks: Iterable[Block]) -> list[Block]:
 def read_records(path: Path) -> tuple[dict[str, Any], list[Block]]:
     """Return settings and blocks of a file, each turn once; a torn last line is left out, more is an error."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = plain_text(path).split("\n")
     except (OSError, ValueError) as error:
         raise UsageError("cannot read this file", where=str(path), fix="name a bench.jsonl") from error
     settings: dict[str, Any] = {}
     blocks: list[Block] = []
     for number, line in enumerate(lines):
         try:
-            found = json.loads(line) if line else None
+            found = parsed(line) if line else None
             if found is not None and "settings" in found:
                 settings = found["settings"]
             elif found is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from halfbyte.errors import UsageError
+from halfbyte.foreign import read_json
 from halfbyte.validate.endpoint import values_without_keys
 from halfbyte.validate.evaluate.judging import Judged, Label
 from halfbyte.validate.lines import encoded
@@ -56,7 +56,7 @@ def write_results(folder: Path, evaluation: Evaluation) -> None:
 def read_head(folder: Path) -> dict[str, Any]:
     """Read an earlier run's eval.json."""
     try:
-        head = json.loads((folder / FILE).read_bytes())
+        head = read_json(folder / FILE)
     except (OSError, ValueError):
         head = None
     if not isinstance(head, dict):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.foreign import MOST_NBYTES, parsed, plain_bytes
 from halfbyte.validate.endpoint import values_without_keys
 from halfbyte.validate.evaluate.programs import runs_of
 from halfbyte.validate.lines import encoded
@@ -127,8 +127,8 @@ def write_samples(folder: Path, samples: Iterable[Sample]) -> None:
 def load_samples(folder: Path) -> list[Sample]:
     """Read an earlier run's items."""
     try:
-        lines = (folder / FILE).read_bytes().splitlines()
-        return [_checked(Sample(**json.loads(line))) for line in lines]
+        lines = plain_bytes(folder / FILE, MOST_NBYTES).splitlines()
+        return [_checked(Sample(**parsed(line))) for line in lines]
     except FileNotFoundError:
         fix = "give the folder that an earlier `halfbyte eval -o` wrote"
         raise UsageError("there are no results of an earlier run", where=str(folder), fix=fix) from None
@@ -138,6 +138,10 @@ def load_samples(folder: Path) -> list[Sample]:
 
 def _checked(sample: Sample) -> Sample:
     """A file that somebody edited: what is no share of a right answer would end in the middle of the statistics."""
+    kinds = {"task": str, "subtask": str, "doc": int, "seed": int}
+    for field_name, kind in kinds.items():
+        if type(getattr(sample, field_name)) is not kind:
+            raise ValueError(f"an item has {getattr(sample, field_name)!r} for {field_name}")
     for name, score in (sample.scores or {}).items():
         if type(score) not in (int, float) or not 0 <= score <= 1:
             raise ValueError(f"item {sample.doc} of {sample.subtask} has the score {score!r} for {name}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from halfbyte.errors import UsageError
+from halfbyte.foreign import parsed, plain_text
 from halfbyte.validate.endpoint import values_without_keys
 from halfbyte.validate.lines import encoded
 from halfbyte.validate.probe.answers import Answer
@@ -28,7 +29,7 @@ _ROLES = {"_input": "system"}
 def read_cases(path: Path) -> list[Case]:
     """Read a file; a line that is no request with tools is refused with its number."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # U+2028 ends a line for Python, not for JSONL
+        lines = plain_text(path).removeprefix("\ufeff").split("\n")  # U+2028 ends a line for Python, not for JSONL
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"it cannot be read: {error}", where=str(path), fix="give a JSONL file of requests") from None
     cases = [_case(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
@@ -40,7 +41,7 @@ def read_cases(path: Path) -> list[Case]:
 def _case(line: str, where: str) -> Case:
     fix = "each line is the body of a chat with messages and tools, as in the K2 vendor verifier's samples.jsonl"
     try:
-        row: Any = json.loads(line)
+        row: Any = parsed(line)
         body: dict[str, Any] = row.get("request", row)
         messages = [{**one, "role": _ROLES.get(one["role"], one["role"])} for one in body["messages"]]
         told: Any = row.get("finish_reason") if "request" in row else None
@@ -56,7 +57,7 @@ def _case(line: str, where: str) -> Case:
                 "options": options,
             }
         )
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # pydantic's errors are ValueErrors
+    except (ValueError, LookupError, TypeError, AttributeError):  # pydantic's errors are ValueErrors
         raise UsageError("this line is no request with tools", where=where, fix=fix) from None
 
 

@@ -1,0 +1,97 @@
+"""Files that strangers wrote: a name may lead to a pipe that never ends, a few bytes may unfold to gigabytes.
+
+Whoever reads one gets its bytes or an OSError, and of JSON a value or a ValueError; never a wait, never more memory
+than a real file of its kind would need.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+MOST_NBYTES = 1 << 28  # of one file that is read whole; the index of half a million tensors has 50 MB
+MOST_DEPTH = 64  # a config has 6 levels; our own walks over what was read are recursive
+MOST_BRACKETS = 4_000_000  # half a million tensors in one header have 1.5 million; `[],` unfolds to 24 times its size
+MOST_COMMAS = 8_000_000
+
+Pairs = list[tuple[str, Any]]
+
+
+def plain_bytes(path: Path, most: int = MOST_NBYTES) -> bytes:
+    """Return what a plain file holds; OSError for a pipe, a device, a folder, and for more than `most` bytes."""
+    # Without O_NONBLOCK, opening a pipe waits until somebody writes into it.
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(file, "rb") as opened:  # noqa: PTH123 - a descriptor, not a path
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+        if about.st_size > most:
+            raise OSError(errno.EFBIG, f"it has {about.st_size:,} bytes, more than {most:,}", str(path))
+        found = opened.read(most + 1)  # which may have grown meanwhile
+        if len(found) > most:
+            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+        return found
+
+
+def plain_text(path: Path, most: int = MOST_NBYTES) -> str:
+    """Return the text of a plain file; OSError as above, ValueError where it is not UTF-8."""
+    return plain_bytes(path, most).decode("utf-8")
+
+
+def parsed(raw: bytes | str, hook: Callable[[Pairs], Any] | None = None) -> Any:
+    """Return the value that JSON spells; ValueError for all that is none, or that is out of all proportion."""
+    comma, square, curly = (",", "[", "{") if isinstance(raw, str) else (b",", b"[", b"{")
+    if raw.count(square) + raw.count(curly) > MOST_BRACKETS or raw.count(comma) > MOST_COMMAS:  # type: ignore[arg-type]
+        raise ValueError("it has more values than any real file of its kind")
+    try:
+        found = json.loads(raw, object_pairs_hook=hook)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deep") from None
+    if _deeper(found, MOST_DEPTH):
+        raise ValueError(f"its brackets are nested more than {MOST_DEPTH} deep")
+    return found
+
+
+def read_json(path: Path, most: int = MOST_NBYTES) -> Any:
+    """Return what a JSON file says; OSError or ValueError where it says nothing."""
+    return parsed(plain_bytes(path, most))
+
+
+def without_doubles(pairs: Pairs) -> dict[str, Any]:
+    """Refuse an object that names something twice: readers keep the last, and others would keep the first."""
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise DoubleError(name)
+        seen.add(name)
+    raise AssertionError
+
+
+class DoubleError(ValueError):
+    """A name that an object has twice."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"'{name}' is there twice")
+        self.name = name
+
+
+def _deeper(value: Any, most: int) -> bool:
+    """Whether brackets are nested deeper than `most`, found level by level: a walk into the depth could overflow."""
+    level: list[Any] = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(most):
+        inner: list[Any] = []
+        for one in level:
+            held = cast("Any", one.values() if isinstance(one, dict) else one)
+            inner += [item for item in held if isinstance(item, (dict, list))]
+        level = inner
+        if not level:
+            return False
+    return True

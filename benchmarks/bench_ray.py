@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 MB = 1e6
 RECIPE = "kimi-k2.6-mxfp4-wafer"
-THREADS = 4  # of a worker: some read while others write
+THREADS = 8  # of a worker: some read while others write
 
 
 def limit(folder: Path, network: float, storage: float) -> None:
@@ -48,8 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 4, 8])
-    parser.add_argument("--network", type=float, default=0.05, help="MB/s of a worker, each way")
-    parser.add_argument("--storage", type=float, nargs="*", default=[0.2, 1000.0], help="MB/s of all")
+    parser.add_argument("--network", type=float, default=0.15, help="MB/s of a worker, each way")
+    parser.add_argument("--storage", type=float, nargs="*", default=[0.6, 1000.0], help="MB/s of all")
     given = parser.parse_args()
     from pico import write_pico
 

@@ -7,6 +7,7 @@ not from looping for ever or from doubling a text forty times; limits on this pr
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 from datetime import datetime
@@ -27,6 +28,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MOST_NBYTES, MOST_NBYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # a pipe is no file
+    answers = os.fdopen(1, "w", encoding="utf-8")
     compiled: jinja2.Template | None = None
     for line in sys.stdin:
         try:
@@ -40,8 +42,8 @@ def main() -> None:
             said = {"error": f"it takes more than {MOST_NBYTES >> 20} MiB of memory"}
         except Exception as error:  # a template is a foreign program: whatever it raises, it could not do this
             said = {"error": str(error) or type(error).__name__}
-        sys.stdout.write(json.dumps(said) + "\n")
-        sys.stdout.flush()
+        answers.write(json.dumps(said) + "\n")
+        answers.flush()
 
 
 class _Generation(Extension):

@@ -268,3 +268,24 @@ def test_impossible_values_are_refused(finished, name, bad):
     write_stats(path, {**tensors, f"layers.1.{name}": wrong})
     with pytest.raises(UsageError, match=f"impossible values in layers.1.{name}"):
         read_stats(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("seen", np.zeros(4, np.int64)),
+        ("seen", np.zeros(3, np.float64)),
+        ("input_amax", np.zeros((3, 2), np.float32)),
+        ("down_amax", np.zeros(3, np.float64)),
+        ("sum_gn", np.zeros((2, 3))),
+        ("max_n", np.zeros(6)),
+        ("count", np.zeros(3, np.int64)),
+        ("count", np.zeros((3, 2), np.float32)),
+    ],
+)
+def test_forged_statistics_of_other_shapes_are_refused(tmp_path, name, array):
+    """Their checksum is right: whoever forges a file can make one."""
+    tensors = {f"layers.0.{key}": value for key, value in make_stats(0).tensors().items()}
+    write_stats(tmp_path / "stats.safetensors", {**tensors, f"layers.0.experts.{name}": array})
+    with pytest.raises(UsageError, match="these are no statistics of halfbyte's"):
+        read_stats(tmp_path)

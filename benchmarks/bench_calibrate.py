@@ -55,7 +55,7 @@ from halfbyte.calibrate.named_files import with_data
 from halfbyte.calibrate.stream import Stream, prepare
 from halfbyte.forward.weights import Weights
 from halfbyte.models.model import describe
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.hold import HoldingReader
 from halfbyte.source.identity import identity

@@ -32,7 +32,7 @@ from h200_table import table  # pyright: ignore[reportImplicitRelativeImport]
 from synth import KIMI_K26, write_headers, write_layers  # pyright: ignore[reportImplicitRelativeImport]
 
 from halfbyte.pipeline import quantize
-from halfbyte.units import nbytes
+from halfbyte.terminal.units import nbytes
 from halfbyte.write import ShardFile
 
 ROOT = Path(__file__).parents[1]
@@ -66,7 +66,7 @@ def write_plans(plans: Path, layers: int, experts: int, samples: int) -> None:
     """Write the plan of each run; only headers decide it."""
     from halfbyte.calibrate.named_files import with_data
     from halfbyte.pipeline import plan
-    from halfbyte.recipe import load_recipe
+    from halfbyte.recipe.load import load_recipe
 
     plans.mkdir(parents=True, exist_ok=True)
     source = make_source(plans / "source", layers, experts, holes=True)

@@ -33,7 +33,7 @@ from halfbyte.compare.tokens import rows_of
 from halfbyte.measuring import calibrate
 from halfbyte.numerics.chunks import usable_cores
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "models" / "kimi-mini"

@@ -54,7 +54,7 @@ def main() -> None:
     from pico import write_pico
 
     from halfbyte.pipeline import plan, quantize
-    from halfbyte.recipe import load_recipe
+    from halfbyte.recipe.load import load_recipe
 
     recipe = load_recipe(RECIPE)
     source = write_pico(given.folder / "source", layers=13, experts=64, hidden=64, expert_width=32)

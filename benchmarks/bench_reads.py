@@ -1,4 +1,4 @@
-"""Ways to read a checkpoint and to write one, timed on the same file: the reason why halfbyte/direct_io.py is as it is.
+"""Ways to read a checkpoint and to write one, timed on the same file: why machine/direct_io.py is as it is.
 
     python benchmarks/bench_reads.py FILE [--machine NAME]     FILE: a large file on the disk to measure, some GB
 
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from bench_numerics import cpu_model, save
 
-from halfbyte.direct_io import aligned
+from halfbyte.machine.direct_io import aligned
 
 PIECE = 1 << 24
 MOST = 6 << 30

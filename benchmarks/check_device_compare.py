@@ -33,7 +33,7 @@ TOLERANCE = 1e-2
 
 def texts(samples: int, length: int, kind: str) -> Any:
     """Return which tokens are run on."""
-    from halfbyte.decisions import Calibrate, Dataset
+    from halfbyte.recipe.decisions import Calibrate, Dataset
 
     columns = ("article",)
     news = Dataset(domain="news", source=str(ARTICLES), columns=columns, chat_template=False, share=samples)
@@ -51,7 +51,7 @@ def texts(samples: int, length: int, kind: str) -> Any:
 
 def recipe() -> Any:
     """Return NVFP4 experts with calibrated input scales, as the recipe kimi-k2.6-nvfp4-nvidia has them."""
-    from halfbyte.decisions import EngineConfig, InputScale, Quantize, Recipe
+    from halfbyte.recipe.decisions import EngineConfig, InputScale, Quantize, Recipe
 
     quantize = Quantize(
         format="nvfp4",

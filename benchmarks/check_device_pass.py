@@ -43,7 +43,7 @@ def write(cases: Path, samples: int) -> None:
     from halfbyte.calibrate.named_files import with_data
     from halfbyte.models.model import describe
     from halfbyte.pipeline import plan
-    from halfbyte.recipe import load_recipe
+    from halfbyte.recipe.load import load_recipe
     from halfbyte.source.checkpoint import open_checkpoint
 
     shutil.rmtree(cases, ignore_errors=True)
@@ -124,7 +124,7 @@ def main() -> None:
         return
     if not given.device.startswith("cuda"):
         os.environ["TRITON_INTERPRET"] = "1"
-    os.environ["HALFBYTE_SAME_DEVICE_TWICE"] = "1"  # see halfbyte.devices
+    os.environ["HALFBYTE_SAME_DEVICE_TWICE"] = "1"  # see halfbyte.machine.devices
     wrong = number = 0
     begin = time.perf_counter()
     for case in sorted(path for path in given.cases.iterdir() if (path / "source").is_dir()):

@@ -21,7 +21,7 @@ import yaml
 from training import make_sets
 
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 ROOT = Path(__file__).parents[1]
 TASK = "kimi_mini_mmlu_generative"

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from halfbyte.distributed.driver import task_cpus
-from halfbyte.inspection import open_source
+from halfbyte.inspect.inspection import open_source
 from halfbyte.pipeline import plan
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 GB = 1e9
 

@@ -18,11 +18,11 @@ from typing import Any
 import click
 
 from halfbyte.cli import cli, run
-from halfbyte.console import Output
 from halfbyte.errors import RecipeError
 from halfbyte.numerics.formats import FORMATS, Format
-from halfbyte.recipe import load_recipe, recipe_text
+from halfbyte.recipe.load import load_recipe, recipe_text
 from halfbyte.serve.known_errors import known_errors
+from halfbyte.terminal.console import Output
 from halfbyte.validate.probe.causes import causes
 from halfbyte.validate.statistics.noninferiority import items_needed
 

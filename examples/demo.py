@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 
 from halfbyte.cli import run
-from halfbyte.console import Output
 from halfbyte.errors import UsageError
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.release.view import duration
+from halfbyte.terminal.console import Output
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path("models/kimi-mini")

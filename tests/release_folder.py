@@ -11,7 +11,7 @@ from pico import write_pico
 from halfbyte.audit.run import audit, save
 from halfbyte.pipeline import quantize
 from halfbyte.publish import environment
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 RECIPE = "kimi-k2.6-nvfp4a16"
 QUICK_ENVIRONMENT = {"python": "3", "packages": {}, "cpu": "a processor", "gpu": [], "os": "Linux x86_64"}

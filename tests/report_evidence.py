@@ -13,7 +13,7 @@ from halfbyte.calibrate.store import Store
 from halfbyte.pipeline import quantize
 from halfbyte.prune.plan_file import LayerChoice, PrunePlan
 from halfbyte.prune.router import RouterShape
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 QUIET = "a calm text"
 

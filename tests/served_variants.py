@@ -16,7 +16,7 @@ from halfbyte.pipeline import quantize
 from halfbyte.plan.pruned import router_shape
 from halfbyte.prune.asked import recipe_of_plan
 from halfbyte.prune.plan_file import LayerChoice, PrunePlan
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.checkpoint import open_checkpoint
 
 REPOSITORY = Path(__file__).parents[1]

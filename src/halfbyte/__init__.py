@@ -14,14 +14,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from halfbyte import doctor
-    from halfbyte.decisions import Recipe
     from halfbyte.errors import HalfbyteError
+    from halfbyte.machine import doctor
     from halfbyte.numerics.codec import amax, decode, encode
     from halfbyte.numerics.encoded import Encoded
     from halfbyte.numerics.formats import FORMATS
     from halfbyte.pipeline import quantize
-    from halfbyte.recipe import load_recipe, recipe_names
+    from halfbyte.recipe.decisions import Recipe
+    from halfbyte.recipe.load import load_recipe, recipe_names
 
     __version__: str
 
@@ -43,15 +43,15 @@ __all__ = [
 _HOMES = {
     "FORMATS": "halfbyte.numerics.formats:FORMATS",
     "Encoded": "halfbyte.numerics.encoded:Encoded",
-    "Recipe": "halfbyte.decisions:Recipe",
+    "Recipe": "halfbyte.recipe.decisions:Recipe",
     "amax": "halfbyte.numerics.codec:amax",
     "HalfbyteError": "halfbyte.errors:HalfbyteError",
     "decode": "halfbyte.numerics.codec:decode",
-    "doctor": "halfbyte.doctor",
+    "doctor": "halfbyte.machine.doctor",
     "encode": "halfbyte.numerics.codec:encode",
-    "load_recipe": "halfbyte.recipe:load_recipe",
+    "load_recipe": "halfbyte.recipe.load:load_recipe",
     "quantize": "halfbyte.pipeline:quantize",
-    "recipe_names": "halfbyte.recipe:recipe_names",
+    "recipe_names": "halfbyte.recipe.load:recipe_names",
 }
 
 

@@ -1,6 +1,6 @@
 """`python -m halfbyte` is the command `halfbyte`."""
 
-from halfbyte.own_python import distrust_folder
+from halfbyte.machine.own_python import distrust_folder
 
 if __name__ == "__main__":
     distrust_folder()  # before anything else is imported

@@ -24,7 +24,7 @@ from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.remote.download import PARTS
 from halfbyte.source.remote.patience import Tell
 from halfbyte.source.remote.shelf import Step, Steps
-from halfbyte.units import size
+from halfbyte.terminal.units import size
 from halfbyte.write import write_whole
 
 FETCHED = "fetched.json"  # below halfbyte/: the address and the version that this output is made from

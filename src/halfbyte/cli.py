@@ -17,18 +17,15 @@ import click
 from halfbyte.audit.command import audit_command
 from halfbyte.calibrate.command import calibrate_command
 from halfbyte.compare.command import compare_command
-from halfbyte.console import Column, Output
-from halfbyte.device_options import CPU, chosen_device_memory, device_options
 from halfbyte.distributed.option import ray_option
 from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
-from halfbyte.own_python import distrust_folder
-from halfbyte.pasted import pasted
+from halfbyte.machine.own_python import distrust_folder
 from halfbyte.prune.command import prune_command
 from halfbyte.publish.card.command import card_command
 from halfbyte.publish.report.command import report_command
 from halfbyte.publish.upload.command import publish_command
 from halfbyte.publish.verify_command import verify_command
-from halfbyte.recipe_options import (
+from halfbyte.recipe.options import (
     chosen_plan,
     chosen_recipe,
     recipe_options,
@@ -36,10 +33,19 @@ from halfbyte.recipe_options import (
     refuse_data_beside_statistics,
 )
 from halfbyte.release.command import release_command
-from halfbyte.remote_options import cache_folder_option, chosen_cache, chosen_push, chosen_source, remote_options
 from halfbyte.serve.command import serve_command
 from halfbyte.source.remote.address import is_remote
-from halfbyte.usage import Group, usage_errors
+from halfbyte.terminal.console import Column, Output
+from halfbyte.terminal.device_options import CPU, chosen_device_memory, device_options
+from halfbyte.terminal.pasted import pasted
+from halfbyte.terminal.remote_options import (
+    cache_folder_option,
+    chosen_cache,
+    chosen_push,
+    chosen_source,
+    remote_options,
+)
+from halfbyte.terminal.usage import Group, usage_errors
 from halfbyte.validate.bench.command import bench_command
 from halfbyte.validate.command import loops_command
 from halfbyte.validate.evaluate.command import eval_command
@@ -70,7 +76,7 @@ def recipes() -> None:
 @click.pass_obj
 def recipes_list(out: Output) -> None:
     """List the recipes, one line each."""
-    from halfbyte.recipe import load_recipe, recipe_names
+    from halfbyte.recipe.load import load_recipe, recipe_names
 
     rows = [{"name": name, "description": load_recipe(name).description} for name in recipe_names()]
     out.table(rows, [Column("name", "recipe"), Column("description", "what it makes")])
@@ -82,7 +88,7 @@ def recipes_list(out: Output) -> None:
 @click.pass_obj
 def recipes_show(out: Output, name: str) -> None:
     """Print the recipe NAME (or a file) as it is written, with its comments; as JSON, as it is understood."""
-    from halfbyte.recipe import load_recipe, recipe_text
+    from halfbyte.recipe.load import load_recipe, recipe_text
 
     understood = load_recipe(name).as_dict()  # first: a recipe that cannot be read is not shown
     out.text(recipe_text(name), understood)
@@ -135,7 +141,8 @@ def inspect_command(
 
     SRC is a folder or an address: hf://organisation/name@revision, s3://bucket/folder.
     """
-    from halfbyte import inspection, inspection_text
+    from halfbyte.inspect import inspection
+    from halfbyte.inspect import text as inspection_text
 
     start = time.perf_counter()
     checkpoint = inspection.open_source(source, example, chosen_cache({"cache_dir": cache_dir}))
@@ -167,8 +174,8 @@ def plan_command(out: Output, source: str | None, file: Path | None, other: Path
     Reads headers only, and 128 MB of weights to measure the disk.
     """
     from halfbyte import show
-    from halfbyte.collector import paused
-    from halfbyte.inspection import open_source
+    from halfbyte.inspect.inspection import open_source
+    from halfbyte.machine.collector import paused
     from halfbyte.pipeline import plan
     from halfbyte.plan.manifest import refuse_nothing_to_prune
 
@@ -331,8 +338,8 @@ cli.add_command(release_command)
 @click.pass_obj
 def doctor(out: Output, folder: Path, no_disk: bool) -> None:
     """Show what this machine has, and what that means for you."""
-    from halfbyte.advice import advise
-    from halfbyte.doctor import examine
+    from halfbyte.machine.advice import advise
+    from halfbyte.machine.doctor import examine
 
     if not no_disk:
         out.note(f"measuring the disk under {folder} with a nameless file of 256 MiB ...")

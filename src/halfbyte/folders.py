@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from halfbyte.errors import MachineError, UsageError
-from halfbyte.foreign import read_json
+from halfbyte.source.foreign import read_json
 from halfbyte.write import PART
 
 FOLDER = "halfbyte"  # in every output: plan, journal, statistics, findings

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from halfbyte.foreign import read_json
+from halfbyte.source.foreign import read_json
 
 
 def json_object(path: Path) -> Mapping[str, Any]:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER, read_plan
-from halfbyte.foreign import read_json
 from halfbyte.plan.manifest import Plan
 from halfbyte.run import Progress
 from halfbyte.source.checkpoint import Checkpoint
+from halfbyte.source.foreign import read_json
 from halfbyte.source.known_hashes import known_hashes
 from halfbyte.source.verify import Stamp, stamps_from_json, verify
 

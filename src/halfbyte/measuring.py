@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halfbyte.calibrate.store import ABOUT
-from halfbyte.decisions import Recipe
 from halfbyte.errors import InterruptedRunError, UsageError
 from halfbyte.folders import alone_measuring, has_whole_files, refuse_full, refuse_nested, without_parts
 from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import describe
 from halfbyte.plan.manifest import refuse_more_layers
+from halfbyte.recipe.decisions import Recipe
 from halfbyte.run import Progress
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.identity import identity

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from halfbyte.ahead import Ahead, refuse_other_version, write_origin
 from halfbyte.calibrate.store import STATS as STATS_FILE
 from halfbyte.calibrate.store import refuse_other
-from halfbyte.decisions import COMPENSATED, Recipe
 from halfbyte.ended import explained
 from halfbyte.errors import UsageError
 from halfbyte.folders import (
@@ -43,6 +42,7 @@ from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.prune.plan_file import PrunePlan, write_prune_plan
 from halfbyte.prune.record import carry
 from halfbyte.prune.report import stored_advice
+from halfbyte.recipe.decisions import COMPENSATED, Recipe
 from halfbyte.rest import write_rest
 from halfbyte.run import Means, Progress, Runner
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
@@ -52,9 +52,9 @@ from halfbyte.source.verify import Stamp, stamps_as_json
 from halfbyte.write import PART, Journal, file_sha256, write_whole
 
 if TYPE_CHECKING:
-    from halfbyte.advice import Advice
     from halfbyte.calibrate.given import Statistics
     from halfbyte.calibrate.report import Report
+    from halfbyte.machine.advice import Advice
     from halfbyte.plan.file import PlanFile
     from halfbyte.prune.decide import LayerByLayer
     from halfbyte.publish.upload.push import Push

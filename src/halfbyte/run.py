@@ -110,7 +110,7 @@ class Means:
         """
         if self.on_cpu:
             return None
-        from halfbyte.doctor import memory_facts  # noqa: PLC0415 - which only these runs ask
+        from halfbyte.machine.doctor import memory_facts  # noqa: PLC0415 - which only these runs ask
 
         memory = memory_facts()
         known = [nbytes for nbytes in (memory.available_nbytes, memory.limit_nbytes) if nbytes is not None]

@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halfbyte.console import Bar, Column, Level, Output
 from halfbyte.errors import UsageError
-from halfbyte.foreign import read_json
 from halfbyte.measuring import Measured
 from halfbyte.pipeline import Result
 from halfbyte.plan import summary
@@ -18,12 +16,14 @@ from halfbyte.prune.plan_file import PrunePlan
 from halfbyte.prune.report import domain_rows, sentences, stored_advice
 from halfbyte.run import Progress
 from halfbyte.serve.fit import Fit
+from halfbyte.source.foreign import read_json
 from halfbyte.status import Status
-from halfbyte.units import size
+from halfbyte.terminal.console import Bar, Column, Level, Output
+from halfbyte.terminal.units import size
 from halfbyte.write import write_whole
 
 if TYPE_CHECKING:
-    from halfbyte.advice import Advice
+    from halfbyte.machine.advice import Advice
     from halfbyte.plan.device import DeviceEstimate, OnDevice
     from halfbyte.plan.estimate import Estimate
     from halfbyte.validate.after_pruning import LoopTest

@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from halfbyte.direct_io import File
 from halfbyte.errors import MachineError, UsageError
-from halfbyte.foreign import parsed, plain_bytes
+from halfbyte.machine.direct_io import File
+from halfbyte.source.foreign import parsed, plain_bytes
 
 PART = ".part"
 WAITING_NBYTES = 1 << 28  # how far ahead of the digest a piece may come and be kept, unless a run has more memory

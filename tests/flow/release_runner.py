@@ -5,10 +5,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from halfbyte.console import Output
 from halfbyte.errors import HalfbyteError
 from halfbyte.release.run import Folders, Release
 from halfbyte.release.stages import Asked, make_stages
+from halfbyte.terminal.console import Output
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_stage.py"))
 

@@ -6,7 +6,7 @@ import pytest
 from refusals import RECIPE, refused
 
 from halfbyte.errors import EXIT_MACHINE
-from halfbyte.recipe import recipe_text
+from halfbyte.recipe.load import recipe_text
 
 
 def test_an_output_folder_inside_the_source(halfbyte, bad_source):

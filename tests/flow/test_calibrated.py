@@ -13,7 +13,7 @@ from halfbyte.calibrate import stream
 from halfbyte.calibrate.rows import Rows
 from halfbyte.numerics.reference.sweep import relative_gap
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 # What ModelOpt calls its recipes, and ours. Its newest version shares one input scale in a layer.

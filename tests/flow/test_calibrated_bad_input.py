@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from halfbyte.calibrate.named_files import with_data
 from halfbyte.measuring import calibrate
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 PLAIN = "kimi-k2.6-mxfp4-wafer"
 

@@ -16,7 +16,7 @@ from halfbyte.calibrate.named_files import with_data
 from halfbyte.errors import UsageError
 from halfbyte.measuring import calibrate
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 LAYERS = 5
 KILLS = 18

@@ -28,7 +28,7 @@ from halfbyte.calibrate.store import read_stats
 from halfbyte.measuring import calibrate
 from halfbyte.models.model import describe
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.read import Reader
 

@@ -12,7 +12,7 @@ from halfbyte.calibrate.store import read_stats
 from halfbyte.errors import InterruptedRunError, UsageError
 from halfbyte.measuring import calibrate
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 LAYERS = 4
 

@@ -11,7 +11,7 @@ from pico import write_pico
 
 from halfbyte.compare import checkpoints
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 TURNS = ["<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>", "<think>", "</think>"]
 SPECIAL = ["[EOS]", "[PAD]", *TURNS]

@@ -21,7 +21,7 @@ from halfbyte.models.model import describe
 from halfbyte.numerics.codec import decode
 from halfbyte.numerics.reference import compensate, floats
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.hold import HoldingReader
 from halfbyte.source.read import Reader

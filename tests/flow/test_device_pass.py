@@ -19,11 +19,11 @@ from safetensors.numpy import load_file
 
 from halfbyte.calibrate.named_files import with_data
 from halfbyte.cuda.memory import LEAN, needs_of, planned_tokens
-from halfbyte.devices import TWICE
 from halfbyte.errors import UsageError
+from halfbyte.machine.devices import TWICE
 from halfbyte.models.model import describe
 from halfbyte.pipeline import plan, quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.checkpoint import open_checkpoint
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu:0"

@@ -11,7 +11,7 @@ from halfbyte import cli
 from halfbyte.audit.diff import diff
 from halfbyte.models.model import describe
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.checkpoint import open_checkpoint
 
 

@@ -21,7 +21,7 @@ from pico import write_pico
 from tensor_hashes import tensor_hashes
 
 from halfbyte.pipeline import plan, quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 RECIPE = "kimi-k2.6-mxfp4-wafer"
 DISK = "272m"  # what a run asks to be free before it begins, and four megabytes

@@ -12,7 +12,7 @@ from halfbyte.models.model import describe
 from halfbyte.numerics.codec import amax, encode
 from halfbyte.numerics.encoded import Quality
 from halfbyte.pipeline import JOURNAL, quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.read import Reader
 from halfbyte.transform.apply import stored

@@ -112,7 +112,7 @@ def test_no_command_runs_anything(planted, tmp_path):
 
 @pytest.mark.parametrize("module", ["halfbyte.audit.native_load", "halfbyte.serve.guard.beside", "halfbyte"])
 def test_our_own_processes_do_not_look_into_the_folder(planted, module):
-    from halfbyte.own_python import OWN_PYTHON
+    from halfbyte.machine.own_python import OWN_PYTHON
 
     source, canary = planted
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
@@ -124,7 +124,7 @@ def test_our_own_processes_do_not_look_into_the_folder(planted, module):
 def test_children_of_children_do_not_either(planted):
     """The variable that `main` sets reaches what engines and releases start."""
     source, canary = planted
-    program = "import os; from halfbyte.own_python import distrust_folder as d; d(); import subprocess, sys; "
+    program = "import os; from halfbyte.machine.own_python import distrust_folder as d; d(); import subprocess, sys; "
     program += "subprocess.run([sys.executable, '-c', 'import torch'], check=False, stderr=-3)"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
     subprocess.run([sys.executable, "-P", "-c", program], cwd=source, env=environment, timeout=100, check=True)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from halfbyte.audit.diff import diff
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.pipeline import plan, quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.status import read_status
 
 RECIPE = load_recipe("kimi-k2.6-mxfp4-wafer")

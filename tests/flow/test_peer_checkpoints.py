@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 MXFP4, BF16 = "kimi-k2.6-mxfp4-wafer", "kimi-k2.6-bf16"

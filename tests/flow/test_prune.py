@@ -26,11 +26,11 @@ from safetensors.torch import load_file
 
 from halfbyte import cli
 from halfbyte.audit.run import audit
-from halfbyte.decisions import Prune
 from halfbyte.errors import InterruptedRunError
 from halfbyte.pipeline import quantize
 from halfbyte.prune.plan_file import read_prune_plan, write_prune_plan
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.decisions import Prune
+from halfbyte.recipe.load import load_recipe
 from halfbyte.run import Runner
 
 KEEP = 4

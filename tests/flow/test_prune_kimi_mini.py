@@ -7,7 +7,7 @@ import torch
 from pruning import prune, some
 
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 MINI = Path(__file__).parents[2] / "models/kimi-mini"
 

@@ -8,8 +8,9 @@ from calibratable import digests, small
 from pico import write_pico
 from pruning import plan_of, some
 
-from halfbyte import cli, doctor
+from halfbyte import cli
 from halfbyte.audit.run import audit
+from halfbyte.machine import doctor
 from halfbyte.prune.plan_file import write_prune_plan
 from halfbyte.validate import after_pruning, generate, loop_rate
 from halfbyte.validate.generate import Written

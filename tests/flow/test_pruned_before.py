@@ -14,7 +14,7 @@ from halfbyte.audit.run import audit
 from halfbyte.pipeline import quantize
 from halfbyte.prune.plan_file import read_prune_plan, write_prune_plan
 from halfbyte.prune.record import read_record
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 RECIPE, REAP = "kimi-k2.6-mxfp4-wafer", "kimi-k2.6-nvfp4-reap192"
 LOOPS = {"level": "bad", "flagged": True, "loops": 18, "texts": 32, "short": 3}

@@ -21,7 +21,7 @@ from halfbyte.errors import HalfbyteError, MachineError, UsageError
 from halfbyte.models.model import describe
 from halfbyte.numerics.codec import amax, decode, encode
 from halfbyte.pipeline import plan, quantize
-from halfbyte.recipe import load_recipe, recipe_names
+from halfbyte.recipe.load import load_recipe, recipe_names
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.read import Reader
 from halfbyte.transform.apply import stored

@@ -19,7 +19,7 @@ from halfbyte.errors import CheckpointError, InterruptedRunError, MachineError, 
 from halfbyte.measuring import calibrate
 from halfbyte.pipeline import quantize
 from halfbyte.prune.asked import recipe_of_plan
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'halfbyte[ray]'")
 

@@ -14,8 +14,8 @@ import pytest
 from release_runner import made
 
 import halfbyte
-from halfbyte.console import Output
 from halfbyte.errors import UsageError
+from halfbyte.terminal.console import Output
 
 RUNNER = Path(__file__).parent / "release_runner.py"
 SOON_S = 20

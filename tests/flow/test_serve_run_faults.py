@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from quiet_server import QuietServer
 
-from halfbyte.console import Output
 from halfbyte.errors import MachineError
 from halfbyte.serve.engine_log import LINE_CHARACTERS, EngineLog
 from halfbyte.serve.engine_process import EngineProcess
 from halfbyte.serve.ports import held_port, listener_on, own_listener
 from halfbyte.serve.run import healthy, run_engine
 from halfbyte.serve.then import then_shell
+from halfbyte.terminal.console import Output
 
 FAKE = Path(__file__).parent / "fake_engine.py"
 SOON_S = 8
@@ -31,7 +31,7 @@ QUICK = {"patience": 0.1}  # these engines have nothing to tidy up
 RUNNER = """
 import sys
 from pathlib import Path
-from halfbyte.console import Output
+from halfbyte.terminal.console import Output
 from halfbyte.serve.run import run_engine
 from halfbyte.serve.then import then_shell
 log, url, then, patience, *command = sys.argv[1:]

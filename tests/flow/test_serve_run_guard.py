@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from halfbyte.console import Output
 from halfbyte.errors import MachineError
 from halfbyte.serve.guard.beside import guard_before
 from halfbyte.serve.ports import held_port, listener_on, listening_process
 from halfbyte.serve.run import run_engine
+from halfbyte.terminal.console import Output
 
 pytest.importorskip("aiohttp")
 FAKE = Path(__file__).parent / "fake_engine.py"
@@ -26,7 +26,7 @@ SOON_S = 20
 RUNNER = """
 import sys
 from pathlib import Path
-from halfbyte.console import Output
+from halfbyte.terminal.console import Output
 from halfbyte.serve.guard.beside import guard_before
 from halfbyte.serve.run import run_engine
 log, engine, front, *command = sys.argv[1:]

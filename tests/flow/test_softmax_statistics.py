@@ -15,7 +15,7 @@ from halfbyte.calibrate.stream import prepare
 from halfbyte.errors import InterruptedRunError, RecipeError, UsageError
 from halfbyte.measuring import calibrate
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.checkpoint import open_checkpoint
 
 LAYERS = 3

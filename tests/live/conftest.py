@@ -15,13 +15,13 @@ import pytest
 import quick_start
 from served_variants import KIMI_MINI
 
-from halfbyte.console import Output
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.serve.engine_log import EngineLog
 from halfbyte.serve.engine_process import EngineProcess
 from halfbyte.serve.installed import Installed, engine_environment, find_command, installed
 from halfbyte.serve.run import wait_until_healthy
+from halfbyte.terminal.console import Output
 
 STANDS_STILL_S = 600  # the CPU build compiles kernels when it starts
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 pytestmark = pytest.mark.live
 

@@ -29,7 +29,7 @@ STARTS_IN_S, ENDS_IN_S = 400, 60
 RUNNER = """
 import sys
 from pathlib import Path
-from halfbyte.console import Output
+from halfbyte.terminal.console import Output
 from halfbyte.errors import HalfbyteError
 from halfbyte.serve.run import run_engine
 from halfbyte.serve.then import then_shell

@@ -8,10 +8,11 @@ import sys
 import pytest
 import yaml
 
-from halfbyte import advice, cli, doctor
+from halfbyte import cli
 from halfbyte.errors import CheckFailedError, MachineError, RecipeError, TensorError
+from halfbyte.machine import advice, doctor
 from halfbyte.numerics.formats import FORMATS
-from halfbyte.recipe import recipe_names, recipe_text
+from halfbyte.recipe.load import recipe_names, recipe_text
 
 RECIPE = "kimi-k2.6-nvfp4-wafer"
 
@@ -137,7 +138,7 @@ def test_every_error_has_its_exit_code(halfbyte, monkeypatch, error, code):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("halfbyte.recipe.recipe_names", fail)
+    monkeypatch.setattr("halfbyte.recipe.load.recipe_names", fail)
     got, out, err = halfbyte("recipes", "list")
     assert (got, out) == (code, "")
     assert "Traceback" not in err
@@ -145,7 +146,7 @@ def test_every_error_has_its_exit_code(halfbyte, monkeypatch, error, code):
 
 
 def test_a_bug_does_not_look_like_a_failed_check(halfbyte, monkeypatch):
-    monkeypatch.setattr("halfbyte.recipe.recipe_names", lambda: 1 / 0)
+    monkeypatch.setattr("halfbyte.recipe.load.recipe_names", lambda: 1 / 0)
     code, out, err = halfbyte("recipes", "list")
     assert (code, out) == (cli.EXIT_BUG, "")
     assert "ZeroDivisionError" in err

@@ -7,8 +7,8 @@ from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
-from halfbyte.console import Column, Output
 from halfbyte.errors import HalfbyteError
+from halfbyte.terminal.console import Column, Output
 
 ROWS = [
     {"name": "a", "size": 4.5, "tags": ["x", "y"], "there": True, "hidden": 1},

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halfbyte.recipe import load_recipe, load_release
+from halfbyte.recipe.load import load_recipe, load_release
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "examples" / "demo.py"

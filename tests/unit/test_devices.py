@@ -6,11 +6,11 @@ import pytest
 from halfbyte.calibrate.rows import Rows
 from halfbyte.cuda.memory import FULL, LEAN, needs_of, planned_tokens
 from halfbyte.cuda.shares import expert_shares, most_rows, refuse_too_many, row_shares, some_rows
-from halfbyte.devices import TWICE, device_kind, device_names
 from halfbyte.errors import MachineError, UsageError
+from halfbyte.machine.devices import TWICE, device_kind, device_names
 from halfbyte.pipeline import plan
 from halfbyte.plan.device import on_device
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.example import example
 
 RECIPE = "kimi-k2.6-nvfp4-nvidia"

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from halfbyte import direct_io
-from halfbyte.direct_io import BLOCK, File, aligned
+from halfbyte.machine import direct_io
+from halfbyte.machine.direct_io import BLOCK, File, aligned
 
 NBYTES = 5 * direct_io._SMALL_NBYTES + 777
 EDGES = (0, 1, 511, 512, BLOCK - 1, BLOCK, BLOCK + 1, 7 * BLOCK, direct_io._SMALL_NBYTES)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from halfbyte import advice, doctor
-from halfbyte.cgroup import cpu_limit, memory_limit
-from halfbyte.doctor import Cpu, Disk, Gpu, Machine, Memory
+from halfbyte.machine import advice, doctor
+from halfbyte.machine.cgroup import cpu_limit, memory_limit
+from halfbyte.machine.doctor import Cpu, Disk, Gpu, Machine, Memory
 
 GB = 1_000_000_000
 PLAIN = Machine(

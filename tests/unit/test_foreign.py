@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from halfbyte import foreign
-from halfbyte.foreign import DoubleError, parsed, plain_bytes, without_doubles
-from halfbyte.harmless import shortened
+from halfbyte.source import foreign
+from halfbyte.source.foreign import DoubleError, parsed, plain_bytes, without_doubles
+from halfbyte.terminal.harmless import shortened
 
 
 def test_a_plain_file_is_read(tmp_path):

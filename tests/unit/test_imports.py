@@ -34,7 +34,7 @@ def test_the_proof_would_notice_a_heavy_import():
     [
         "import halfbyte",
         "import halfbyte.cli",
-        "import halfbyte.errors, halfbyte.console, halfbyte.doctor, halfbyte.advice",
+        "import halfbyte.errors, halfbyte.terminal.console, halfbyte.machine.doctor, halfbyte.machine.advice",
         "from halfbyte.cli import run; run(['--help'])",
         "from halfbyte.cli import run; run(['recipes', 'show', '--help'])",
         "from halfbyte.cli import run; run(['--version'])",

@@ -10,11 +10,11 @@ from pico import KINDS
 from test_imports import loaded_by
 
 from halfbyte.errors import RecipeError
-from halfbyte.inspection import inspect
-from halfbyte.recipe import recipe_names
+from halfbyte.inspect.inspection import inspect
+from halfbyte.recipe.load import recipe_names
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.example import example
-from halfbyte.units import count, size
+from halfbyte.terminal.units import count, size
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_what_recipes_would_make_of_it_is_what_was_published(k26):
 def test_what_a_recipe_would_make_is_what_its_plan_writes(pico, kind):
     from halfbyte.models.model import describe
     from halfbyte.plan.rules import make_jobs
-    from halfbyte.recipe import load_recipe
+    from halfbyte.recipe.load import load_recipe
 
     checkpoint = open_checkpoint(pico(kind, hidden=64, expert_width=64))
     found, model = inspect(checkpoint), describe(checkpoint)

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import halfbyte
-from halfbyte.recipe import recipe_names, recipe_text
+from halfbyte.recipe.load import recipe_names, recipe_text
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -20,12 +20,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from halfbyte import decisions, recipe_schema
 from halfbyte.errors import RecipeError
 from halfbyte.numerics.formats import FORMATS
-from halfbyte.recipe import Format, Recipe, load_recipe, recipe_names, recipe_text
-from halfbyte.recipe_errors import block_keys, list_item
-from halfbyte.recipe_schema import TARGETS
+from halfbyte.recipe import decisions
+from halfbyte.recipe import schema as recipe_schema
+from halfbyte.recipe.errors import block_keys, list_item
+from halfbyte.recipe.load import Format, Recipe, load_recipe, recipe_names, recipe_text
+from halfbyte.recipe.schema import TARGETS
 
 DATA = Path(__file__).parent / "recipe"
 # Every section that a recipe can have, one key a line, so that the tests can name lines.
@@ -207,7 +208,7 @@ def test_published_lists_are_spelled_as_published() -> None:
 
 
 def test_recipes_import_neither_torch_nor_numpy() -> None:
-    code = "import sys, halfbyte.recipe as r; r.load_recipe(r.recipe_names()[0]); print(*sys.modules)"
+    code = "import sys, halfbyte.recipe.load as r; r.load_recipe(r.recipe_names()[0]); print(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy"} & set(shown.stdout.split())
     assert "pydantic" in shown.stdout.split()

@@ -7,8 +7,8 @@ import pytest
 
 from halfbyte.errors import RecipeError
 from halfbyte.pipeline import plan
-from halfbyte.recipe import load_recipe, load_release, recipe_names
-from halfbyte.recipe_release import Release
+from halfbyte.recipe.load import load_recipe, load_release, recipe_names
+from halfbyte.recipe.release import Release
 from halfbyte.source.checkpoint import open_checkpoint
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from halfbyte.errors import RecipeError
-from halfbyte.recipe import MAX_NBYTES, load_recipe
+from halfbyte.recipe.load import MAX_NBYTES, load_recipe
 
 WHOLE = (Path(__file__).parent / "recipe" / "whole.yaml").read_text(encoding="utf-8")
 

@@ -6,9 +6,9 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from halfbyte.console import Output
 from halfbyte.release.record import Record
 from halfbyte.release.view import View, duration
+from halfbyte.terminal.console import Output
 
 NAMES = ["quantize", "provenance", "publish"]
 LONG = "halfbyte quantize models/kimi-mini OUT -r examples/kimi-mini-nvfp4.yaml " * 4

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from halfbyte import write
-from halfbyte.direct_io import File
+from halfbyte.machine.direct_io import File
 from halfbyte.write import OrderedDigest, ShardFile, file_sha256
 
 

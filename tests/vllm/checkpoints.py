@@ -8,7 +8,7 @@ from halfbyte.models.model import describe
 from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, output_config
 from halfbyte.plan.manifest import make_plan
 from halfbyte.plan.pruned import first_experts
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.geometry import (
     KIMI_K26,

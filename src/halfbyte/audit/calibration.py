@@ -11,13 +11,13 @@ from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
 from halfbyte.calibrate.report import report
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.calibrate.store import STATS, read_stats
-from halfbyte.decisions import Quantize
 from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER
 from halfbyte.models.linears import PLAIN, StoredLinear
 from halfbyte.pipeline import STATS as STATS_FOLDER
 from halfbyte.plan.pruned import kept_in
 from halfbyte.plan.rules import ENCODE
+from halfbyte.recipe.decisions import Quantize
 from halfbyte.source.read import Reader
 from halfbyte.transform.scales import INPUT_SCALES, Scales, input_scales, scales_of
 from halfbyte.write import file_sha256

@@ -19,13 +19,13 @@ from halfbyte.audit.matchers import (
     read_block,
 )
 from halfbyte.errors import CheckpointError
-from halfbyte.foreign import read_json
 from halfbyte.models.linears import StoredLinear
 from halfbyte.models.model import describe
 from halfbyte.numerics.formats import FORMATS
 from halfbyte.plan.engine_config import MODELOPT_FILE, output_config
 from halfbyte.plan.rules import DECODE, ENCODE, KEEP
 from halfbyte.source.checkpoint import CONFIG, INDEX, shard_path
+from halfbyte.source.foreign import read_json
 from halfbyte.write import PART
 
 UNQUANTIZED = frozenset(("bf16", "f16", "f32"))

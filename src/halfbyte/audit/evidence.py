@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from halfbyte.decisions import Recipe
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.folders import FOLDER, PLAN, REDACTED
-from halfbyte.foreign import read_json
 from halfbyte.models.architecture import SUFFIXES, Architecture, Place, architecture_of
 from halfbyte.models.linears import Signature, Stored, StoredLinear, identify, signature
 from halfbyte.models.model import Model, describe
@@ -23,6 +21,7 @@ from halfbyte.plan.manifest import Plan, make_plan
 from halfbyte.plan.pruned import Kept, kept_digest
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.prune.plan_file import read_prune_plan
+from halfbyte.recipe.decisions import Recipe
 from halfbyte.source.checkpoint import (
     CONFIG,
     INDEX,
@@ -32,6 +31,7 @@ from halfbyte.source.checkpoint import (
     refuse_too_much,
     shard_path,
 )
+from halfbyte.source.foreign import read_json
 from halfbyte.source.headers import TensorInfo, read_header, read_header_length
 from halfbyte.write import Journal
 

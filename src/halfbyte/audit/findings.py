@@ -12,7 +12,7 @@ from typing import Any
 
 import halfbyte
 from halfbyte.audit.seen import SEEN
-from halfbyte.console import Level
+from halfbyte.terminal.console import Level
 
 MAX_EXAMPLES = 5  # on the screen; a file has them all up to MAX_KEPT
 MAX_KEPT = 100

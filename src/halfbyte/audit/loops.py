@@ -8,8 +8,8 @@ from halfbyte.audit.evidence import Evidence
 from halfbyte.audit.findings import Finding, bad, good, note
 from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER, LOOPS
-from halfbyte.foreign import read_json
 from halfbyte.prune.record import read_record
+from halfbyte.source.foreign import read_json
 
 CHECK = "loops"
 

@@ -17,9 +17,9 @@ from typing import Any, cast
 from halfbyte.audit.evidence import Evidence
 from halfbyte.audit.findings import Finding, bad, count, good, note
 from halfbyte.errors import MachineError
-from halfbyte.foreign import read_json
-from halfbyte.own_python import OWN_PYTHON
+from halfbyte.machine.own_python import OWN_PYTHON
 from halfbyte.plan.engine_config import MODELOPT_FILE
+from halfbyte.source.foreign import read_json
 
 CHECK = "vllm"
 _FIX = "compare the list of unquantized modules in config.json, the experts it promises, and the tensors that are there"

@@ -11,11 +11,11 @@ import numpy as np
 from halfbyte.audit.compensated import far_off
 from halfbyte.audit.evidence import Evidence
 from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
-from halfbyte.decisions import COMPENSATED
 from halfbyte.numerics.encoded import Array, Encoded
 from halfbyte.numerics.reference import floats, fp8, int4, mxfp4, nvfp4
 from halfbyte.numerics.reference.sweep import best_scale
 from halfbyte.plan.rules import DECODE, ENCODE, Job, method_of
+from halfbyte.recipe.decisions import COMPENSATED
 from halfbyte.source.headers import TensorInfo
 from halfbyte.source.read import Reader
 from halfbyte.transform.apply import as_bytes, stored

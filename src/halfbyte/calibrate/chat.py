@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from halfbyte.calibrate.template import TemplateError, TemplateProcess
 from halfbyte.errors import CheckpointError
-from halfbyte.foreign import parsed as parsed_json
-from halfbyte.foreign import plain_text, read_json
+from halfbyte.source.foreign import parsed as parsed_json
+from halfbyte.source.foreign import plain_text, read_json
 
 FILE = "chat_template.jinja"
 CONFIG = "tokenizer_config.json"

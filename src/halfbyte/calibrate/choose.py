@@ -13,9 +13,9 @@ from halfbyte.calibrate.report import Report, report
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.calibrate.store import Store
 from halfbyte.calibrate.stream import prepare
-from halfbyte.decisions import Recipe
 from halfbyte.models.model import Model
 from halfbyte.plan.manifest import Plan
+from halfbyte.recipe.decisions import Recipe
 from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.hold import HoldingReader
 

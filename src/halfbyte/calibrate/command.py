@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from halfbyte.console import Output
-from halfbyte.device_options import chosen_device_memory, device_options, refuse_threads_beside_device
-from halfbyte.recipe_options import chosen_recipe, recipe_options
-from halfbyte.usage import Command
+from halfbyte.recipe.options import chosen_recipe, recipe_options
+from halfbyte.terminal.console import Output
+from halfbyte.terminal.device_options import chosen_device_memory, device_options, refuse_threads_beside_device
+from halfbyte.terminal.usage import Command
 
 
 @click.command("calibrate", cls=Command)

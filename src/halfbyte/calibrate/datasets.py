@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from halfbyte.errors import CheckpointError, HalfbyteError, MachineError, UsageError
-from halfbyte.foreign import parsed
+from halfbyte.source.foreign import parsed
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.chat import ChatTemplate
-    from halfbyte.decisions import Dataset
+    from halfbyte.recipe.decisions import Dataset
 
 WINDOW = 10_000  # samples that are shuffled together: what a seed may cost in memory and reading
 FILES = (".jsonl", ".parquet", ".txt")

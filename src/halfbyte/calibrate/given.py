@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.calibrate.store import Store, read_stats, stats_file
-from halfbyte.decisions import InputScale
 from halfbyte.errors import UsageError
 from halfbyte.prune.record import quantized_from
+from halfbyte.recipe.decisions import InputScale
 from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.hold import HoldingReader
 from halfbyte.source.identity import config_name, short_name

@@ -11,7 +11,7 @@ from halfbyte.calibrate.datasets import CONVERSATIONS, FILES, TEXTS, records
 from halfbyte.errors import UsageError
 
 if TYPE_CHECKING:
-    from halfbyte.decisions import Calibrate, Dataset, Recipe
+    from halfbyte.recipe.decisions import Calibrate, Dataset, Recipe
 
 
 def with_data(recipe: Recipe, pairs: Sequence[str], samples: int | None) -> Recipe:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from halfbyte.calibrate.stats import LayerStats
-from halfbyte.decisions import InputScale
+from halfbyte.recipe.decisions import InputScale
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from halfbyte.errors import CheckpointError, UsageError
 if TYPE_CHECKING:
     from halfbyte.calibrate.chat import ChatTemplate
     from halfbyte.calibrate.vocabulary import Vocabulary
-    from halfbyte.decisions import Calibrate
+    from halfbyte.recipe.decisions import Calibrate
 
 PADDING = -1  # the document and the domain of padding
 _TOGETHER = 64  # texts that are encoded together, on all cores where the vocabulary can

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.errors import MachineError, UsageError
-from halfbyte.foreign import parsed, read_json
+from halfbyte.source.foreign import parsed, read_json
 from halfbyte.source.headers import TensorSpec, lay_out
 from halfbyte.write import PART, write_whole
 

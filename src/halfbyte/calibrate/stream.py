@@ -19,8 +19,6 @@ from halfbyte.calibrate.rows import Rows, make_rows
 from halfbyte.calibrate.stats import PUBLIC_SUMS, SUMS, ExpertStats, LayerStats
 from halfbyte.calibrate.sums import SUM_ROWS
 from halfbyte.calibrate.vocabulary import load_vocabulary
-from halfbyte.decisions import COMPENSATED, InputScale, Recipe
-from halfbyte.devices import device_kind
 from halfbyte.errors import CheckpointError, RecipeError
 from halfbyte.forward.config import TextModel, text_model
 from halfbyte.forward.ends import embed
@@ -30,7 +28,9 @@ from halfbyte.forward.run import row_chunks, run_layer
 from halfbyte.forward.sight import look_around
 from halfbyte.forward.threads import in_order, single_threaded
 from halfbyte.forward.weights import Weights
+from halfbyte.machine.devices import device_kind
 from halfbyte.numerics.chunks import usable_cores
+from halfbyte.recipe.decisions import COMPENSATED, InputScale, Recipe
 from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.identity import config_name, short_name
 

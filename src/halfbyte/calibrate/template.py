@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from halfbyte.own_python import OWN_PYTHON
+from halfbyte.machine.own_python import OWN_PYTHON
 
 SECONDS = 20.0  # for one conversation; Kimi's template takes a hundredth of one for a long one
 STARTING_SECONDS = 60.0  # until Python and jinja2 are there, on a busy machine

@@ -23,7 +23,7 @@ import tiktoken
 import tokenizers
 
 from halfbyte.errors import CheckpointError
-from halfbyte.foreign import plain_bytes, read_json
+from halfbyte.source.foreign import plain_bytes, read_json
 
 TIKTOKEN = "tiktoken.model"
 TOKENIZERS = "tokenizer.json"

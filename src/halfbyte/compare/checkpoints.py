@@ -14,8 +14,8 @@ from halfbyte.compare.report import Report
 from halfbyte.compare.sides import open_side, refuse_unlike
 from halfbyte.compare.stream import Step, compare
 from halfbyte.compare.tokens import rows_of
-from halfbyte.device_options import refuse_threads_beside_device
 from halfbyte.numerics.chunks import usable_cores
+from halfbyte.terminal.device_options import refuse_threads_beside_device
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from halfbyte.console import Output
-from halfbyte.device_options import device_option
 from halfbyte.errors import UsageError
-from halfbyte.usage import Command
+from halfbyte.terminal.console import Output
+from halfbyte.terminal.device_options import device_option
+from halfbyte.terminal.usage import Command
 
 _FOLDER = click.Path(path_type=Path)
 

@@ -11,7 +11,6 @@ import torch
 
 from halfbyte.compare.activations import served_activations
 from halfbyte.compare.kv import cached_in_fp8
-from halfbyte.device_options import CPU
 from halfbyte.errors import UsageError
 from halfbyte.forward.config import TextModel, text_model
 from halfbyte.forward.experts import Change, Expert
@@ -20,6 +19,7 @@ from halfbyte.forward.weights import Weights
 from halfbyte.models.model import describe
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.read import Reader
+from halfbyte.terminal.device_options import CPU
 
 ACTIVATIONS = ("off", "as-served")
 KV = ("off", "fp8", "fp8-scaled")

@@ -13,9 +13,9 @@ import torch
 
 from halfbyte.compare.sides import Side
 from halfbyte.cuda.lanes import Lane
-from halfbyte.device_options import CPU
 from halfbyte.forward.experts import Expert
 from halfbyte.forward.layer import DecoderLayer
+from halfbyte.terminal.device_options import CPU
 
 if TYPE_CHECKING:
     from typing_extensions import Self

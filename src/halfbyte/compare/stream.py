@@ -20,12 +20,12 @@ from halfbyte.compare.measures import Choices, Predicting, difference, predict, 
 from halfbyte.compare.report import Documents, LayerDifference, Report, summarize
 from halfbyte.compare.sides import Side, refuse_unlike
 from halfbyte.compare.staging import Layers, exact_products
-from halfbyte.device_options import CPU
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.forward.ends import Head, embed
 from halfbyte.forward.layer import fetch
 from halfbyte.forward.run import row_chunks, run_layer
 from halfbyte.forward.sight import look_around
+from halfbyte.terminal.device_options import CPU
 
 ROWS = 8  # in a chunk
 

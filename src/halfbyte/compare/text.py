@@ -10,9 +10,9 @@ from typing import Any
 from halfbyte.compare.intervals import CONFIDENCE, Estimate
 from halfbyte.compare.report import Report, Summary
 from halfbyte.compare.stream import Step
-from halfbyte.console import Column, Output
-from halfbyte.device_options import CPU
 from halfbyte.show import duration
+from halfbyte.terminal.console import Column, Output
+from halfbyte.terminal.device_options import CPU
 from halfbyte.write import write_whole
 
 _TIMED = 3  # layers before the time that is left is worth saying

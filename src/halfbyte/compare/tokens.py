@@ -9,8 +9,8 @@ from halfbyte.calibrate.chat import load_template
 from halfbyte.calibrate.named_files import checked, replace_datasets
 from halfbyte.calibrate.rows import Rows, make_rows
 from halfbyte.calibrate.vocabulary import load_vocabulary
-from halfbyte.decisions import Calibrate
 from halfbyte.errors import UsageError
+from halfbyte.recipe.decisions import Calibrate
 
 SAMPLES, LENGTH = 128, 512
 

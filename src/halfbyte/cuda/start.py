@@ -12,15 +12,15 @@ import torch
 from halfbyte.cuda.memory import Mode, Needs, choose_mode, needs_of
 from halfbyte.cuda.shares import most_rows, refuse_too_many
 from halfbyte.cuda.slots import slot_nbytes
-from halfbyte.decisions import COMPENSATED
-from halfbyte.devices import CUDA, device_names
 from halfbyte.errors import MachineError, RecipeError
+from halfbyte.machine.devices import CUDA, device_names
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import Job
+from halfbyte.recipe.decisions import COMPENSATED
 from halfbyte.run import Runner, nothing_given
+from halfbyte.terminal.units import size
 from halfbyte.transform.apply import Given
 from halfbyte.transform.from_data import from_data
-from halfbyte.units import size
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.given import Statistics

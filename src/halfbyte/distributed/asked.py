@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from halfbyte.decisions import COMPENSATED
 from halfbyte.distributed.cluster import check_address
 from halfbyte.errors import UsageError
 from halfbyte.plan.manifest import Plan
+from halfbyte.recipe.decisions import COMPENSATED
 from halfbyte.run import Means
 
 

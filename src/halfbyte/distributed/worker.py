@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from halfbyte import __version__
-from halfbyte.decisions import Recipe
 from halfbyte.distributed.order import Order
 from halfbyte.errors import HalfbyteError, MachineError
 from halfbyte.plan.manifest import Plan
+from halfbyte.recipe.decisions import Recipe
 from halfbyte.run import FromData, Means, Runner, nothing_given
 from halfbyte.source.read import stamps
 from halfbyte.write import Journal

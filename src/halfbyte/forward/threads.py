@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from halfbyte.interrupts import noted_ctrl_c
+from halfbyte.machine.interrupts import noted_ctrl_c
 
 S = TypeVar("S")
 T = TypeVar("T")

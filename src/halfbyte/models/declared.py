@@ -11,7 +11,7 @@ from halfbyte.models.model import Model
 from halfbyte.source.checkpoint import CONFIG, Checkpoint
 
 if TYPE_CHECKING:
-    from halfbyte.console import Level
+    from halfbyte.terminal.console import Level
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
 # compressed-tensors names the format; the other methods imply theirs.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from halfbyte.collector import paused
+from halfbyte.machine.collector import paused
 from halfbyte.models.agreement import (
     Contents,
     check_kinds_of_layers,

@@ -11,7 +11,7 @@ from halfbyte.errors import TensorError, UsageError
 from halfbyte.numerics.encoded import Array, stored_array
 from halfbyte.numerics.formats import FORMATS, Format
 from halfbyte.numerics.reference.floats import BF16_INFINITY, E4M3_NAN
-from halfbyte.suggest import did_you_mean
+from halfbyte.terminal.suggest import did_you_mean
 
 _E8M0_NAN = 0xFF
 _MATRIX = 2

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from halfbyte.cgroup import cpu_limit
 from halfbyte.errors import UsageError
+from halfbyte.machine.cgroup import cpu_limit
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from halfbyte.numerics.reference import compensate, floats, nvfp4
 from halfbyte.numerics.reference.floats import bf16_to_f32, f32_to_bf16
 from halfbyte.numerics.reference.sweep import best_scale
 from halfbyte.numerics.stored import RULES, Rows, Weights, open_rows
-from halfbyte.suggest import did_you_mean
+from halfbyte.terminal.suggest import did_you_mean
 
 DEFAULT_GROUP = 32
 DIVISIONS = ("ieee", "reciprocal")  # how weight_scale_2 is divided: on a CPU, or as CUDA builds of PyTorch do

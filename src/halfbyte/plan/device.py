@@ -23,7 +23,7 @@ from halfbyte.plan.estimate import ASSUMED_WRITING
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.measure import Disk
 from halfbyte.plan.rules import ENCODE, ROUTED
-from halfbyte.units import size
+from halfbyte.terminal.units import size
 
 MEASURED_GPU = "H200"
 _PASSES = 4  # of hidden states over the bus, a layer: to attention and back, to the experts' sum and back

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halfbyte.decisions import Quantize
 from halfbyte.errors import CheckpointError
-from halfbyte.foreign import read_json
 from halfbyte.models.agreement import PER_LAYER
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.pruned import counts_by_layer, renumbered
 from halfbyte.plan.rules import ENCODE
+from halfbyte.recipe.decisions import Quantize
+from halfbyte.source.foreign import read_json
 
 _BLOCK = "quantization_config"
 MODELOPT_FILE = "hf_quant_config.json"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halfbyte.decisions import Recipe
 from halfbyte.errors import UsageError
-from halfbyte.foreign import read_json
 from halfbyte.plan.manifest import Plan, different_parts
+from halfbyte.recipe.decisions import Recipe
+from halfbyte.source.foreign import read_json
 
 _AGAIN = "make it again: halfbyte plan SRC -r RECIPE -o FILE"
 

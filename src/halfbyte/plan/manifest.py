@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-from halfbyte.collector import paused
-from halfbyte.decisions import Prune, Recipe
 from halfbyte.errors import UsageError
+from halfbyte.machine.collector import paused
 from halfbyte.models.model import Model
 from halfbyte.plan.layout import Shard, lay_out_shards
 from halfbyte.plan.pruned import (
@@ -30,6 +29,7 @@ from halfbyte.plan.pruned import (
 )
 from halfbyte.plan.rules import DECODE, Job, make_jobs
 from halfbyte.prune.router import keep_count, refuse_nothing_to_drop
+from halfbyte.recipe.decisions import Prune, Recipe
 from halfbyte.source.checkpoint import Checkpoint
 
 BYTES_VERSION = 1  # raised whenever the same recipe and source would give other bytes; see CHANGELOG, Output bytes

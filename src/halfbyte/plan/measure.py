@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halfbyte.decisions import COMPENSATED, Recipe
-from halfbyte.direct_io import File
+from halfbyte.machine.direct_io import File
 from halfbyte.models.linears import StoredLinear
 from halfbyte.numerics.chunks import run_threads, usable_cores
 from halfbyte.numerics.codec import amax, decode, encode
@@ -30,6 +29,7 @@ from halfbyte.numerics.formats import FORMATS, Part
 from halfbyte.numerics.reference.compensate import Moves
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import DECODE, ENCODE, KEEP, method_of
+from halfbyte.recipe.decisions import COMPENSATED, Recipe
 from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.headers import TensorInfo
 from halfbyte.source.read import NUMPY_DTYPES, Reader

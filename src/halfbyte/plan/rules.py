@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from halfbyte.decisions import COMPENSATED, Quantize, Recipe
 from halfbyte.errors import RecipeError
 from halfbyte.models.linears import PLAIN, StoredLinear
 from halfbyte.models.model import Model
 from halfbyte.numerics.formats import FORMATS
 from halfbyte.plan.pruned import Kept, kept_in, pruned_linears, router_rows
+from halfbyte.recipe.decisions import COMPENSATED, Quantize, Recipe
 from halfbyte.source.headers import TensorInfo, TensorSpec, tensor_nbytes
 
 KEEP, DECODE, ENCODE = "keep", "bf16", "quantize"

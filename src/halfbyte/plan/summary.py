@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from halfbyte.direct_io import PIECE_NBYTES
+from halfbyte.machine.direct_io import PIECE_NBYTES
 from halfbyte.numerics.chunks import run_threads
 from halfbyte.plan.manifest import Plan, different_parts
 from halfbyte.plan.rules import ENCODE, KEEP

@@ -13,18 +13,18 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from halfbyte import recipe_schema
 from halfbyte.calibrate.named_files import with_data
-from halfbyte.decisions import MOST_WEIGHT, Recipe, Role
 from halfbyte.errors import RecipeError, UsageError
 from halfbyte.models.model import Model
 from halfbyte.plan.pruned import moe_layers, router_shape
 from halfbyte.prune.keep_list import plan_of_keep_list
 from halfbyte.prune.plan_file import PrunePlan, read_json
 from halfbyte.prune.restore import restore
-from halfbyte.recipe import load_recipe
-from halfbyte.recipe_errors import explain
-from halfbyte.recipe_yaml import parse_yaml
+from halfbyte.recipe import schema as recipe_schema
+from halfbyte.recipe.decisions import MOST_WEIGHT, Recipe, Role
+from halfbyte.recipe.errors import explain
+from halfbyte.recipe.load import load_recipe
+from halfbyte.recipe.strict_yaml import parse_yaml
 from halfbyte.source.checkpoint import Checkpoint
 
 _WHERE = "halfbyte prune"

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from halfbyte.calibrate.stats import LayerStats
-from halfbyte.decisions import Prune
 from halfbyte.errors import UsageError
 from halfbyte.prune.budgets import Budgets, water_fill
 from halfbyte.prune.coverage import coverage_of
@@ -24,6 +23,7 @@ from halfbyte.prune.ranking import SUPER, UNOBSERVED, best, check_room
 from halfbyte.prune.restore import restore
 from halfbyte.prune.router import RouterShape, check_count, keep_count
 from halfbyte.prune.saliency import Scores, layer_scores
+from halfbyte.recipe.decisions import Prune
 
 __all__ = ["RouterShape", "choose", "choose_layer", "gather", "keep_count", "restore", "spread", "with_coverage"]
 

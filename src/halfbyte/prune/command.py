@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from halfbyte.console import Output
-from halfbyte.decisions import PruneMethod, PruneSelect, Recipe
 from halfbyte.distributed.option import ray_option
 from halfbyte.errors import CheckFailedError, InterruptedRunError
-from halfbyte.usage import Command
+from halfbyte.recipe.decisions import PruneMethod, PruneSelect, Recipe
+from halfbyte.terminal.console import Output
+from halfbyte.terminal.usage import Command
 
 if TYPE_CHECKING:
     from halfbyte.models.model import Model

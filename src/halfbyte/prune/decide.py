@@ -12,7 +12,6 @@ from typing import Any
 
 from halfbyte.calibrate.given import Statistics, given
 from halfbyte.calibrate.stats import LayerStats
-from halfbyte.decisions import Prune, Recipe
 from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER
 from halfbyte.models.declared import refuse_other_config
@@ -26,6 +25,7 @@ from halfbyte.prune.plan_checks import check_layers
 from halfbyte.prune.plan_file import CHOSEN_ON, PLAN, LayerChoice, PrunePlan
 from halfbyte.prune.record import read_record
 from halfbyte.prune.router import RouterShape
+from halfbyte.recipe.decisions import Prune, Recipe
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
 from halfbyte.source.hold import HoldingReader
 from halfbyte.source.identity import config_name, identity, short_name

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NoReturn, cast, get_args
 
-from halfbyte.decisions import Prune, PruneMethod, PruneSelect, PruneStatistics
 from halfbyte.errors import UsageError
 from halfbyte.prune.plan_file import CHOSEN_ON, KIND, VERSION, LayerChoice, PrunePlan, is_score
 from halfbyte.prune.ranking import SUPER, SUPER_DROPPED, UNOBSERVED
 from halfbyte.prune.restore import RESTORED
 from halfbyte.prune.router import RouterShape, check_count
+from halfbyte.recipe.decisions import Prune, PruneMethod, PruneSelect, PruneStatistics
 
 _AGAIN = "make the plan again: halfbyte prune"
 _KEYS = ("kind", "version", "router", "rule", "non_uniform", "edited", "source", "statistics", "coverage")

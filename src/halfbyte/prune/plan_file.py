@@ -25,10 +25,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from halfbyte.decisions import Prune
 from halfbyte.errors import UsageError
-from halfbyte.foreign import parsed, plain_bytes, without_doubles
 from halfbyte.prune.router import RouterShape
+from halfbyte.recipe.decisions import Prune
+from halfbyte.source.foreign import parsed, plain_bytes, without_doubles
 from halfbyte.write import write_whole
 
 KIND = "halfbyte prune plan"

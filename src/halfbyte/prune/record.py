@@ -15,10 +15,10 @@ from typing import Any, cast
 
 from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER, LOOPS, PLAN
-from halfbyte.foreign import read_json
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.prune.plan_file import PrunePlan, read_prune_plan
 from halfbyte.source.checkpoint import Checkpoint
+from halfbyte.source.foreign import read_json
 from halfbyte.source.identity import short_name
 from halfbyte.write import write_whole
 

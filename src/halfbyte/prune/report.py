@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from halfbyte.advice import Advice
+from halfbyte.machine.advice import Advice
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import KEEP, ROUTED
 from halfbyte.prune.budgets import WARNING

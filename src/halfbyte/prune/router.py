@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from halfbyte.decisions import Prune
 from halfbyte.errors import UsageError
+from halfbyte.recipe.decisions import Prune
 
 _NONE_CAN_GO = "prune another model: the router of this one needs all of its experts"
 

@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
-from halfbyte.decisions import Prune, PruneMethod
 from halfbyte.errors import UsageError
 from halfbyte.prune.router import RouterShape
+from halfbyte.recipe.decisions import Prune, PruneMethod
 
 Values = NDArray[np.float64]
 _COUNT, _COUNT_PUBLIC = "count", "count_public"

@@ -55,7 +55,7 @@ def _installed() -> Mapping[str, Any] | None:
 
 def environment() -> dict[str, Any]:
     """Return what computed here: Python, libraries, processor, GPUs, system."""
-    from halfbyte.doctor import examine  # noqa: PLC0415 - which starts processes
+    from halfbyte.machine.doctor import examine  # noqa: PLC0415 - which starts processes
 
     machine = examine()
     return {

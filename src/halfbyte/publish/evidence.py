@@ -18,9 +18,9 @@ from halfbyte.audit.seen import SEEN, files_seen
 from halfbyte.errors import CheckpointError
 from halfbyte.folders import FOLDER, LOOPS, PLAN
 from halfbyte.passes import COVERAGE
-from halfbyte.pasted import pasted
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.source.checkpoint import CONFIG, INDEX
+from halfbyte.terminal.pasted import pasted
 
 NOT_MEASURED = "not measured"  # why there is no file at all
 MOST_NBYTES = 1 << 28  # of one file; the arrays of a comparison are the largest

@@ -19,7 +19,6 @@ from typing import Any, cast
 import halfbyte
 from halfbyte.errors import CheckpointError, MachineError, UsageError
 from halfbyte.folders import FOLDER, read_plan
-from halfbyte.pasted import pasted
 from halfbyte.pipeline import STATS_SHA256
 from halfbyte.publish import contents
 from halfbyte.publish.contents import PROVENANCE
@@ -28,6 +27,7 @@ from halfbyte.publish.hashing import Hash, Stamps, Step, hash_files
 from halfbyte.source.checkpoint import CONFIG, open_checkpoint
 from halfbyte.source.identity import identity as identity_of
 from halfbyte.source.known_hashes import revision_of
+from halfbyte.terminal.pasted import pasted
 from halfbyte.write import write_whole
 
 FORMAT = 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from halfbyte.console import Bar
 from halfbyte.publish.hashing import Step
 from halfbyte.show import duration
-from halfbyte.units import size
+from halfbyte.terminal.console import Bar
+from halfbyte.terminal.units import size
 
 _LINE_EVERY_S = 10.0
 _SHORT_S = 2.0  # what is done sooner needs no lines

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from halfbyte.console import Level
 from halfbyte.folders import FOLDER
 from halfbyte.json_file import json_object
 from halfbyte.publish import contents
@@ -19,6 +18,7 @@ from halfbyte.publish.contents import CARD, CARD_HASH, CARD_RECORD, LATER, PROVE
 from halfbyte.publish.hashing import Hash, Step, hash_files
 from halfbyte.publish.provenance import DIGEST, Record, digest, read_provenance
 from halfbyte.publish.report.visible import visible
+from halfbyte.terminal.console import Level
 from halfbyte.write import file_sha256
 
 Problem = Literal["changed", "missing", "added", "edited"]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from halfbyte.console import Output
 from halfbyte.errors import CheckFailedError
-from halfbyte.pasted import pasted
-from halfbyte.units import size
-from halfbyte.usage import Command
+from halfbyte.terminal.console import Output
+from halfbyte.terminal.pasted import pasted
+from halfbyte.terminal.units import size
+from halfbyte.terminal.usage import Command
 
 
 @click.command("verify", cls=Command)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from halfbyte.console import SYMBOLS
 from halfbyte.serve.engine_log import clean
 from halfbyte.serve.then import run_in_front
+from halfbyte.terminal.console import SYMBOLS
 
 _TAIL_NBYTES = 1 << 14
 _LINE_CHARACTERS = 160

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from halfbyte.console import Column, Level, Output
-from halfbyte.device_options import CPU, chosen_device_memory, device_options
 from halfbyte.errors import EXIT_USAGE, CheckFailedError, HalfbyteError, RecipeError, UsageError
-from halfbyte.pasted import pasted
-from halfbyte.recipe_options import chosen_recipe, recipe_options
+from halfbyte.recipe.options import chosen_recipe, recipe_options
 from halfbyte.serve.then_option import commands_beside
-from halfbyte.usage import Command
+from halfbyte.terminal.console import Column, Level, Output
+from halfbyte.terminal.device_options import CPU, chosen_device_memory, device_options
+from halfbyte.terminal.pasted import pasted
+from halfbyte.terminal.usage import Command
 
 if TYPE_CHECKING:
-    from halfbyte.decisions import Recipe
+    from halfbyte.recipe.decisions import Recipe
     from halfbyte.release.run import Ended, Release
     from halfbyte.release.stages import Stage
     from halfbyte.validate.gate import Judged
@@ -65,7 +65,7 @@ def release_command(ctx: click.Context, source: Path, out_folder: Path, dry_run:
 
 
 def _release(source: Path, out_folder: Path, choice: Mapping[str, Any]) -> Release:
-    from halfbyte.recipe import load_release  # noqa: PLC0415 - `halfbyte --help` stays instant
+    from halfbyte.recipe.load import load_release  # noqa: PLC0415 - `halfbyte --help` stays instant
     from halfbyte.release.run import Folders, Release  # noqa: PLC0415
     from halfbyte.release.stages import ASKS_SERVER, Asked, make_stages  # noqa: PLC0415
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import halfbyte
-from halfbyte.console import Output
 from halfbyte.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, InterruptedRunError
 from halfbyte.folders import FOLDER, RELEASE_LOGS, alone_measuring
 from halfbyte.publish.evidence import read_evidence
@@ -36,6 +35,7 @@ from halfbyte.release.stages import (
 from halfbyte.release.view import View
 from halfbyte.serve.stop_signals import Stopped, stop_signals
 from halfbyte.source.checkpoint import CONFIG
+from halfbyte.terminal.console import Output
 from halfbyte.validate.gate import Judged, judge
 
 # Stages that must be done whether or not a recipe says so, in the words of the gates' table.

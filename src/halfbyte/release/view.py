@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from halfbyte.console import SYMBOLS, Output
-from halfbyte.harmless import harmless
 from halfbyte.release.record import Record
+from halfbyte.terminal.console import SYMBOLS, Output
+from halfbyte.terminal.harmless import harmless
 
 LINES_EVERY_S = 30.0  # of progress, where there is no terminal
 _SECONDS_ALONE = 10.0  # below, a tenth of a second matters

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from halfbyte.console import Output
 from halfbyte.errors import CheckFailedError, CheckpointError, MachineError, UsageError
+from halfbyte.terminal.console import Output
 
 _WORDS = 2  # OUT and SRC
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from halfbyte.errors import MachineError
-from halfbyte.interrupts import noted_ctrl_c
+from halfbyte.machine.interrupts import noted_ctrl_c
 from halfbyte.sandbox.limits import Limits
 from halfbyte.sandbox.ran import Ended, Ran, how_it_ended
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from halfbyte.console import Output
 from halfbyte.errors import CheckFailedError, UsageError
-from halfbyte.pasted import pasted
 from halfbyte.serve.then_option import ThenOption, commands_beside
-from halfbyte.usage import Command
+from halfbyte.terminal.console import Output
+from halfbyte.terminal.pasted import pasted
+from halfbyte.terminal.usage import Command
 
 if TYPE_CHECKING:
     from halfbyte.serve.facts import Wish
@@ -185,7 +185,7 @@ def _write_to(asked: str | None, served: Served) -> Path | None:
 
 
 def _file_column() -> Any:
-    from halfbyte.console import Column
+    from halfbyte.terminal.console import Column
 
     return Column("file", "written")
 

@@ -58,7 +58,7 @@ from halfbyte.serve.needs import Needs
 from halfbyte.serve.parallel import Parallel, Share, misfit, shares
 from halfbyte.serve.reserve import Load, reserve
 from halfbyte.serve.served import Served
-from halfbyte.suggest import did_you_mean
+from halfbyte.terminal.suggest import did_you_mean
 
 __all__ = ["Draft", "Fit", "Gpus", "Load", "Parallel", "fit", "kv_token_nbytes", "parse_gpus"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from halfbyte.serve.fit import Fit
 from halfbyte.serve.parallel import Share
-from halfbyte.units import size
+from halfbyte.terminal.units import size
 
 _NAME_WIDTH = 11
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from halfbyte.errors import UsageError
-from halfbyte.recipe_yaml import parse_value
+from halfbyte.recipe.strict_yaml import parse_value
 from halfbyte.serve.knowledge import Engine, SettingType, setting_types
-from halfbyte.suggest import did_you_mean
+from halfbyte.terminal.suggest import did_you_mean
 
 ENVIRONMENT = "env."  # before the name of a variable in --set
 # A name goes into a script without quotes: anything else there would be run by the shell.

@@ -6,11 +6,11 @@ are BF16, and everything else is as wide as what the engine computes in, FP32 he
 
 from __future__ import annotations
 
-from halfbyte.doctor import memory_facts
 from halfbyte.errors import CheckFailedError
+from halfbyte.machine.doctor import memory_facts
 from halfbyte.serve.gpus import Gpus
 from halfbyte.serve.needs import EXPERTS, Needs
-from halfbyte.units import size
+from halfbyte.terminal.units import size
 
 _WIDE = ("float32", "float")  # as --dtype spells FP32, which is twice BF16
 

@@ -13,10 +13,10 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, model_validator
 
 from halfbyte.errors import RecipeError, UsageError
-from halfbyte.recipe_errors import explain
-from halfbyte.recipe_yaml import Document, parse_yaml
+from halfbyte.recipe.errors import explain
+from halfbyte.recipe.strict_yaml import Document, parse_yaml
 from halfbyte.serve.conditions import Facts, When
-from halfbyte.suggest import did_you_mean
+from halfbyte.terminal.suggest import did_you_mean
 
 SWITCH = "?"  # after a flag that stands alone
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from halfbyte.inspection import open_source
+from halfbyte.inspect.inspection import open_source
 from halfbyte.pipeline import plan
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.serve.facts import Wish
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.knowledge import Published

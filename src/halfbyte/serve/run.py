@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from halfbyte.console import Output, StatusLine
 from halfbyte.errors import EXIT_MACHINE, HalfbyteError, MachineError
 from halfbyte.serve.boot_time import VARIABLE, Boot, cached_before, tell
 from halfbyte.serve.engine_log import EngineLog
@@ -23,6 +22,7 @@ from halfbyte.serve.known_errors import known_error
 from halfbyte.serve.ports import own_listener, taken
 from halfbyte.serve.stop_signals import Stopped, stop_signals
 from halfbyte.serve.then import Then
+from halfbyte.terminal.console import Output, StatusLine
 
 POLL_S = 0.2
 ANSWERS_WITHIN_S = 5.0

@@ -18,8 +18,8 @@ from halfbyte.errors import CheckFailedError, CheckpointError
 from halfbyte.folders import FOLDER, PLAN
 from halfbyte.json_file import json_object
 from halfbyte.models.model import Model
-from halfbyte.pasted import pasted
 from halfbyte.source.checkpoint import CONFIG, Checkpoint
+from halfbyte.terminal.pasted import pasted
 
 # Whose failure an engine turns into wrong answers; that of the others leaves a checkpoint that can be served.
 _GARBAGE = ("structure", "coverage", "ignore", "config", "index", "bytes", "scales", "fused", "vllm")

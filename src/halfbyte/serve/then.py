@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
-from halfbyte.console import Output
-from halfbyte.own_python import OWN_PYTHON
+from halfbyte.machine.own_python import OWN_PYTHON
 from halfbyte.serve import keeper
+from halfbyte.terminal.console import Output
 
 Then = Callable[[str], int]
 POLL_S = 0.2

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from halfbyte.errors import UsageError
-from halfbyte.suggest import did_you_mean
+from halfbyte.terminal.suggest import did_you_mean
 
 URL_COMMANDS = ("probe", "eval", "bench")  # those that take a URL
 _SOME_URL = "http://127.0.0.1:8000"  # the real one is known later; commands only look at its form

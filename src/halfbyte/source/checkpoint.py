@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
-from halfbyte.collector import paused
 from halfbyte.errors import CheckpointError
-from halfbyte.foreign import DoubleError, parsed, plain_bytes, without_doubles
+from halfbyte.machine.collector import paused
+from halfbyte.source.foreign import DoubleError, parsed, plain_bytes, without_doubles
 from halfbyte.source.headers import TensorInfo, parse_header, read_header_length, read_raw_header
 from halfbyte.source.inside import check_inside
 from halfbyte.source.known_hashes import SUMS

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from halfbyte.collector import paused
 from halfbyte.errors import UsageError
+from halfbyte.machine.collector import paused
 from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.geometry import KIMI_K26, Geometry, release_config, release_shards
 from halfbyte.source.headers import TensorInfo, lay_out
-from halfbyte.suggest import did_you_mean
+from halfbyte.terminal.suggest import did_you_mean
 
 EXAMPLES: Mapping[str, Geometry] = {"kimi-k2.6": KIMI_K26}
 

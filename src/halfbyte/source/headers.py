@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from halfbyte.errors import CheckpointError
-from halfbyte.foreign import DoubleError, parsed, without_doubles
+from halfbyte.source.foreign import DoubleError, parsed, without_doubles
 
 DTYPE_NBYTES: Mapping[str, int] = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2,

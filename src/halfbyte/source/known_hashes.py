@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from halfbyte.foreign import plain_bytes, plain_text
-from halfbyte.pasted import pasted
+from halfbyte.source.foreign import plain_bytes, plain_text
+from halfbyte.terminal.pasted import pasted
 
 SUMS = "SHA256SUMS"
 _SHA256 = re.compile("[0-9a-f]{64}")

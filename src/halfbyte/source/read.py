@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halfbyte.direct_io import File
 from halfbyte.errors import CheckpointError
+from halfbyte.machine.direct_io import File
 from halfbyte.source.checkpoint import Checkpoint, shard_path
 from halfbyte.source.headers import TensorInfo
 from halfbyte.source.inside import open_inside

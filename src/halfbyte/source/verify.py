@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from halfbyte.direct_io import File
 from halfbyte.errors import CheckpointError
+from halfbyte.machine.direct_io import File
 from halfbyte.numerics.chunks import usable_cores
 from halfbyte.source.known_hashes import KnownHash
 

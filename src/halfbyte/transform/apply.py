@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halfbyte.decisions import Quantize
 from halfbyte.models.linears import StoredLinear
 from halfbyte.numerics.codec import amax, decode, encode
 from halfbyte.numerics.encoded import Encoded, Quality
 from halfbyte.numerics.formats import FORMATS
 from halfbyte.numerics.reference.compensate import Moves
 from halfbyte.plan.rules import DECODE, ENCODE, KEEP, Job, method_of
+from halfbyte.recipe.decisions import Quantize
 from halfbyte.source.read import Reader
 
 Array = NDArray[Any]

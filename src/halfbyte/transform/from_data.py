@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from halfbyte.calibrate.stats import LayerStats
-from halfbyte.decisions import COMPENSATED, Quantize
 from halfbyte.plan.rules import ENCODE, Job, method_of
+from halfbyte.recipe.decisions import COMPENSATED, Quantize
 from halfbyte.transform.apply import Given
 from halfbyte.transform.compensated import LayerMoves
 from halfbyte.transform.scales import scales_of

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
-from halfbyte.decisions import InputScale, Quantize
 from halfbyte.errors import UsageError
 from halfbyte.models.linears import StoredLinear
 from halfbyte.numerics.reference.nvfp4 import CODE_RANGE, global_scale
 from halfbyte.plan.rules import CALIBRATED_INPUTS, ROUTED, Job
+from halfbyte.recipe.decisions import InputScale, Quantize
 
 Scales = dict[str, NDArray[np.float32]]
 INPUT_SCALES = {name: suffix for name, (suffix, _) in CALIBRATED_INPUTS.items()}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from halfbyte.console import Output
 from halfbyte.errors import CheckFailedError
-from halfbyte.usage import Command
+from halfbyte.terminal.console import Output
+from halfbyte.terminal.usage import Command
 
 _FOLDER = click.Path(path_type=Path)
 

@@ -22,11 +22,11 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3ForCa
 from halfbyte.calibrate.chat import ChatTemplate, load_template
 from halfbyte.calibrate.vocabulary import Vocabulary, load_vocabulary
 from halfbyte.compare.sides import Side, open_side
-from halfbyte.doctor import memory_facts
 from halfbyte.errors import CheckpointError, MachineError
-from halfbyte.foreign import read_json
 from halfbyte.forward.layer import fetch, load_into
-from halfbyte.units import size
+from halfbyte.machine.doctor import memory_facts
+from halfbyte.source.foreign import read_json
+from halfbyte.terminal.units import size
 
 _GENERATION = "generation_config.json"
 _CONFIG = "config.json"

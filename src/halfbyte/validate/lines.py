@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from halfbyte.errors import MachineError, UsageError
-from halfbyte.foreign import parsed, plain_bytes
+from halfbyte.source.foreign import parsed, plain_bytes
 from halfbyte.validate.endpoint import values_without_keys
 
 _MOST_NBYTES = 1 << 32  # of a trace, which is read whole; the longest so far has 0.3 GB

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from halfbyte.errors import MachineError
-from halfbyte.interrupts import noted_ctrl_c
+from halfbyte.machine.interrupts import noted_ctrl_c
 from halfbyte.validate.endpoint import Endpoint, EndpointError
 
 ATTEMPTS = 3

@@ -9,7 +9,7 @@ from pico import write_pico
 
 from halfbyte.audit import repeat
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 GLOBS = ["*self_attn*", "*shared_experts*", "*.layers.0.*", "*lm_head*", "vision_tower*", "mm_projector*"]
 

@@ -11,7 +11,7 @@ from halfbyte import cli
 from halfbyte.audit.run import audit, save
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 
 @pytest.mark.parametrize("name", [*RECIPES, "modelopt"])

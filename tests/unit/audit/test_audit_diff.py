@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from halfbyte import cli
 from halfbyte.audit.diff import diff
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 EXPERT = "language_model.model.layers.1.mlp.experts.2.up_proj"
 LAYER_1 = "model-00002-of-000006.safetensors"

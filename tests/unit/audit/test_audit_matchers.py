@@ -9,7 +9,7 @@ import pytest
 
 from halfbyte.audit.matchers import Block, broken_patterns, engine_modules, quantizes, read_block
 from halfbyte.models.architecture import architecture_of
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.geometry import KIMI_K26, layer_linears, projector, vision_tower
 
 LISTS = json.loads((Path(__file__).parent / "nvidia_ignore.json").read_text())

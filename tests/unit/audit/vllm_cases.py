@@ -13,7 +13,7 @@ from halfbyte.audit.matchers import engine_modules, module_roles, read_block
 from halfbyte.models.model import describe
 from halfbyte.pipeline import plan
 from halfbyte.plan.engine_config import quantization_block
-from halfbyte.recipe import load_recipe, recipe_names
+from halfbyte.recipe.load import load_recipe, recipe_names
 from halfbyte.source.checkpoint import open_checkpoint
 
 # Twelve layers, because 'layers.1' is a part of 'layers.10'. Each family by a kind of pico.

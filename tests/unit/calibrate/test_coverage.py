@@ -5,7 +5,7 @@ import pytest
 
 from halfbyte.calibrate.report import report
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
-from halfbyte.decisions import InputScale
+from halfbyte.recipe.decisions import InputScale
 from halfbyte.transform.scales import needs_backstop
 
 

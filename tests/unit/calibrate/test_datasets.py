@@ -15,8 +15,8 @@ from halfbyte.calibrate import datasets as reader
 from halfbyte.calibrate.chat import load_template
 from halfbyte.calibrate.datasets import read_texts
 from halfbyte.calibrate.named_files import replace_datasets
-from halfbyte.decisions import Calibrate, Dataset
 from halfbyte.errors import CheckpointError, HalfbyteError, MachineError, UsageError
+from halfbyte.recipe.decisions import Calibrate, Dataset
 
 DATA = Path(__file__).parents[3] / "data" / "calibration"
 MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]

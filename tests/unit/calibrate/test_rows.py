@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from halfbyte.calibrate.chat import load_template
 from halfbyte.calibrate.rows import Document, Share, make_rows, packed_rows, padded_rows
 from halfbyte.calibrate.vocabulary import Vocabulary, load_vocabulary
-from halfbyte.decisions import Calibrate
 from halfbyte.errors import CheckpointError, UsageError
+from halfbyte.recipe.decisions import Calibrate
 
 REPOSITORY = Path(__file__).parents[3]
 MINI = REPOSITORY / "models" / "kimi-mini"

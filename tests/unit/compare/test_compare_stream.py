@@ -17,7 +17,7 @@ from halfbyte.compare.stream import compare, compare_many
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.models.model import describe
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.checkpoint import open_checkpoint
 
 WORDS = 128

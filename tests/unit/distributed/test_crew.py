@@ -12,7 +12,7 @@ from halfbyte.distributed.driver import _share, task_cpus
 from halfbyte.distributed.worker import Answer, answered
 from halfbyte.errors import CheckpointError, MachineError
 from halfbyte.pipeline import plan
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.write import WAITING_NBYTES
 
 GB = 1 << 30

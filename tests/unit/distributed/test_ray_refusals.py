@@ -7,7 +7,7 @@ import pytest
 
 from halfbyte.distributed.asked import refuse_pushing, refuse_unspreadable
 from halfbyte.errors import UsageError
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.run import Means
 
 MEANS = Means(ray="local")

@@ -14,7 +14,7 @@ from halfbyte.distributed import cluster, driver, worker
 from halfbyte.distributed.order import TOKEN, owning
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.pipeline import plan, quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.read import stamps
 from halfbyte.write import ShardFile
 

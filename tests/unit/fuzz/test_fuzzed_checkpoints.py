@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pico import write_pico
 
-from halfbyte import inspection
 from halfbyte.audit.run import audit
+from halfbyte.inspect import inspection
 from halfbyte.pipeline import plan
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.headers import parse_header, read_header
 

@@ -16,7 +16,7 @@ from halfbyte.plan.file import read_plan_file
 from halfbyte.prune.plan_file import LayerChoice, PrunePlan, read_prune_plan
 from halfbyte.prune.record import read_record
 from halfbyte.prune.router import RouterShape
-from halfbyte.recipe import load_recipe, recipe_text
+from halfbyte.recipe.load import load_recipe, recipe_text
 from halfbyte.validate.bench.importers import read_results
 from halfbyte.validate.bench.records import read_records
 from halfbyte.validate.evaluate.results import read_head, refuse_missing_items, refuse_other_questions

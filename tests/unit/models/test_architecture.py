@@ -5,9 +5,9 @@ from typing import get_args
 
 import pytest
 
-from halfbyte.decisions import Role
 from halfbyte.errors import CheckpointError
 from halfbyte.models.architecture import architecture_of, architectures
+from halfbyte.recipe.decisions import Role
 from halfbyte.source.example import example
 
 K2 = architecture_of({"model_type": "kimi_k2"})

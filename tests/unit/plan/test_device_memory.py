@@ -17,7 +17,7 @@ from halfbyte.models.model import describe
 from halfbyte.pipeline import plan
 from halfbyte.plan.device import on_device, rates, work_by_layer
 from halfbyte.plan.measure import Disk
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.example import example
 

@@ -12,7 +12,7 @@ from halfbyte.numerics.codec import decode
 from halfbyte.plan.estimate import ASSUMED_NBYTES_PER_S, estimate
 from halfbyte.plan.manifest import make_plan
 from halfbyte.plan.measure import Kernel, Speeds, invented, kernels, measure
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.show import duration
 from halfbyte.source.checkpoint import open_checkpoint
 

@@ -10,7 +10,7 @@ from halfbyte.models.architecture import architecture_of
 from halfbyte.models.model import describe
 from halfbyte.plan.manifest import make_plan
 from halfbyte.plan.pruned import kept_digest, renumbered, router_rows
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.headers import TensorInfo
 

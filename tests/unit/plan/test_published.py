@@ -8,7 +8,7 @@ import pytest
 from halfbyte.models.model import describe
 from halfbyte.plan.engine_config import modelopt_file, output_config, quantization_block
 from halfbyte.plan.manifest import make_plan
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.example import example
 

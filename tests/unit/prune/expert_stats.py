@@ -3,8 +3,8 @@
 import numpy as np
 
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
-from halfbyte.decisions import Prune
 from halfbyte.prune.choose import RouterShape
+from halfbyte.recipe.decisions import Prune
 
 
 def stats(count, gn=None, out=None, **sums):

@@ -3,8 +3,8 @@
 import pytest
 from expert_stats import router, rule
 
-from halfbyte.advice import Advice
 from halfbyte.errors import UsageError
+from halfbyte.machine.advice import Advice
 from halfbyte.prune.choose import keep_count
 from halfbyte.prune.counts import count_advice, count_facts
 from halfbyte.prune.router import refuse_nothing_to_drop

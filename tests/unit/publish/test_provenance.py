@@ -115,7 +115,7 @@ def test_what_quantize_verified_is_taken_from_it(tmp_path, made, monkeypatch, re
     from release_folder import RECIPE, skip_probes
 
     from halfbyte.pipeline import quantize
-    from halfbyte.recipe import load_recipe
+    from halfbyte.recipe.load import load_recipe
 
     skip_probes(monkeypatch)
     source, out = made[0], tmp_path / "out"

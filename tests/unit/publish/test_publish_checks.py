@@ -12,7 +12,6 @@ from release_folder import finish
 
 from halfbyte.audit.evidence import gather
 from halfbyte.audit.run import audit
-from halfbyte.decisions import Recipe
 from halfbyte.errors import CheckpointError
 from halfbyte.publish import contents
 from halfbyte.publish.provenance import write_provenance
@@ -20,7 +19,8 @@ from halfbyte.publish.upload import checks, secrets
 from halfbyte.publish.upload.checks import of_staged
 from halfbyte.publish.upload.staging import Sent, Staged, metadata_text, redactor
 from halfbyte.publish.verify import verify
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.decisions import Recipe
+from halfbyte.recipe.load import load_recipe
 
 REPO = "someone/kimi-4bit"
 TOKEN_LIKE = "hf_" + "abcdefghij" * 4

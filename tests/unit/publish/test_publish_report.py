@@ -14,7 +14,7 @@ from halfbyte.publish.report.heat import NOTHING, png, shades
 from halfbyte.publish.report.page import write_report
 from halfbyte.publish.report.visible import visible
 from halfbyte.publish.upload.secrets import local_paths
-from halfbyte.units import size
+from halfbyte.terminal.units import size
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from halfbyte.errors import UsageError
 from halfbyte.models.model import describe
 from halfbyte.plan.manifest import make_plan
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.serve.draft import Draft, draft_of, eagle3_mla
 from halfbyte.serve.fit import Load, Parallel, fit, kv_token_nbytes, parse_gpus
 from halfbyte.serve.gpus import Gpus, known_gpus

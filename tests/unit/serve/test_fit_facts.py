@@ -6,7 +6,7 @@ import pytest
 
 from halfbyte.models.model import describe
 from halfbyte.plan.manifest import make_plan
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.serve import fit as module
 from halfbyte.serve.draft import eagle3_mla
 from halfbyte.serve.facts import Wish

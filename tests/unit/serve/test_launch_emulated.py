@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from kimi_served import kimi, needs
 
-from halfbyte.doctor import memory_facts
 from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.machine.doctor import memory_facts
 from halfbyte.serve.facts import Wish
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.host_memory import host_memory_nbytes, weights_nbytes

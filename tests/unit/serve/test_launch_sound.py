@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from halfbyte.audit.run import audit, save
 from halfbyte.audit.seen import files_seen
 from halfbyte.errors import CheckFailedError
-from halfbyte.pasted import pasted
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.serve.sound import audited
+from halfbyte.terminal.pasted import pasted
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_an_engine_in_another_environment_does_not_get_our_modules(monkeypatch, 
 
 @pytest.fixture
 def quiet():
-    from halfbyte.console import Output
+    from halfbyte.terminal.console import Output
 
     return Output(quiet=True)
 

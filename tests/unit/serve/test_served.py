@@ -11,7 +11,7 @@ from ignore_list import with_ignore_list
 from halfbyte.errors import CheckpointError
 from halfbyte.models.model import describe
 from halfbyte.plan.manifest import make_plan
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.serve.needs import ABSORBED, needs, needs_of
 from halfbyte.serve.served import served, served_checkpoint
 from halfbyte.source.checkpoint import open_checkpoint

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from halfbyte.direct_io import File
 from halfbyte.errors import CheckpointError
+from halfbyte.machine.direct_io import File
 from halfbyte.source import inside
 from halfbyte.source.inside import open_inside, read_inside
 from halfbyte.write import write_whole

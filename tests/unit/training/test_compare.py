@@ -11,7 +11,7 @@ from training.model import Mini
 from training.shape import TOY
 
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from toy import toy_checkpoint, toy_model
 from training import export, int4, restore
 from training.shape import MINI, TOY
 
-from halfbyte.inspection import inspect, open_source
+from halfbyte.inspect.inspection import inspect, open_source
 from halfbyte.models.model import describe
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.geometry import release_shards

@@ -15,7 +15,7 @@ from training.generate import STOPS, generate
 from training.shape import MINI
 
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.geometry import release_shards
 
 FOLDER = tokenizer.FOLDER

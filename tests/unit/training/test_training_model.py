@@ -8,7 +8,7 @@ from training.model import Documents, Mini, Routes
 from training.shape import CONTEXT, TOY
 
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 LENGTHS = (7, 1, 40)
 

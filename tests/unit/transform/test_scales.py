@@ -13,12 +13,12 @@ from halfbyte.calibrate.named_files import with_data
 from halfbyte.calibrate.rows import Rows
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.calibrate.stream import Stream, prepare
-from halfbyte.decisions import InputScale
 from halfbyte.errors import UsageError
 from halfbyte.forward.weights import Weights
 from halfbyte.models.model import describe
 from halfbyte.plan.rules import ENCODE, make_jobs
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.decisions import InputScale
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.identity import identity
 from halfbyte.source.read import Reader

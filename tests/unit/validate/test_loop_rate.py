@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from halfbyte import doctor
 from halfbyte.cli import run
 from halfbyte.errors import MachineError, UsageError
+from halfbyte.machine import doctor
 from halfbyte.validate import generate, loop_rate
 from halfbyte.validate.generate import Written, open_writer
 from halfbyte.validate.loop_rate import LoopRate, judge, rate_of

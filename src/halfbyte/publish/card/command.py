@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from halfbyte.console import Output
-from halfbyte.pasted import pasted
-from halfbyte.usage import Command
+from halfbyte.terminal.console import Output
+from halfbyte.terminal.pasted import pasted
+from halfbyte.terminal.usage import Command
 
 
 @click.command("card", cls=Command)

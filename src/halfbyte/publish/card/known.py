@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from halfbyte.folders import FOLDER, README, SOURCE_README
-from halfbyte.inspection import Inspection, inspect
+from halfbyte.inspect.inspection import Inspection, inspect
 from halfbyte.json_file import json_object
 from halfbyte.models.declared import quantization_config
 from halfbyte.models.model import Model, describe

@@ -8,7 +8,7 @@ from halfbyte.models.model import Model
 from halfbyte.publish.evidence import Evidence
 from halfbyte.publish.report.blocks import Block, Figure, Missing, Section, Table, command_for, missing
 from halfbyte.publish.report.charts import Axes, bars
-from halfbyte.units import size
+from halfbyte.terminal.units import size
 
 
 def sizes(evidence: Evidence, model: Model | None, why_no_model: str) -> Section:

@@ -9,7 +9,7 @@ from typing import Any, cast
 from halfbyte.publish.card.reading import rows
 from halfbyte.publish.evidence import Evidence
 from halfbyte.publish.report.blocks import NOT_MEASURED, Block, Level, Say, Section, Table, missing, percent, told
-from halfbyte.units import size
+from halfbyte.terminal.units import size
 from halfbyte.validate.probe_coverage import coverage
 
 _OUTCOMES: dict[str, Level] = {"passed": "good", "failed": "bad", "anomalous": "bad", "infeasible": "bad"}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from halfbyte.errors import HalfbyteError, MachineError, UsageError
-from halfbyte.network import no_answer, retry_after, status_of
+from halfbyte.machine.network import no_answer, retry_after, status_of
 
 _AGAIN = "run the same command again: what has arrived is not sent twice"
 _LOGIN = "log in with a token that may write (hf auth login, or HF_TOKEN), or check the name"

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halfbyte.console import Level
 from halfbyte.errors import CheckpointError
 from halfbyte.folders import FOLDER
-from halfbyte.pasted import pasted
 from halfbyte.publish import contents
 from halfbyte.publish.contents import CARD, PROVENANCE
 from halfbyte.publish.evidence import NOT_MEASURED, PLACES, Evidence
@@ -20,6 +18,8 @@ from halfbyte.publish.upload.secrets import Leak, key_variables, local_paths, se
 from halfbyte.publish.upload.staging import MOST_TEXT_NBYTES, Sent, Staged, is_text, metadata_text
 from halfbyte.publish.verify import Verified
 from halfbyte.source.checkpoint import open_checkpoint
+from halfbyte.terminal.console import Level
+from halfbyte.terminal.pasted import pasted
 
 ACCEPT = "ACCEPT"
 _LICENCE = re.compile(r"(?:licen[cs]e|copying|notice)(?:[-._].*)?", re.IGNORECASE)

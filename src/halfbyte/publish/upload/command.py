@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from halfbyte.console import Bar, Column, Output
 from halfbyte.errors import CheckFailedError, InterruptedRunError
-from halfbyte.pasted import pasted
-from halfbyte.units import size
-from halfbyte.usage import Command
+from halfbyte.terminal.console import Bar, Column, Output
+from halfbyte.terminal.pasted import pasted
+from halfbyte.terminal.units import size
+from halfbyte.terminal.usage import Command
 
 if TYPE_CHECKING:
     from halfbyte.publish.upload.hub import Arrived, Say, Target

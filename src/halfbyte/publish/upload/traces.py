@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from halfbyte.folders import FOLDER
 from halfbyte.publish.contents import CARD
 from halfbyte.publish.upload.staging import Sent
-from halfbyte.units import size
+from halfbyte.terminal.units import size
 
 _CARD = """---
 license: {license}

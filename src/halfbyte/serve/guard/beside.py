@@ -12,13 +12,13 @@ import subprocess
 import sys
 from collections.abc import Generator
 
-from halfbyte.console import Output
 from halfbyte.errors import MachineError
-from halfbyte.own_python import OWN_PYTHON
+from halfbyte.machine.own_python import OWN_PYTHON
 from halfbyte.serve.front import Front
 from halfbyte.serve.guard.command import needs_aiohttp, serve_until_stopped
 from halfbyte.serve.keeper import end_with_parent
 from halfbyte.serve.ports import HOST
+from halfbyte.terminal.console import Output
 
 _ENDS_S = 5.0
 _READY = b"ready\n"

@@ -9,9 +9,9 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from halfbyte.console import Output
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.serve.ports import HOST, held_port
+from halfbyte.terminal.console import Output
 from halfbyte.validate.endpoint import parse_url
 
 PORT = 8100

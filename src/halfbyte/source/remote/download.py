@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from halfbyte.direct_io import PIECE_NBYTES
 from halfbyte.errors import CheckpointError
+from halfbyte.machine.direct_io import PIECE_NBYTES
 from halfbyte.source.remote.files import Checksum, Files
 from halfbyte.source.remote.patience import StoppedError, Tell, patiently
-from halfbyte.units import size
+from halfbyte.terminal.units import size
 from halfbyte.write import disk_error, sync_folder
 
 PARTS = ".parts"  # a folder beside the shards

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from halfbyte.errors import CheckpointError, MachineError, UsageError
-from halfbyte.network import no_answer, retry_after, status_of
+from halfbyte.machine.network import no_answer, retry_after, status_of
 from halfbyte.source.remote import patience
 from halfbyte.source.remote.address import HubAddress
 from halfbyte.source.remote.files import Checksum, Entry

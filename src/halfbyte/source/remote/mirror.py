@@ -17,9 +17,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from halfbyte.collector import paused
 from halfbyte.errors import CheckpointError
-from halfbyte.foreign import read_json
+from halfbyte.machine.collector import paused
 from halfbyte.source.checkpoint import (
     CONFIG,
     INDEX,
@@ -33,6 +32,7 @@ from halfbyte.source.checkpoint import (
     parse_json,
     promised_shards,
 )
+from halfbyte.source.foreign import read_json
 from halfbyte.source.headers import LENGTH_NBYTES, header_length
 from halfbyte.source.known_hashes import known_hashes
 from halfbyte.source.remote.address import HubAddress, parse_address

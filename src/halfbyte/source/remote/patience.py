@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from halfbyte.errors import MachineError
 from halfbyte.source.remote.files import Files
-from halfbyte.units import size
+from halfbyte.terminal.units import size
 
 TRIES = 8  # in a row, without a megabyte between them
 FIRST_WAIT_S = 1.0

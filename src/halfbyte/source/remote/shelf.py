@@ -19,12 +19,12 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from halfbyte.direct_io import BLOCK, PIECE_NBYTES, Bytes, File
 from halfbyte.errors import MachineError
+from halfbyte.machine.direct_io import BLOCK, PIECE_NBYTES, Bytes, File
 from halfbyte.source.remote.download import PARTS, download, part_path
 from halfbyte.source.remote.files import Checksum, Files, Kind
 from halfbyte.source.remote.patience import StoppedError, Tell
-from halfbyte.units import size
+from halfbyte.terminal.units import size
 
 FETCHERS = 4  # shards that come at once, a connection each
 _PATIENCE_S = 60.0

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from halfbyte.console import Output
 from halfbyte.errors import CheckFailedError, InterruptedRunError, UsageError
-from halfbyte.number_options import SECONDS
-from halfbyte.usage import Command
+from halfbyte.terminal.console import Output
+from halfbyte.terminal.number_options import SECONDS
+from halfbyte.terminal.usage import Command
 
 if TYPE_CHECKING:
     from halfbyte.validate.bench.machine import Server

@@ -15,7 +15,7 @@ from statistics import median_low
 from typing import Any, cast
 
 from halfbyte.errors import UsageError
-from halfbyte.foreign import parsed, plain_text
+from halfbyte.source.foreign import parsed, plain_text
 from halfbyte.validate.bench.import_checks import NonsenseError, check_block, whole_number
 from halfbyte.validate.bench.records import COLUMNS, Block, Request, read_records, requests_of
 from halfbyte.validate.bench.shapes import Point

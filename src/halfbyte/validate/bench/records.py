@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from halfbyte.errors import UsageError
-from halfbyte.foreign import parsed, plain_text
+from halfbyte.source.foreign import parsed, plain_text
 from halfbyte.validate.bench.shapes import Point
 from halfbyte.validate.endpoint import without_keys
 from halfbyte.write import write_whole

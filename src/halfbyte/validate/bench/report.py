@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halfbyte.console import Column, Level
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.serve.gpus import Gpus, parse_gpus
 from halfbyte.serve.served import Served, served
+from halfbyte.terminal.console import Column, Level
 from halfbyte.validate.bench.compare import Comparison, compare, headlines, not_compared
 from halfbyte.validate.bench.equal_pace import EqualPace, equal_pace
 from halfbyte.validate.bench.machine import EMULATED, Server, differences

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from halfbyte.errors import UsageError
-from halfbyte.suggest import did_you_mean
+from halfbyte.terminal.suggest import did_you_mean
 
 CONTENTS = ("random", "prose", "code", "json")
 TARGETS = ("ttft", "tpot", "e2e")

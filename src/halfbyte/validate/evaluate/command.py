@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from halfbyte.console import Output
 from halfbyte.errors import CheckFailedError
-from halfbyte.number_options import SECONDS, FiniteRange
-from halfbyte.usage import Command
+from halfbyte.terminal.console import Output
+from halfbyte.terminal.number_options import SECONDS, FiniteRange
+from halfbyte.terminal.usage import Command
 
 _FOLDER = click.Path(path_type=Path)
 

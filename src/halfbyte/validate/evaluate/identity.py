@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from halfbyte.errors import MachineError, UsageError
-from halfbyte.suggest import did_you_mean
+from halfbyte.terminal.suggest import did_you_mean
 from halfbyte.validate.endpoint import Endpoint, EndpointError
 from halfbyte.validate.evaluate.asking import Asker
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from halfbyte.console import Level
 from halfbyte.errors import CheckFailedError, MachineError
+from halfbyte.terminal.console import Level
 from halfbyte.validate.endpoint import Api, Endpoint, EndpointError
 from halfbyte.validate.evaluate.asking import Asker, Said
 from halfbyte.validate.evaluate.echo import echo_problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from halfbyte.console import Output
+from halfbyte.terminal.console import Output
 
 EVERY_S = 10.0
 _TRUSTED = 3  # requests before a rate is one

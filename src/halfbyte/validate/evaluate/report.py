@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from halfbyte.console import Column, Level, Output
+from halfbyte.terminal.console import Column, Level, Output
 from halfbyte.validate.evaluate.judging import Judged, Label, Scored
 from halfbyte.validate.evaluate.results import Evaluation
 from halfbyte.validate.statistics.one_sample import Accuracy

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from halfbyte.errors import UsageError
-from halfbyte.foreign import read_json
+from halfbyte.source.foreign import read_json
 from halfbyte.validate.endpoint import values_without_keys
 from halfbyte.validate.evaluate.judging import Judged, Label
 from halfbyte.validate.lines import encoded

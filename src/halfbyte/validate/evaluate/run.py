@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import halfbyte
-from halfbyte.console import Output
 from halfbyte.errors import CheckFailedError, InterruptedRunError, MachineError, UsageError
+from halfbyte.terminal.console import Output
 from halfbyte.validate.endpoint import parse_url
 from halfbyte.validate.evaluate.harness import Arm, Harness, Pass, as_reference, load_harness, run_pass
 from halfbyte.validate.evaluate.identity import fingerprint

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from halfbyte.errors import CheckFailedError, UsageError
-from halfbyte.foreign import MOST_NBYTES, parsed, plain_bytes
+from halfbyte.source.foreign import MOST_NBYTES, parsed, plain_bytes
 from halfbyte.validate.endpoint import values_without_keys
 from halfbyte.validate.evaluate.programs import runs_of
 from halfbyte.validate.lines import encoded

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from halfbyte.console import Column, Output
 from halfbyte.errors import CheckFailedError, MachineError
-from halfbyte.number_options import SECONDS
-from halfbyte.usage import Command
+from halfbyte.terminal.console import Column, Output
+from halfbyte.terminal.number_options import SECONDS
+from halfbyte.terminal.usage import Command
 
 
 @click.command("probe", cls=Command)

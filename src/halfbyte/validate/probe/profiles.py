@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from halfbyte.errors import UsageError
-from halfbyte.suggest import did_you_mean
+from halfbyte.terminal.suggest import did_you_mean
 
 _FOLDER = files("halfbyte.validate") / "data" / "probe_profiles"
 Section = TypeVar("Section", bound="Questions")

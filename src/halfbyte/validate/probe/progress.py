@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from halfbyte.console import Output
+from halfbyte.terminal.console import Output
 from halfbyte.validate.probe.kinds import Probe
 from halfbyte.validate.probe.marks import visible
 from halfbyte.validate.probe.report import Result

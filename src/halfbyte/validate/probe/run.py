@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import halfbyte
-from halfbyte.console import Output
 from halfbyte.errors import InterruptedRunError, UsageError
 from halfbyte.sandbox.tiers import Tier, find_tier
-from halfbyte.suggest import did_you_mean
+from halfbyte.terminal.console import Output
+from halfbyte.terminal.suggest import did_you_mean
 from halfbyte.validate.bench.metrics_page import read_page
 from halfbyte.validate.endpoint import Endpoint, EndpointError, parse_url
 from halfbyte.validate.evaluate.identity import Identity, identify

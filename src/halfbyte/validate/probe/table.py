@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from halfbyte.console import SYMBOLS, Column, Level, Output
+from halfbyte.terminal.console import SYMBOLS, Column, Level, Output
 from halfbyte.validate.probe.causes import causes
 from halfbyte.validate.probe.kinds import Shown, Verdict
 from halfbyte.validate.probe.marks import MOST_SHOWN, marked, visible

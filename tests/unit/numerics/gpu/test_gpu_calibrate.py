@@ -16,7 +16,7 @@ from halfbyte.cuda import passing, start
 from halfbyte.errors import InterruptedRunError, MachineError, RecipeError, UsageError
 from halfbyte.measuring import calibrate
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "flow"))
 from calibratable import small, texts

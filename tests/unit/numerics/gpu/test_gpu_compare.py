@@ -23,7 +23,7 @@ from halfbyte.errors import MachineError, UsageError
 from halfbyte.forward.config import text_model
 from halfbyte.models.model import describe
 from halfbyte.pipeline import quantize
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.example import example
 

@@ -3,10 +3,10 @@
 import pytest
 
 from halfbyte.errors import UsageError
-from halfbyte.inspection import open_source
+from halfbyte.inspect.inspection import open_source
 from halfbyte.models.model import describe
 from halfbyte.pipeline import plan
-from halfbyte.recipe import load_recipe
+from halfbyte.recipe.load import load_recipe
 from halfbyte.serve.gpus import Gpus, known_gpus, parse_gpus
 from halfbyte.serve.needs import EXPERTS, WHOLE, WIDTH, ExpertLayers, Needs, Part, needs, needs_of
 from halfbyte.validate.bench.roofline import decode_limit, distinct, output_limit, prefill_limit

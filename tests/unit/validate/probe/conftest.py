@@ -4,7 +4,7 @@ import pytest
 from fake_openai import Fake, FakeServer
 from right_answers import right_answers
 
-from halfbyte.console import Output
+from halfbyte.terminal.console import Output
 from halfbyte.validate.probe import client as client_module
 from halfbyte.validate.probe.run import Asked, probe_endpoint
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from halfbyte.errors import UsageError
-from halfbyte.foreign import parsed, plain_text
+from halfbyte.source.foreign import parsed, plain_text
 from halfbyte.validate.endpoint import values_without_keys
 from halfbyte.validate.lines import encoded
 from halfbyte.validate.probe.answers import Answer

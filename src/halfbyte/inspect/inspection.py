@@ -12,18 +12,18 @@ from re import compile as compile_pattern
 from typing import TYPE_CHECKING, Any
 
 from halfbyte.errors import UsageError
-from halfbyte.gains import Gain, encoded, gains
+from halfbyte.inspect.gains import Gain, encoded, gains
 from halfbyte.models.declared import stored_as_declared
 from halfbyte.models.linears import StoredLinear
 from halfbyte.models.model import Model, describe
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
 from halfbyte.source.example import example
 from halfbyte.source.remote.address import is_remote
-from halfbyte.units import size
+from halfbyte.terminal.units import size
 
 if TYPE_CHECKING:
-    from halfbyte.console import Level
     from halfbyte.source.remote.mirror import Cache
+    from halfbyte.terminal.console import Level
 
 # What a token does not pass through: embeddings are looked up, images are rare, buffers are no parameters.
 _NOT_ACTIVE = ("embed", "vision", "projector", "other_buffers")

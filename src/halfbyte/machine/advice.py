@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass
 
-from halfbyte.console import Level
-from halfbyte.doctor import Disk, Gpu, Machine
+from halfbyte.machine.doctor import Disk, Gpu, Machine
+from halfbyte.terminal.console import Level
 
 OLDEST_PYTHON = (3, 10)
 # Kimi-K2.6, the model these sentences are about: what its release weighs, and one MoE layer of it

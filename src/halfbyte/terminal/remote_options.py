@@ -50,7 +50,7 @@ def chosen_push(out: Path, choice: Mapping[str, Any]) -> Push | None:
 def chosen_cache(choice: Mapping[str, Any]) -> Cache:
     """Return where a remote source is held, and how much of it."""
     from halfbyte.source.remote.mirror import DEFAULT_CACHE, Cache, default_folder  # noqa: PLC0415 - when it is needed
-    from halfbyte.units import nbytes  # noqa: PLC0415
+    from halfbyte.terminal.units import nbytes  # noqa: PLC0415
 
     return Cache(choice.get("cache_dir") or default_folder(), nbytes(choice.get("cache") or DEFAULT_CACHE))
 

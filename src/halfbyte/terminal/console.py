@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from halfbyte.harmless import harmless, harmless_json, shortened
+from halfbyte.terminal.harmless import harmless, harmless_json, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from halfbyte.errors import RecipeError
-from halfbyte.recipe_yaml import OVERRIDE, Document, KeyPath, dotted, parse_value
-from halfbyte.suggest import nearest
+from halfbyte.recipe.strict_yaml import OVERRIDE, Document, KeyPath, dotted, parse_value
+from halfbyte.terminal.suggest import nearest
 
 _SHOWN_CHARS = 60
 CONTRADICTION = "contradiction"  # the type of the pydantic errors that carry Problems of ours

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from halfbyte.console import Column, Output
 from halfbyte.errors import CheckFailedError
-from halfbyte.inspection import Inspection
-from halfbyte.units import count, size
+from halfbyte.inspect.inspection import Inspection
+from halfbyte.terminal.console import Column, Output
+from halfbyte.terminal.units import count, size
 
 ROLES = (
     Column("role", "role"),

@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from halfbyte import decisions, recipe_schema
-from halfbyte.recipe_errors import Problem
-from halfbyte.recipe_schema import Part
+from halfbyte.recipe import decisions
+from halfbyte.recipe import schema as recipe_schema
+from halfbyte.recipe.errors import Problem
+from halfbyte.recipe.schema import Part
 
 _NEEDED_BY_GATES = {"audit": "audit", "loops": "loops", "compare": "compare", "probe": "probe",
                     "probe_coverage": "probe", "eval": "eval", "bench": "bench"}  # fmt: skip

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from halfbyte import decisions
-from halfbyte.decisions import (
+from halfbyte.numerics.formats import FORMATS
+from halfbyte.recipe import decisions
+from halfbyte.recipe.decisions import (
     COMPENSATED,
     MOST_WEIGHT,
     Action,
@@ -36,8 +37,7 @@ from halfbyte.decisions import (
     Role,
     RowKind,
 )
-from halfbyte.numerics.formats import FORMATS
-from halfbyte.recipe_errors import CONTRADICTION, Problem, either, suggest
+from halfbyte.recipe.errors import CONTRADICTION, Problem, either, suggest
 
 if TYPE_CHECKING:
     from typing_extensions import Self

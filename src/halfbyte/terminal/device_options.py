@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from halfbyte.devices import CPU, CUDA, device_names
 from halfbyte.errors import UsageError
-from halfbyte.units import nbytes
+from halfbyte.machine.devices import CPU, CUDA, device_names
+from halfbyte.terminal.units import nbytes
 
 __all__ = ["CPU", "CUDA", "chosen_device_memory", "device_option", "device_options", "refuse_threads_beside_device"]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from halfbyte import recipe_release
-from halfbyte.decisions import Action, Calibrate, Dataset, Format, Prune, Quantize, Recipe, Role
 from halfbyte.errors import RecipeError
-from halfbyte.recipe_errors import apply_overrides, explain, suggest
-from halfbyte.recipe_yaml import parse_yaml
+from halfbyte.recipe import release as recipe_release
+from halfbyte.recipe.decisions import Action, Calibrate, Dataset, Format, Prune, Quantize, Recipe, Role
+from halfbyte.recipe.errors import apply_overrides, explain, suggest
+from halfbyte.recipe.strict_yaml import parse_yaml
 
 __all__ = [
     "Action",

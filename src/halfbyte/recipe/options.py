@@ -11,8 +11,8 @@ import click
 from halfbyte.errors import UsageError
 
 if TYPE_CHECKING:
-    from halfbyte.decisions import Recipe
     from halfbyte.plan.file import PlanFile
+    from halfbyte.recipe.decisions import Recipe
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
@@ -55,7 +55,7 @@ def _with(options: Sequence[Decorator], command: Command) -> Command:
 def chosen_recipe(choice: Mapping[str, Any]) -> Recipe:
     """Return the recipe that the options name, with their changes and their data."""
     from halfbyte.calibrate.named_files import with_data
-    from halfbyte.recipe import load_recipe
+    from halfbyte.recipe.load import load_recipe
 
     return with_data(load_recipe(choice["recipe"], choice["overrides"]), choice["data"], choice["samples"])
 

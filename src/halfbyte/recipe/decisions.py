@@ -1,6 +1,6 @@
 """What a recipe decides, as plain values.
 
-`recipe_schema.py` says what a recipe may say and checks it. What it has decided is kept here, without the library that
+`schema.py` says what a recipe may say and checks it. What it has decided is kept here, without the library that
 checks: a plan holds its recipe, and can be carried out where only the plan is.
 """
 

@@ -16,8 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from halfbyte.cgroup import cpu_limit, memory_limit
-from halfbyte.own_python import OWN_PYTHON
+from halfbyte.machine.cgroup import cpu_limit, memory_limit
+from halfbyte.machine.own_python import OWN_PYTHON
 
 MEASURED_NBYTES = 256 * 1024**2
 BLOCK_NBYTES = 4 * 1024**2

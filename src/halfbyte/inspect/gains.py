@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from halfbyte.decisions import Recipe
 from halfbyte.errors import RecipeError
 from halfbyte.models.linears import StoredLinear
 from halfbyte.models.model import Model
 from halfbyte.numerics.formats import FORMATS
 from halfbyte.plan.rules import KEEP, mixes_formats, outputs
-from halfbyte.recipe import load_recipe, recipe_names
+from halfbyte.recipe.decisions import Recipe
+from halfbyte.recipe.load import load_recipe, recipe_names
 from halfbyte.source.headers import tensor_nbytes
 
 

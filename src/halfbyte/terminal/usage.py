@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import click
 
 import halfbyte
-from halfbyte.console import Output
 from halfbyte.errors import UsageError
-from halfbyte.suggest import did_you_mean, nearest
+from halfbyte.terminal.console import Output
+from halfbyte.terminal.suggest import did_you_mean, nearest
 
 
 def _set_output(ctx: click.Context, param: click.Parameter, value: bool) -> None:

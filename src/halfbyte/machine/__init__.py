@@ -1,0 +1,6 @@
+"""This machine: its limits, disks, devices and signals.
+
+doctor, advice, cgroup    what it has, and what that means for somebody
+direct_io, network        bytes past the page cache, and answers that do not come
+devices, collector, interrupts    where a run takes place, and what must not disturb it
+"""

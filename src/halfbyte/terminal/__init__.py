@@ -1,0 +1,6 @@
+"""The command line's two ends: how arguments are read, and the only place that prints.
+
+usage, suggest           global options anywhere, and an answer to what cannot be read;  *_options: of several commands
+console, harmless        data on stdout, words on stderr; nothing that a stranger wrote acts on a terminal
+pasted, units            words for a shell, numbers for people
+"""

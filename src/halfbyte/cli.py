@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from halfbyte.audit.command import audit_command
+from halfbyte.audit.diff_command import diff_command
 from halfbyte.calibrate.command import calibrate_command
 from halfbyte.compare.command import compare_command
 from halfbyte.distributed.option import ray_option
@@ -292,26 +293,7 @@ def status_command(out: Output, out_folder: Path, watch: bool) -> None:
 cli.add_command(audit_command)
 
 
-@cli.command("diff")
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
-@click.pass_obj
-def diff_command(out: Output, a: Path, b: Path) -> None:
-    """Compare the checkpoints A and B tensor by tensor: same bytes, same value, different, missing.
-
-    If one is the other, pruned, experts are compared by the numbers that they had. Exit code 1 unless all is the same.
-    """
-    from halfbyte.audit.diff import diff
-
-    found = diff(a, b)
-    out.facts(found.as_dict(), found.lines())
-    if not found.equal:
-        fix = "the names above differ; --json has all of them"
-        if found.alike:
-            fix = f"nothing: experts are missing, as {found.renumbered.pruned} records" if found.renumbered else ""
-        raise CheckFailedError(found.verdict(), where=f"{a} and {b}", fix=fix)
-
-
+cli.add_command(diff_command)
 cli.add_command(compare_command)
 cli.add_command(loops_command)
 cli.add_command(serve_command)

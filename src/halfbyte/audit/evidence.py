@@ -139,7 +139,7 @@ def _read_json(path: Path, problems: dict[str, str]) -> dict[str, Any] | None:
 def _read_plan(path: Path, problems: dict[str, str]) -> Made | None:
     if not path.exists() or (raw := _read_json(path, problems)) is None:
         return None
-    from halfbyte import recipe_schema  # noqa: PLC0415 - pydantic: an audit trusts no file, and checks the recipe again
+    from halfbyte.recipe import schema as recipe_schema  # noqa: PLC0415 - pydantic: an audit trusts no file, and checks the recipe again
 
     try:
         recipe = recipe_schema.Recipe.model_validate(raw["recipe"]).decided()

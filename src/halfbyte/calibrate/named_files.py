@@ -45,7 +45,7 @@ def replace_datasets(calibrate: Calibrate, pairs: Sequence[str], samples: int | 
 
 def checked(keys: Mapping[str, Any]) -> Calibrate:
     """Return the calibration that these keys say, as strictly read as in a recipe."""
-    from halfbyte import recipe_schema  # noqa: PLC0415 - pydantic, which runs of a plan do without
+    from halfbyte.recipe import schema as recipe_schema  # noqa: PLC0415 - pydantic, which runs of a plan do without
 
     return recipe_schema.Calibrate.model_validate(keys).decided()
 

@@ -75,14 +75,15 @@ def faults(result):
     return "\n".join(found)
 
 
+# vLLM's CPU build has no other kernel for FP8 blocks, and so builds no such model on an older processor.
+HAS_AMX = "amx_tile" in Path("/proc/cpuinfo").read_text()
 SMALL = [
     *RECIPES,
     "int4, as kimi-mini is stored",
     "nvfp4 modelopt, 24 experts of 32",
     "nvfp4 modelopt, pruned after",
     "mxfp4 quark, 24 experts of 32",
-    "fp8 block",
-    "fp8 block, 3 experts of 4",
+    *(["fp8 block", "fp8 block, 3 experts of 4"] if HAS_AMX else []),
     "layer 1 alone",
 ]
 

@@ -22,7 +22,7 @@ from halfbyte.source.remote.address import is_remote
 from halfbyte.terminal.units import size
 
 if TYPE_CHECKING:
-    from halfbyte.source.remote.mirror import Cache
+    from halfbyte.source.remote.cache import Cache
     from halfbyte.terminal.console import Level
 
 # What a token does not pass through: embeddings are looked up, images are rare, buffers are no parameters.

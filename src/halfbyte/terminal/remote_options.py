@@ -14,7 +14,7 @@ from halfbyte.source.remote.address import is_remote, parse_address
 if TYPE_CHECKING:
     from halfbyte.publish.upload.push import Push
     from halfbyte.source.checkpoint import Checkpoint
-    from halfbyte.source.remote.mirror import Cache
+    from halfbyte.source.remote.cache import Cache
 
 _SIZE = "Hold at most so much of a remote source, as in 60GB.  [default: 60GB]"
 _FOLDER = "Where a remote source is held.  [default: $HALFBYTE_CACHE, or ~/.cache/halfbyte]"
@@ -49,7 +49,7 @@ def chosen_push(out: Path, choice: Mapping[str, Any]) -> Push | None:
 
 def chosen_cache(choice: Mapping[str, Any]) -> Cache:
     """Return where a remote source is held, and how much of it."""
-    from halfbyte.source.remote.mirror import DEFAULT_CACHE, Cache, default_folder  # noqa: PLC0415 - when it is needed
+    from halfbyte.source.remote.cache import DEFAULT_CACHE, Cache, default_folder  # noqa: PLC0415 - when it is needed
     from halfbyte.terminal.units import nbytes  # noqa: PLC0415
 
     return Cache(choice.get("cache_dir") or default_folder(), nbytes(choice.get("cache") or DEFAULT_CACHE))

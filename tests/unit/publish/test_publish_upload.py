@@ -309,7 +309,7 @@ def test_killed_in_the_middle_and_resumed(ready, tmp_path):
 
 
 def test_what_the_hub_keeps_otherwise_is_no_success(halfbyte, hub, ready, monkeypatch):
-    real = sending._Upload._commit
+    real = sending.Upload._commit
 
     def damage(self, group, operations):
         real(self, group, operations)
@@ -317,6 +317,6 @@ def test_what_the_hub_keeps_otherwise_is_no_success(halfbyte, hub, ready, monkey
         if "config.json" in files:
             files["config.json"] += b" "
 
-    monkeypatch.setattr(sending._Upload, "_commit", damage)
+    monkeypatch.setattr(sending.Upload, "_commit", damage)
     code, _, error = halfbyte("publish", ready, REPO)
     assert (code, "'config.json' did not arrive as it was sent" in error) == (3, True)

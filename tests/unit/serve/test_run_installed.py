@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from halfbyte.errors import MachineError, UsageError
+from halfbyte.machine.own_python import OWN_PYTHON
 from halfbyte.serve import installed as module
 from halfbyte.serve.installed import engine_environment, find_command, installed
 from halfbyte.serve.then import then_checks, then_shell
@@ -120,13 +121,13 @@ def test_checks_run_in_order_until_one_fails(monkeypatch, quiet):
 
     def run(command, environment):
         ran.append(command[1:])
-        return 0 if command[3] == "probe" else 4
+        return 0 if "probe" in command else 4
 
     monkeypatch.setattr("halfbyte.serve.then.run_in_front", run)
     assert then_checks([["probe"], ["eval", "--suite", "mini"], ["bench"]], quiet)("http://x:1") == 4
     assert ran == [
-        ["-m", "halfbyte", "probe", "http://x:1"],
-        ["-m", "halfbyte", "eval", "http://x:1", "--suite", "mini"],
+        [*OWN_PYTHON[1:], "-m", "halfbyte", "probe", "http://x:1"],
+        [*OWN_PYTHON[1:], "-m", "halfbyte", "eval", "http://x:1", "--suite", "mini"],
     ]
 
 

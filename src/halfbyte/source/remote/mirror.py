@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
@@ -36,6 +36,7 @@ from halfbyte.source.foreign import read_json
 from halfbyte.source.headers import LENGTH_NBYTES, header_length
 from halfbyte.source.known_hashes import known_hashes
 from halfbyte.source.remote.address import HubAddress, parse_address
+from halfbyte.source.remote.cache import Cache
 from halfbyte.source.remote.files import Checksum, Files
 from halfbyte.source.remote.hub import open_hub
 from halfbyte.source.remote.objects import open_objects
@@ -44,27 +45,9 @@ from halfbyte.source.remote.shelf import Shelf
 from halfbyte.write import write_whole
 
 FIRST_NBYTES = 1024**2  # holds the whole header of a layer of Kimi-K2: mostly one request a shard, at most two
-DEFAULT_CACHE = "60GB"
-CACHE_VARIABLE = "HALFBYTE_CACHE"
 _IDENTITY = ".identity.json"
 _MAX_SMALL_NBYTES = 2 * 10**9
 _OWNER = "tell its owner, or give another address"
-
-
-@dataclass(frozen=True, slots=True)
-class Cache:
-    """Where shards wait for their use, and how many bytes of them there may be."""
-
-    folder: Path
-    limit_nbytes: int
-
-
-def default_folder() -> Path:
-    """Return where the cache lies if nobody says."""
-    named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfbyte"
 
 
 def open_remote(address: str, cache: Cache, pin: str | None = None, *, verify: bool = True) -> Checkpoint:

@@ -94,7 +94,7 @@ def test_no_command_runs_anything(planted, tmp_path):
         (0, "plan", ".", *recipe),
         (0, "quantize", ".", out, *recipe),
         (0, "calibrate", ".", "-o", tmp_path / "stats", *arguments(data)),
-        (None, "compare", ".", out, "--data", f"general={data}", "--samples", "1", "--length", "24"),
+        (0, "compare", ".", out, "--data", f"general={data}", "--samples", "1", "--length", "24"),
         (0, "audit", out, "--against", "."),
         (None, "loops", out, "--against", ".", "--prompts", "1", "--tokens", "4"),
         (None, "diff", ".", out),

@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
 WORKERS ?= 2
+EXAMPLES ?= 2000
 VLLM ?= yes
 
 BIN := $(VENV)/bin
@@ -21,7 +22,7 @@ export PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT := 1
 unexport PYRIGHT_PYTHON_FORCE_VERSION
 unexport PYRIGHT_PYTHON_PYLANCE_VERSION
 
-.PHONY: help demo test lint types format docs docs-check soak bench golden browser pictures vllm live clean
+.PHONY: help demo test lint types format docs docs-check soak fuzz bench golden browser pictures vllm live clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -59,6 +60,9 @@ docs-check: $(READY)
 
 soak: $(VLLM_READY)  ## the tests marked slow: minutes to hours
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+fuzz: $(READY)  ## damaged files by the thousand, other ones each time (EXAMPLES=2000 of each kind)
+	HALFBYTE_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/unit/fuzz $(PYTEST_ARGS)
 
 bench: $(READY)  ## speed of the number formats, memory copy, and with PEERS=.golden-envs the peers
 	$(BIN)/python benchmarks/bench_numerics.py $(if $(PEERS),--peers $(PEERS))

@@ -1,14 +1,19 @@
 """What every test may use. Lying here, this file also puts `tests/` on the path, so that tests can import pico."""
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 from pico import write_pico
 
 from halfbyte import cli, forward  # noqa: F401 - forward says which instructions oneDNN may use, before any product
 
-# A busy machine draws slowly; how long a draw takes says nothing about the code under test.
-settings.register_profile("halfbyte", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("halfbyte")
+# A busy machine draws slowly; how long a draw takes says nothing about the code under test. The suite draws the same
+# examples every time, so that it fails for a change and not by chance; `make fuzz` looks for new ones.
+calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", calm, derandomize=True, database=None)
+settings.register_profile("search", calm, max_examples=int(os.environ.get("HALFBYTE_EXAMPLES", "2000")))
+settings.load_profile("search" if "HALFBYTE_EXAMPLES" in os.environ else "same")
 
 
 @pytest.fixture

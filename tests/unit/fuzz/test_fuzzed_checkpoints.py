@@ -6,7 +6,7 @@ import struct
 
 import pytest
 from attacks.damage import damaged_bytes, damaged_json, damaged_value
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pico import write_pico
 
@@ -35,7 +35,6 @@ def opened(folder):
     plan(checkpoint, RECIPE).parts()
 
 
-@settings(max_examples=200)
 @given(header=damaged_value(HEADER), data=st.integers(0, 60))
 def test_headers(survives, folder, header, data):
     raw = json.dumps(header).encode()
@@ -44,7 +43,6 @@ def test_headers(survives, folder, header, data):
     survives(read_header, path, path.name)
 
 
-@settings(max_examples=200)
 @given(raw=damaged_bytes(struct.pack("<Q", 200) + json.dumps(HEADER).encode().ljust(200) + bytes(48)))
 def test_bytes_of_a_shard(survives, folder, raw):
     path = folder / "b.safetensors"
@@ -52,7 +50,6 @@ def test_bytes_of_a_shard(survives, folder, raw):
     survives(read_header, path, path.name)
 
 
-@settings(max_examples=100)
 @given(raw=st.binary(max_size=64), nbytes=st.integers(0, 2**64))
 def test_any_header(survives, raw, nbytes):
     survives(parse_header, raw, nbytes, "a.safetensors")
@@ -75,7 +72,6 @@ def with_file(folder, source, name, raw):
 def test_config_and_index(survives, folder, source, name):
     valid = json.loads((source / name).read_text())
 
-    @settings(max_examples=60)
     @given(raw=damaged_json(valid))
     def fuzz(raw):
         copy = with_file(folder, source, name, raw)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 from attacks.damage import damaged_bytes, damaged_json, damaged_lines
-from hypothesis import given, settings
+from hypothesis import given
 from pico import write_pico
 
 from halfbyte import show, status
@@ -101,7 +101,6 @@ LINES = {
 def test_files(survives, folder, name):
     file, valid, reader = FILES[name]
 
-    @settings(max_examples=60)
     @given(raw=damaged_json(valid))
     def fuzz(raw):
         (folder / file).write_bytes(raw)
@@ -114,7 +113,6 @@ def test_files(survives, folder, name):
 def test_lines(survives, folder, name):
     file, valid, reader = LINES[name]
 
-    @settings(max_examples=60)
     @given(raw=damaged_lines(valid))
     def fuzz(raw):
         (folder / file).write_bytes(raw)
@@ -149,7 +147,6 @@ def test_files_of_an_output(survives, made, capsys, name):
     lines = [json.loads(line) for line in before.splitlines() if line.strip()] if name.endswith("l") else []
     damaged = damaged_lines(lines) if lines else damaged_json(json.loads(before))
 
-    @settings(max_examples=60)
     @given(raw=damaged)
     def fuzz(raw):
         path.write_bytes(raw)
@@ -162,7 +159,6 @@ def test_files_of_an_output(survives, made, capsys, name):
         path.write_bytes(before)
 
 
-@settings(max_examples=120)
 @given(raw=damaged_bytes(recipe_text(RECIPE).encode()))
 def test_recipes(survives, folder, raw):
     path = folder / "recipe.yaml"

@@ -67,22 +67,27 @@ def read_head(folder: Path) -> dict[str, Any]:
 
 def refuse_other_questions(head: Mapping[str, Any], folder: Path, ours: Mapping[str, Any], limit: int | None) -> None:
     """Refuse an earlier run that asked another suite, other rows, or another number of them."""
-    told: Mapping[str, Any] = head.get("suite") or {}
+    told = _object(head, "suite")
     if told.get("name") != ours["name"]:
         what = f"the baseline asked the suite '{told.get('name')}', this run asks '{ours['name']}'"
         raise UsageError(what, where=str(folder), fix=f"give --suite {told.get('name')}, or another baseline")
     if told.get("hash") != ours["hash"]:
         what = f"the baseline asked the suite '{told.get('name')}' in another version or with other task files"
         raise UsageError(what, where=str(folder), fix="run the baseline again with this version")
-    other = [task for task, digest in ours["data"].items() if (told.get("data") or {}).get(task) != digest]
+    other = [task for task, digest in ours["data"].items() if _object(told, "data").get(task) != digest]
     if other:
         what = f"the baseline asked {', '.join(other)} with other rows of data"
         raise UsageError(what, where=str(folder), fix="give the --data-dir of the baseline, or run the baseline again")
-    arguments: Mapping[str, Any] = head.get("arguments") or {}
-    then = arguments.get("limit")
+    then = _object(head, "arguments").get("limit")
     if then != limit:
         what = f"the baseline ran with --limit {then}" if then else "the baseline ran without --limit"
         raise UsageError(what, where=str(folder), fix="give the same --limit" if then else "leave out --limit")
+
+
+def _object(head: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """An empty one where somebody put something else into the file: then nothing in it fits."""
+    found = head.get(key)
+    return cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
 
 
 def refuse_missing_items(head: Mapping[str, Any], folder: Path, there: int) -> None:

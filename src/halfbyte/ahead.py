@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from halfbyte.errors import UsageError
-from halfbyte.folders import FOLDER, alone_fetching, nearest, refuse_full
+from halfbyte.folders import alone_fetching, nearest, refuse_full
 from halfbyte.json_file import json_object
 from halfbyte.plan.manifest import Plan
 from halfbyte.source.checkpoint import Checkpoint
@@ -27,26 +26,53 @@ from halfbyte.source.remote.shelf import Step, Steps
 from halfbyte.terminal.units import size
 from halfbyte.write import write_whole
 
-FETCHED = "fetched.json"  # below halfbyte/: the address and the version that this output is made from
+FETCHED = "fetched.json"  # below halfbyte/, or in statistics: the address and the version that they are made from
 _BEGIN: Step = ("", None)  # a step before all others: the embedding, which a calibrating run reads first
 
 
 class Ahead:
     """Fetches what a run reads before it does; nothing to do for a source that lies in a folder."""
 
-    def __init__(self, made: Plan, finished: Collection[str], *, by_layer: bool, measures: bool) -> None:
-        self._shelf = made.checkpoint.remote
-        self._step_of = _step_of(made, by_layer=by_layer) if self._shelf is not None else {}
-        self._unwritten = Counter(self._step_of.values())
-        self._steps: Steps = _steps(made, self._step_of, finished) if self._shelf is not None else []
-        if measures and self._steps:
-            first = {source.shard for job in made.jobs if job.role == "embed" for source in job.sources}
-            self._steps = [(_BEGIN, frozenset(first)), *self._steps]
+    def __init__(self, checkpoint: Checkpoint, steps: Steps, step_of: Mapping[str, Step]) -> None:
+        self._shelf = checkpoint.remote
+        self._steps, self._step_of = steps, step_of
+        self._unwritten = Counter(step_of.values())
         if self._shelf is not None:
-            _refuse_small_cache(made.checkpoint, self._steps, self._shelf.limit_nbytes)
-        self._sizes = made.checkpoint.shards
+            _refuse_small_cache(checkpoint, steps, self._shelf.limit_nbytes)
+        self._sizes = checkpoint.shards
         self._lock = threading.Lock()
         self._held = ExitStack()
+
+    @classmethod
+    def of_run(cls, made: Plan, finished: Collection[str], *, by_layer: bool, measures: bool) -> Ahead:
+        """Go ahead of a run that makes the shards of a plan which are not finished."""
+        if made.checkpoint.remote is None:
+            return cls(made.checkpoint, [], {})
+        step_of = _step_of(made, by_layer=by_layer)
+        steps = _steps(made, step_of, finished)
+        if measures and steps:
+            first = {source.shard for job in made.jobs if job.role == "embed" for source in job.sources}
+            steps = [(_BEGIN, frozenset(first)), *steps]
+        return cls(made.checkpoint, steps, step_of)
+
+    @classmethod
+    def of_others(cls, made: Plan, finished: Collection[str]) -> Ahead:
+        """Fetch nothing, because others do; refuse a cache that is too small for any of them."""
+        cls.of_run(made, finished, by_layer=False, measures=False)
+        return cls(made.checkpoint, [], {})
+
+    @classmethod
+    def of_layers(cls, checkpoint: Checkpoint, shards: Sequence[Collection[str]], embedding: str, first: int) -> Ahead:
+        """Go ahead of a calibration, from the first layer that is not measured; `shards` are those of each layer."""
+        steps: Steps = [(("", layer), frozenset(shards[layer])) for layer in range(first, len(shards))]
+        if first == 0:
+            steps = [(_BEGIN, frozenset({embedding})), *steps]
+        return cls(checkpoint, steps, {})
+
+    @property
+    def largest_nbytes(self) -> int:
+        """Return how much must be here at once, for the step that reads most."""
+        return max((_nbytes(shards, self._sizes) for _, shards in self._steps), default=0)
 
     def __enter__(self) -> Ahead:
         if self._shelf is not None:
@@ -64,7 +90,7 @@ class Ahead:
         """Refuse disks without room for so many bytes of output, and for the shards that will be here at once."""
         if self._shelf is None:
             return refuse_full(out, needed, reclaimed)
-        room = min(self._shelf.limit_nbytes, sum(self._sizes[shard] for shard in _all(self._steps)))
+        room = min(self._shelf.limit_nbytes, _nbytes(_all(self._steps), self._sizes))
         room = max(room - self._shelf.left_nbytes(), 0)
         one_disk = nearest(out).stat().st_dev == self._shelf.folder.stat().st_dev
         refuse_full(out, needed + room * one_disk, reclaimed)
@@ -80,10 +106,10 @@ class Ahead:
 
     def begin(self, finished: Mapping[str, str], tell: Tell) -> None:
         """Begin to fetch; what is finished is in no step."""
-        if self._shelf is None:
+        if self._shelf is None or not self._steps:
             return
         shards, peak = _all(self._steps), _peak_nbytes(self._steps, self._sizes)
-        nbytes = sum(self._sizes[shard] for shard in shards)
+        nbytes = _nbytes(shards, self._sizes)
         unproven = len(shards) - self._shelf.known(sorted(shards))
         tell(f"fetching {len(shards)} shards, {size(nbytes)}, from {self._shelf.files.where}")
         if unproven:
@@ -96,7 +122,9 @@ class Ahead:
         """Note that a tensor of the output is written."""
         if self._shelf is None:
             return
-        step = self._step_of[tensor]
+        step = self._step_of.get(tensor)
+        if step is None:
+            return  # others fetch
         with self._lock:
             self._unwritten[step] -= 1
             last = self._unwritten[step] == 0
@@ -110,6 +138,12 @@ class Ahead:
             for step, _ in self._steps:
                 if step == _BEGIN or step[0] == shard:
                     self._shelf.finished(step)
+
+    def measured(self, layers: Collection[int]) -> None:
+        """Note of which layers the statistics are kept."""
+        if self._shelf is not None and layers:
+            for step in (_BEGIN, *(("", layer) for layer in layers)):
+                self._shelf.finished(step)
 
 
 def _step_of(made: Plan, *, by_layer: bool) -> dict[str, Step]:
@@ -138,9 +172,13 @@ def _all(steps: Steps) -> set[str]:
     return {shard for _, shards in steps for shard in shards}
 
 
+def _nbytes(shards: Collection[str], sizes: Mapping[str, int]) -> int:
+    return sum(sizes[shard] for shard in shards)
+
+
 def _refuse_small_cache(checkpoint: Checkpoint, steps: Steps, limit: int) -> None:
     """What is read for one step must fit at once."""
-    sizes = {step: sum(checkpoint.shards[shard] for shard in shards) for step, shards in steps}
+    sizes = {step: _nbytes(shards, checkpoint.shards) for step, shards in steps}
     needed = max(sizes.values(), default=0)
     if needed <= limit:
         return
@@ -165,31 +203,27 @@ def _peak_nbytes(steps: Steps, sizes: Mapping[str, int]) -> int:
     )
 
 
-def write_origin(out: Path, checkpoint: Checkpoint) -> None:
-    """Note beside the plan which version of which address an output is made from."""
+def write_origin(folder: Path, checkpoint: Checkpoint) -> None:
+    """Note in a folder which version of which address its contents are made from."""
     if checkpoint.remote is not None:
         files = checkpoint.remote.files
         record = {"address": files.where, "label": files.label, "version": files.pin}
-        write_whole(out / FOLDER / FETCHED, (json.dumps(record, indent=1) + "\n").encode())
+        write_whole(folder / FETCHED, (json.dumps(record, indent=1) + "\n").encode())
 
 
-def begun_version(out: Path, address: str) -> str | None:
-    """Return the version that an output was begun from, if it was from this very address: a branch may have moved."""
-    record = _origin(out)
+def begun_version(folder: Path, address: str) -> str | None:
+    """Return the version that a folder was begun from, if it was from this very address: a branch may have moved."""
+    record = json_object(folder / FETCHED)
     return str(record["version"]) if record.get("address") == address and "version" in record else None
 
 
-def refuse_other_version(out: Path, checkpoint: Checkpoint) -> None:
+def refuse_other_version(folder: Path, checkpoint: Checkpoint) -> None:
     """Two versions of one source never make one output."""
-    record = _origin(out)
+    record = json_object(folder / FETCHED)
     if checkpoint.remote is None or record.get("label") != checkpoint.remote.files.label:
         return
     begun, now = str(record.get("version")), checkpoint.remote.files.pin
     if begun != now:
         what = f"this folder was begun from version {begun[:12]} of the source, which is {now[:12]} now"
         fix = "give another output folder, or the version that this one was begun from"
-        raise UsageError(what, where=str(out), fix=fix)
-
-
-def _origin(out: Path) -> Mapping[str, Any]:
-    return json_object(out / FOLDER / FETCHED)
+        raise UsageError(what, where=str(folder), fix=fix)

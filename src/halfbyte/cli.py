@@ -41,10 +41,11 @@ from halfbyte.terminal.device_options import CPU, chosen_device_memory, device_o
 from halfbyte.terminal.pasted import pasted
 from halfbyte.terminal.remote_options import (
     cache_folder_option,
+    cache_options,
     chosen_cache,
     chosen_push,
     chosen_source,
-    remote_options,
+    push_options,
 )
 from halfbyte.terminal.usage import Group, usage_errors
 from halfbyte.validate.bench.command import bench_command
@@ -234,7 +235,8 @@ def _fitter(gpus: str | None) -> Callable[[Plan], Fit] | None:
 @click.option("--threads", type=click.IntRange(1), help="Threads that read, compute and write.  [default: cores + 2]")
 @click.option("--verify/--no-verify", default=True, show_default=True,
               help="First compare the source's shards with their known SHA-256.")  # fmt: skip
-@remote_options
+@cache_options
+@push_options
 @click.pass_obj
 def quantize_command(out: Output, source: str, out_folder: Path, threads: int | None, **choice: Any) -> None:
     """Make the checkpoint OUT from SOURCE as the recipe or the plan says. Run the same command again to resume.
@@ -243,6 +245,7 @@ def quantize_command(out: Output, source: str, out_folder: Path, threads: int | 
     s3://bucket/folder.
     """
     from halfbyte import show
+    from halfbyte.folders import FOLDER
     from halfbyte.pipeline import quantize
 
     refuse_data_beside_statistics(choice)
@@ -250,7 +253,7 @@ def quantize_command(out: Output, source: str, out_folder: Path, threads: int | 
     recipe = planned.recipe if planned else chosen_recipe(choice)
     with out.progress() as bar:
         result = quantize(
-            chosen_source(source, out_folder, choice),
+            chosen_source(source, out_folder / FOLDER, choice),
             out_folder,
             recipe,
             layers=choice["layers"] or (planned.layers if planned else None),

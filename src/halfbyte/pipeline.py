@@ -179,10 +179,12 @@ def _done(out: Path, made: Plan, needed: list[str], stamps: Mapping[str, Stamp] 
 
 
 def _ahead(made: Plan, finished: Mapping[str, str], measured: Statistics | None, means: Means) -> Ahead:
-    """Return what fetches a source that is elsewhere, in the order in which `_run` reads it."""
+    """Return what fetches a source that is elsewhere, in the order in which `run_pending` reads it."""
+    if means.ray is not None:
+        return Ahead.of_others(made, finished)
     measures = measured is not None and measured.file is None
     by_layer = measures or not means.on_cpu or (measured is not None and made.recipe.quantize is not None)
-    return Ahead(made, finished, by_layer=by_layer, measures=measures)
+    return Ahead.of_run(made, finished, by_layer=by_layer, measures=measures)
 
 
 def _check_asked(
@@ -257,6 +259,10 @@ def _arithmetic(made: Plan) -> AbstractContextManager[None]:
 
 
 def _check_device(made: Plan, measured: Statistics | None, means: Means) -> None:
+    if means.ray is not None and measured is not None and measured.file is None:
+        from halfbyte.distributed.asked import refuse_measuring_elsewhere  # noqa: PLC0415
+
+        refuse_measuring_elsewhere(made)
     if means.on_cpu:
         return
     from halfbyte.cuda.start import check_device, devices_of  # noqa: PLC0415 - only those who have one pay for it
@@ -301,7 +307,7 @@ def _check_folder(out: Path, made: Plan, measured: Statistics | None) -> None:
     if (out / FOLDER / PLAN).is_file():
         found = read_plan(out)
         refuse_other_plan(found, made, str(out))
-        refuse_other_version(out, made.checkpoint)
+        refuse_other_version(out / FOLDER, made.checkpoint)
         if measured is not None:
             refuse_other(found.get("calibration", {}), measured.about, str(out))
     elif out.is_dir() and any(map(is_foreign, out.iterdir())):
@@ -323,7 +329,7 @@ def _begin(
     plan |= {"calibration": dict(measured.about)} if measured else {}
     if pruned is None and made.recipe.prune is None:
         plan |= carry(made.checkpoint.root, out)
-    write_origin(out, made.checkpoint)
+    write_origin(out / FOLDER, made.checkpoint)
     write_whole(out / FOLDER / PLAN, json.dumps(plan, indent=1).encode())
     if measured is not None and measured.file is not None:
         (out / FOLDER / STATS).mkdir(exist_ok=True)

@@ -37,7 +37,7 @@ cluster.shutdown()
 class RayCluster:
     """Starts a cluster; `faults` is what goes wrong in its workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, **environment: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hb", dir="/tmp"))  # a socket's path has 107 characters at most
         self.faults = Faults(self.folder / "faults")
         path = os.pathsep.join([str(HERE / "ray_faults"), str(SOURCES), os.environ.get("PYTHONPATH", "")])
@@ -51,6 +51,7 @@ class RayCluster:
             "RAY_health_check_initial_delay_ms": "0",
             "RAY_health_check_period_ms": "500",
             "RAY_health_check_failure_threshold": "4",
+            **environment,
         }
         self._server = subprocess.Popen(
             [sys.executable, "-c", _SERVER, str(CPUS)],

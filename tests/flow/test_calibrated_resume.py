@@ -72,6 +72,12 @@ def strike(launcher, argv, begun, dice, number):
     return struck
 
 
+def assert_each_once(layers):
+    """No layer was measured twice. One that was kept may have been killed before it was said."""
+    assert len(layers) == len(set(layers)), f"a layer was run again: {layers}"
+    assert set(layers) <= set(range(LAYERS))
+
+
 def test_sigkill_at_random_moments_loses_a_layer_at_most(place, launcher, tmp_path):
     """Eighteen kills, each resumed; no layer that was measured is measured again, and the bytes are the same."""
     dice, out, whole = random.Random(5), tmp_path / "out", digests(place / "whole")
@@ -93,7 +99,7 @@ def test_sigkill_at_random_moments_loses_a_layer_at_most(place, launcher, tmp_pa
     code, words = launcher.run(*command(place, out))
     assert code == 0, words
     assert digests(out) == whole
-    assert sorted(ran + measured(words)) == list(range(LAYERS))
+    assert_each_once(ran + measured(words))
     assert not list(out.rglob("*.part"))
     assert sorted(path.name for path in stats.iterdir()) == ["calibration.json", "stats.safetensors"]
     assert (stats / "stats.safetensors").read_bytes() == (place / "whole/halfbyte/stats/stats.safetensors").read_bytes()
@@ -110,7 +116,7 @@ def test_sigkill_while_only_measuring(place, launcher, tmp_path):
             ran = []
     code, words = launcher.run(*argv)
     assert code == 0, words
-    assert sorted(ran + measured(words)) == list(range(LAYERS))
+    assert_each_once(ran + measured(words))
     assert sorted(path.name for path in folder.iterdir()) == ["calibration.json", "stats.safetensors"]
     assert (folder / "stats.safetensors").read_bytes() == (place / "stats/stats.safetensors").read_bytes()
 

@@ -1,18 +1,17 @@
 """quantize from an address: what a local copy gives, through a cache that is smaller than the model."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from calibratable import SHORT, small, texts
 from calibratable import WAFER as CALIBRATED
+from fetching import Watch, everything, weights_nbytes, within
 from pico import write_pico
 from range_hub import COMMIT, OTHER_COMMIT, REPO, Fault
 
@@ -41,51 +40,6 @@ def run(halfbyte, tmp_path):
         return halfbyte("quantize", source, tmp_path / out, "-r", recipe, *options)
 
     return call
-
-
-def everything(folder):
-    """Every file but those that tell of this machine; the journal without its times."""
-    found = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = path.relative_to(folder).as_posix()
-        found[name] = path.read_bytes()
-        if name == "halfbyte/journal.jsonl":
-            lines = [json.loads(line) for line in path.read_text().splitlines() if line]
-            found[name] = sorted(json.dumps({**line, "seconds": 0}, sort_keys=True) for line in lines)
-    found.pop("halfbyte/fetched.json", None)
-    found.pop("halfbyte/verified.json", None)
-    return found
-
-
-class Watch:
-    """The bytes of weights below a folder, looked at all the time; `most` is the largest sum seen."""
-
-    def __init__(self, folder):
-        self.folder, self.most, self.looks = folder, 0, 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._over.set()
-        self._thread.join()
-
-    def _look(self):
-        while not self._over.is_set():
-            self.most, self.looks = max(self.most, weights_nbytes(self.folder)), self.looks + 1
-            time.sleep(0.001)
-
-
-def weights_nbytes(folder):
-    total = 0
-    for inner, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += (Path(inner) / name).stat().st_size if name.endswith(".safetensors") else 0
-    return total
 
 
 def once_fetched(what, number, **more):
@@ -123,22 +77,6 @@ def test_kimi_mini_through_two_shards_of_cache(tmp_path, serve_hub, run):
     assert everything(tmp_path / "remote") == everything(tmp_path / "local")
     assert 3_401_720 <= watch.most <= 7_000_000
     assert watch.looks > 20
-
-
-@contextlib.contextmanager
-def within(seconds):
-    """Nobody waits for ever: what takes longer ends with an error."""
-
-    def end(*_):
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_calibrating_run_reads_the_embedding_first_and_last(tmp_path, serve_hub, run, monkeypatch):
@@ -201,7 +139,8 @@ def test_a_damaged_shard_stops_the_run_and_what_is_finished_stays(tmp_path, sour
     assert code == 2, words
     assert f"shard '{SHARD(4)}' came damaged twice: its SHA-256 is " in words
     out = tmp_path / "out"
-    assert sorted(path.name for path in out.glob("*.safetensors")) == [SHARD(1), SHARD(2), SHARD(3)]
+    there = {path.name for path in out.glob("*.safetensors")}  # and perhaps later ones, while it came again
+    assert {SHARD(1), SHARD(2), SHARD(3)} <= there <= {SHARD(number) for number in range(1, 7) if number != 4}
     assert not list(out.rglob("*.part"))
     hub.forget()
     assert run(ADDRESS, "out", "--cache", TIGHT)[0] == 0
@@ -225,8 +164,9 @@ def test_what_is_damaged_on_purpose_needs_no_verify(tmp_path, hub, run):
 
 def test_a_branch_that_moved_does_not_mix_two_versions(tmp_path, source, hub, run):
     assert run(source, "local")[0] == 0
-    hub.faults.append(once_fetched("wrong", 4, times=2))
+    hub.faults += [once_fetched("wrong", number, times=2) for number in (4, 5, 6)]
     assert run(ADDRESS, "out", "--cache", TIGHT)[0] == 2
+    hub.faults.clear()
     assert len(list((tmp_path / "out").glob("*.safetensors"))) == 3
     other = write_pico(tmp_path / "other", seed=1)
     for number in (1, 2, 3):  # a fine-tune of the last layers: what is finished has the same weights

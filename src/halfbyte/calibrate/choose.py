@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from halfbyte.ahead import Ahead
 from halfbyte.calibrate.given import Say, Statistics
-from halfbyte.calibrate.layers import layer_nbytes, measured_layers
+from halfbyte.calibrate.layers import layer_nbytes, measured_layers, tensors_by_layer
 from halfbyte.calibrate.report import Report, report
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.calibrate.store import Store
@@ -57,6 +58,7 @@ class Alone:
 
     about: Mapping[str, Any]
     missing_nbytes: int  # what it will take of the disk, besides the statistics themselves
+    ahead: Ahead
     run: Callable[[int | None, Callable[[str, int, int], None]], Report]
 
 
@@ -78,24 +80,37 @@ def measure_alone(  # noqa: PLR0913 - keyword-only at the end
     found = measured_here(checkpoint, model, recipe, weights, folder, layers, device=device)
     if on_device is not None:
         on_device.check(found)
-    sizes = layer_nbytes(model)[:layers]
+    sizes, ahead = layer_nbytes(model)[:layers], _ahead(checkpoint, model, found, layers)
 
     def run(threads: int | None, say: Callable[[str, int, int], None]) -> Report:
         measured: dict[int, LayerStats] = {}
 
         def tell(what: str) -> None:
+            ahead.measured(measured)
             say(what, sum(sizes[: len(measured)]), sum(sizes))
 
-        if on_device is not None:
-            on_device.run(found, folder, measured, tell)
-        else:
-            with HoldingReader(checkpoint) as reader:
-                for layer, stats in found.layers(reader, threads, tell, ()):
-                    measured[layer] = stats
+        with ahead:
+            ahead.begin({}, tell)
+            if on_device is not None:
+                on_device.run(found, folder, measured, tell)
+            else:
+                with HoldingReader(checkpoint) as reader:
+                    for layer, stats in found.layers(reader, threads, tell, ()):
+                        measured[layer] = stats
+                        ahead.measured({layer})
         tell("measured all layers")
         return report(measured, recipe.quantize.input_scale if recipe.quantize else None)
 
-    return Alone(found.about, found.missing_nbytes, run)
+    return Alone(found.about, found.missing_nbytes, ahead, run)
+
+
+def _ahead(checkpoint: Checkpoint, model: Model, found: Statistics, layers: int) -> Ahead:
+    """Return what fetches the layers that are not measured; should some of these be missing, they come when read."""
+    assert found.store is not None
+    first = layers if found.store.is_whole else max(found.store.hidden_layers(), default=0)
+    shards = [{info.shard for info in infos} for infos in tensors_by_layer(model)[:layers]]
+    embedding = next(info.shard for role, info in model.tensors() if role == "embed")
+    return Ahead.of_layers(checkpoint, shards, embedding, first)
 
 
 def _measures_on_device(nothing: Plan, device: str, limit: int | None) -> OnDevice:

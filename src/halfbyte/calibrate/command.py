@@ -10,21 +10,25 @@ import click
 from halfbyte.recipe.options import chosen_recipe, recipe_options
 from halfbyte.terminal.console import Output
 from halfbyte.terminal.device_options import chosen_device_memory, device_options, refuse_threads_beside_device
+from halfbyte.terminal.pasted import pasted
+from halfbyte.terminal.remote_options import cache_options, chosen_source
 from halfbyte.terminal.usage import Command
 
 
 @click.command("calibrate", cls=Command)
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source")
 @recipe_options
 @click.option("-o", "--out", "folder", metavar="STATS", required=True, type=click.Path(path_type=Path),
               help="The folder for the statistics.")  # fmt: skip
 @device_options
 @click.option("--threads", type=click.IntRange(1), help="Threads that compute.  [default: cores]")
+@cache_options
 @click.pass_obj
-def calibrate_command(out: Output, source: Path, folder: Path, threads: int | None, **choice: Any) -> None:
+def calibrate_command(out: Output, source: str, folder: Path, threads: int | None, **choice: Any) -> None:
     """Measure the activations of SOURCE on the recipe's data, a layer in memory at a time.
 
-    Many recipes can use the statistics (`quantize --stats STATS`). Run the same command again to resume.
+    Many recipes can use the statistics (`quantize --stats STATS`). Run the same command again to resume. SOURCE is a
+    folder, or an address as in `quantize`.
     """
     from halfbyte import show  # noqa: PLC0415 - `halfbyte --help` stays instant
     from halfbyte.measuring import calibrate  # noqa: PLC0415
@@ -33,7 +37,7 @@ def calibrate_command(out: Output, source: Path, folder: Path, threads: int | No
     recipe = chosen_recipe(choice)
     with out.progress() as bar:
         result = calibrate(
-            source,
+            chosen_source(source, folder, choice),
             folder,
             recipe,
             layers=choice["layers"],
@@ -43,4 +47,4 @@ def calibrate_command(out: Output, source: Path, folder: Path, threads: int | No
             progress=show.steps(bar),
         )
     show.calibration(out, result)
-    out.hint(f"halfbyte quantize {source} OUT -r {choice['recipe']} --stats {folder}")
+    out.hint(f"halfbyte quantize {pasted(source)} OUT -r {choice['recipe']} --stats {pasted(folder)}")

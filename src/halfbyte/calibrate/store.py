@@ -95,10 +95,15 @@ class Store:
 
     def missing_nbytes(self, hidden_nbytes: int) -> int:
         """Return what hidden states will still take of the disk: the next ones are whole before the last ones go."""
-        if (self.folder / STATS).exists():
+        if self.is_whole:
             return 0
         there = sum(path.stat().st_size for path in self.folder.glob("hidden-*.safetensors"))
         return max(2 * hidden_nbytes - there, 0)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all layers were measured, as far as a look at the names tells."""
+        return (self.folder / STATS).exists()
 
     def load_hidden(self) -> tuple[int, torch.Tensor] | None:
         """Return the layer to go on with and the hidden states before it, if all layers before it were measured."""

@@ -19,9 +19,14 @@ def refuse_unspreadable(made: Plan, means: Means) -> None:
     if made.recipe.quantize is not None and made.recipe.quantize.scales == COMPENSATED:
         what = "compensated weights need more of the inputs than machines can send each other"
         raise UsageError(what, where="--ray", fix="leave --ray out: this recipe runs on one machine")
+
+
+def refuse_measuring_elsewhere(made: Plan) -> None:
+    """Refuse to measure on a source that every machine would have to fetch whole."""
     if made.checkpoint.remote is not None:
-        what = "the machines of a cluster read the source from storage that they share, not from elsewhere"
-        raise UsageError(what, where="--ray", fix="download the checkpoint to that storage, or leave --ray out")
+        what = "to measure, every machine reads every layer, and would fetch the whole source"
+        fix = "measure on one first (halfbyte calibrate SRC -r RECIPE -o STATS), then give --stats STATS"
+        raise UsageError(what, where="--ray", fix=fix)
 
 
 def refuse_pushing() -> None:

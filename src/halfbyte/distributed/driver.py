@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from halfbyte import __version__
 from halfbyte.distributed.cluster import Node, connected, nodes
 from halfbyte.distributed.crew import Crew, Share
+from halfbyte.distributed.elsewhere import Elsewhere, elsewhere_of, refuse_small_share, sweep
 from halfbyte.distributed.order import Order, owning
 from halfbyte.distributed.worker import SETTLE_SECONDS, Answer, make_shard
 from halfbyte.errors import MachineError
@@ -73,7 +74,7 @@ def _make_shards(ray: Any, order: Order, made: Plan, out: Path, runner: Runner, 
     shards = {shard.name: shard for shard in runner.pending_shards()}
     share = _share(made, nodes(ray), len(shards), means.threads)
     crew = Crew(ray, share, runner.say, lambda shard: _tidy(out, shard))
-    kept = ray.put(order)
+    kept = ray.put(replace(order, elsewhere=_elsewhere(made, shards, nodes(ray), share)))
 
     def arguments(shard: str, attempt: int, cpus: int) -> tuple[Any, ...]:
         return kept, shard, attempt, means.threads or _threads(cpus)
@@ -83,11 +84,25 @@ def _make_shards(ray: Any, order: Order, made: Plan, out: Path, runner: Runner, 
         assert answer.entry is not None
         runner.take(answer.entry, answer.node)
         _tidy(out, shard)
+    if made.checkpoint.remote is not None:
+        sweep(made.checkpoint.remote.folder)
+
+
+def _elsewhere(made: Plan, pending: Collection[str], there: list[Node], share: Share) -> Elsewhere | None:
+    """Return where tasks fetch the source from; those of one machine share what it may hold."""
+    if made.checkpoint.remote is None:
+        return None
+    tasks = min(max([node.cpus // share.cpus for node in there], default=1) or 1, max(len(pending), 1))
+    found = elsewhere_of(made.checkpoint.remote, tasks)
+    finished = {shard.name for shard in made.shards} - set(pending)
+    refuse_small_share(made, finished, found, tasks)
+    return found
 
 
 def _order(made: Plan, out: Path, token: str, seen: Stamps) -> Order:
     return Order(
         source=str(made.checkpoint.root.absolute()),
+        elsewhere=None,
         out=str(out.absolute()),
         token=token,
         version=__version__,

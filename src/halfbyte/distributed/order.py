@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from halfbyte.distributed.elsewhere import Elsewhere
 from halfbyte.source.read import Stamps
 from halfbyte.write import PART, write_whole
 
@@ -27,6 +28,7 @@ class Order:
     """Of one run."""
 
     source: str
+    elsewhere: Elsewhere | None  # where the source is no folder that all machines see
     out: str
     token: str
     version: str  # of halfbyte

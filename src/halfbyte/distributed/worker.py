@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from halfbyte import __version__
+from halfbyte.distributed import elsewhere
 from halfbyte.distributed.order import Order
 from halfbyte.errors import HalfbyteError, MachineError
 from halfbyte.plan.manifest import Plan
@@ -91,8 +92,12 @@ def _make(order: Order, shard: str, attempt: int, threads: int) -> Mapping[str, 
     lines, means = _Lines(), Means(threads, mark=f".{order.token}-{attempt}")
     with (
         watched(order),
-        Runner(opened.plan, Path(order.out), lines, others, seen=order.seen, means=means, progress=None) as runner,
+        elsewhere.fetching(opened.plan, others, f"{order.token}-{attempt}-{shard}") as (plan, ahead),
+        Runner(
+            plan, Path(order.out), lines, others, seen=order.seen, means=means, progress=None, watches=(ahead,)
+        ) as runner,
     ):
+        ahead.begin(others, lambda _: None)
         runner.do(runner.pending(), opened.given)
     (entry,) = lines.entries
     return entry
@@ -139,14 +144,15 @@ def open_plan(order: Order) -> Plan:
     """Make the driver's plan from what this machine sees; refuse to work on something else."""
     from halfbyte.pipeline import plan  # noqa: PLC0415 - which imports all of this
 
-    source = Path(order.source)
     if order.version != __version__:
         what = f"node {node_name()} has halfbyte {__version__}, the driver {order.version}"
         raise MachineError(what, where="--ray", fix="install the same version on all nodes")
-    if not source.is_dir():
+    source = Path(order.source)
+    if order.elsewhere is None and not source.is_dir():
         what = f"node {node_name()} cannot see the source"
         raise MachineError(what, where=order.source, fix="give a folder on storage that all nodes share")
-    made = plan(source, Recipe.of(order.recipe), layers=order.layers, kept=order.kept)
+    given = source if order.elsewhere is None else elsewhere.opened(order.elsewhere)
+    made = plan(given, Recipe.of(order.recipe), layers=order.layers, kept=order.kept)
     found = stamps(made.checkpoint)
     different = [shard for shard in order.seen if found.get(shard) != order.seen[shard]]
     if different or made.fingerprint() != order.fingerprint:

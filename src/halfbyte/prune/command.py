@@ -11,7 +11,10 @@ import click
 from halfbyte.distributed.option import ray_option
 from halfbyte.errors import CheckFailedError, InterruptedRunError
 from halfbyte.recipe.decisions import PruneMethod, PruneSelect, Recipe
+from halfbyte.source.remote.address import is_remote
 from halfbyte.terminal.console import Output
+from halfbyte.terminal.pasted import pasted
+from halfbyte.terminal.remote_options import cache_options, chosen_push, chosen_source, push_options
 from halfbyte.terminal.usage import Command
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ _METHODS, _SELECTS = click.Choice(get_args(PruneMethod)), click.Choice(get_args(
 
 
 @click.command("prune", cls=Command)
-@click.argument("source", metavar="SRC", type=_PATH)
+@click.argument("source", metavar="SRC")
 @click.argument("out_folder", metavar="[OUT]", required=False, type=_PATH)
 @click.option("--keep", type=click.IntRange(1), help="How many routed experts stay in each layer.")
 @click.option("--drop", metavar="SHARE", help="Instead of --keep: the share that goes, as in 25%.")
@@ -65,30 +68,35 @@ _METHODS, _SELECTS = click.Choice(get_args(PruneMethod)), click.Choice(get_args(
 @click.option("--threads", type=click.IntRange(1), help="Threads that read and write.  [default: cores + 2]")
 @click.option("--verify/--no-verify", default=True, show_default=True,
               help="First compare the source's shards with their known SHA-256.")  # fmt: skip
+@cache_options
+@push_options
 @click.pass_obj
-def prune_command(out: Output, source: Path, out_folder: Path | None, **choice: Any) -> None:
+def prune_command(out: Output, source: str, out_folder: Path | None, **choice: Any) -> None:
     """Drop routed experts of SRC; what stays in OUT is byte for byte as it is stored, whatever its format.
 
     Run the same command again to resume. OUT/halfbyte has the plan and the statistics. At the end a small model is
-    asked for texts; if more of them loop or break off than of SRC's, OUT stays and the exit code is 1.
+    asked for texts; if more of them loop or break off than of SRC's, OUT stays and the exit code is 1. SRC is a folder,
+    or an address as in `quantize`.
     """
     from halfbyte import show  # noqa: PLC0415 - `halfbyte --help` stays instant
+    from halfbyte.folders import FOLDER  # noqa: PLC0415
     from halfbyte.pipeline import quantize  # noqa: PLC0415
     from halfbyte.prune import asked, decide, list_files  # noqa: PLC0415
 
     asked.refuse_contradictions(choice, out_folder)
-    list_files.refuse_to_replace(choice, source)
-    checkpoint, model = decide.open_model(source)
+    given = chosen_source(source, out_folder / FOLDER if out_folder else None, choice)
+    list_files.refuse_to_replace(choice, given if isinstance(given, Path) else given.root)
+    checkpoint, model = decide.open_model(given)
     plan, recipe = _plan_and_recipe(out, choice, checkpoint, model)
     if out_folder is None:
         made, chosen = decide.decided(checkpoint, model, recipe, choice["stats"], plan, choice["layers"])
         files = _write_lists(choice, chosen)
         show.prune_plan(out, chosen, made, files)
-        out.hint(f"halfbyte prune {source} OUT --plan {next(iter(files.values()))}")
+        out.hint(f"halfbyte prune {pasted(source)} OUT --plan {pasted(next(iter(files.values())))}")
         return
     with out.progress() as bar:
         result = quantize(
-            source,
+            given,
             out_folder,
             recipe,
             layers=choice["layers"],
@@ -97,19 +105,20 @@ def prune_command(out: Output, source: Path, out_folder: Path | None, **choice: 
             threads=choice["threads"],
             ray=choice["ray"],
             verify_source=choice["verify"],
+            push=chosen_push(out_folder, choice),
             progress=show.steps(bar),
         )
     assert result.pruned is not None
     _write_lists(choice, result.pruned)
     before = sum(checkpoint.shards.values())
-    loops = None if choice["no_loops"] else _loop_test(out, source, result, before, choice["prompts"])
+    loops = None if choice["no_loops"] else _loop_test(out, given, result, before, choice["prompts"])
     show.result(out, result, before, loops)
     if loops is not None and loops.flagged:
         gone = result.pruned.experts - max(map(len, result.pruned.kept().values()))
-        again = f"--plan {out_folder}/halfbyte/prune-plan.json --restore {max(1, gone // 2)}"
-        fix = f"restore experts: halfbyte prune {source} OUT2 {again}"
+        again = f"--plan {pasted(out_folder / FOLDER / 'prune-plan.json')} --restore {max(1, gone // 2)}"
+        fix = f"restore experts: halfbyte prune {pasted(source)} OUT2 {again}"
         raise CheckFailedError(f"the pruned model {loops.sentence}", where=str(out_folder), fix=fix)
-    out.hint(f"halfbyte audit {out_folder} --against {source}")
+    out.hint(f"halfbyte audit {pasted(out_folder)}" + ("" if is_remote(source) else f" --against {pasted(source)}"))
 
 
 def _plan_and_recipe(
@@ -149,16 +158,18 @@ def _write_lists(choice: Mapping[str, Any], plan: PrunePlan) -> dict[str, Path]:
     return files
 
 
-def _loop_test(out: Output, source: Path, result: Result, before: int, prompts: int | None) -> LoopTest:
+def _loop_test(out: Output, source: Path | Checkpoint, result: Result, before: int, prompts: int | None) -> LoopTest:
     """Ask the finished checkpoint for texts. Who does not want to wait has it all the same."""
     from halfbyte import show  # noqa: PLC0415
     from halfbyte.validate.after_pruning import loop_test  # noqa: PLC0415
 
-    out.note("asking both for texts, to see whether they loop; Ctrl-C leaves the checkpoint as it is")
+    folder = source if isinstance(source, Path) else None  # what is elsewhere cannot be asked
+    asked = "both" if folder is not None else "it"
+    out.note(f"asking {asked} for texts, to see whether they loop; Ctrl-C leaves the checkpoint as it is")
     try:
-        return loop_test(result.out, source, prompts)
+        return loop_test(result.out, folder, prompts)
     except KeyboardInterrupt:
         show.result(out, result, before)
         what = "the loop test was stopped; the checkpoint is whole, and nothing is left to clean up"
-        fix = f"halfbyte loops {result.out} --against {source}"
+        fix = f"halfbyte loops {pasted(result.out)}" + (f" --against {pasted(folder)}" if folder is not None else "")
         raise InterruptedRunError(what, where=str(result.out), fix=fix) from None

@@ -138,9 +138,9 @@ def by_statistics(
     return replace(plan, **_origin(made, weights, about))
 
 
-def open_model(source: Path) -> tuple[Checkpoint, Model]:
+def open_model(source: Path | Checkpoint) -> tuple[Checkpoint, Model]:
     """Open what is to be pruned."""
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
     return checkpoint, describe(checkpoint)
 
 

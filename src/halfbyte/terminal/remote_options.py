@@ -25,13 +25,17 @@ def cache_folder_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--cache-dir", type=click.Path(file_okay=False, path_type=Path), help=_FOLDER)(command)
 
 
-def remote_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --cache and --cache-dir, --push and --evict."""
+def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --cache and --cache-dir."""
+    return click.option("--cache", metavar="SIZE", help=_SIZE)(cache_folder_option(command))
+
+
+def push_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --push and --evict."""
     push = "Send finished shards to this private repository on the Hub while others are made."
     evict = "Remove a shard here once the Hub has its hash; needs --push."
     repo = click.option("--push", "push_repo", metavar="REPO", help=push)
-    command = repo(click.option("--evict", is_flag=True, help=evict)(command))
-    return click.option("--cache", metavar="SIZE", help=_SIZE)(cache_folder_option(command))
+    return repo(click.option("--evict", is_flag=True, help=evict)(command))
 
 
 def chosen_push(out: Path, choice: Mapping[str, Any]) -> Push | None:
@@ -55,8 +59,11 @@ def chosen_cache(choice: Mapping[str, Any]) -> Cache:
     return Cache(choice.get("cache_dir") or default_folder(), nbytes(choice.get("cache") or DEFAULT_CACHE))
 
 
-def chosen_source(source: str, out: Path, choice: Mapping[str, Any]) -> Path | Checkpoint:
-    """Return what a run reads: a folder, or a checkpoint that is elsewhere, in the version that the run began with."""
+def chosen_source(source: str, begun: Path | None, choice: Mapping[str, Any]) -> Path | Checkpoint:
+    """Return what a run reads: a folder, or a checkpoint that is elsewhere, in the version that a run began with.
+
+    `begun` is the folder in which that run has noted it.
+    """
     if not is_remote(source):
         given = next((key for key in ("cache", "cache_dir") if choice[key] is not None), None)
         if given is not None:
@@ -66,6 +73,5 @@ def chosen_source(source: str, out: Path, choice: Mapping[str, Any]) -> Path | C
     from halfbyte.ahead import begun_version  # noqa: PLC0415
     from halfbyte.source.remote.mirror import open_remote  # noqa: PLC0415
 
-    return open_remote(
-        source, chosen_cache(choice), begun_version(out, str(parse_address(source))), verify=choice["verify"]
-    )
+    pin = begun_version(begun, str(parse_address(source))) if begun is not None else None
+    return open_remote(source, chosen_cache(choice), pin, verify=choice.get("verify", True))

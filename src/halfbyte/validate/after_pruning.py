@@ -56,17 +56,18 @@ def keep_judged(out: Path, judged: Judged, tokens: int) -> None:
         write_whole(out / FOLDER / LOOPS, (json.dumps(found, indent=1) + "\n").encode())
 
 
-def loop_test(out: Path, source: Path, prompts: int | None = None) -> LoopTest:
-    """Ask a pruned checkpoint and its source for texts, and keep the verdict beside the weights.
+def loop_test(out: Path, source: Path | None, prompts: int | None = None) -> LoopTest:
+    """Ask a pruned checkpoint and its source, if that is here, for texts, and keep the verdict beside the weights.
 
     Without a number of prompts only a model is asked that answers in seconds.
     """
+    largest = source or out
     try:
-        if prompts is None and (_experts_nbytes(source) > QUICK_NBYTES or _decoded_nbytes(source) > QUICK_NBYTES):
+        if prompts is None and (_experts_nbytes(largest) > QUICK_NBYTES or _decoded_nbytes(largest) > QUICK_NBYTES):
             return LoopTest(None, f"the model would take minutes: {_ELSEWHERE}, or ask it here: --loops {PROMPTS}")
         asked = open_prompts(prompts or PROMPTS)
         found = loop_rate(out, prompts=asked, tokens=TOKENS)
-        beside = _source_rate(source, asked)
+        beside = _source_rate(source, asked) if source is not None else None
     except MachineError:
         return LoopTest(None, f"the model does not fit in memory: {_ELSEWHERE}")
     except (UsageError, CheckpointError, TensorError) as error:

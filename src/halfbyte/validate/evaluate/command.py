@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from halfbyte.errors import CheckFailedError
-from halfbyte.terminal.console import Output
+from halfbyte.terminal.console import Column, Output
 from halfbyte.terminal.number_options import SECONDS, FiniteRange
 from halfbyte.terminal.usage import Command
 
@@ -17,9 +17,9 @@ _FOLDER = click.Path(path_type=Path)
 
 
 @click.command("eval", cls=Command)
-@click.argument("url", metavar="URL")
+@click.argument("url", metavar="URL", required=False)
 @click.option("--suite", metavar="NAME", default="kimi-card", show_default=True,
-              help="kimi-card, kimi-card-3shot, mxfp4-card, chat, coding, mini, ...")  # fmt: skip
+              help="kimi-card, kimi-card-3shot, mxfp4-card, chat, coding, mini; --list has all.")  # fmt: skip
 @click.option("--against", metavar="URL2", help="Ask this server the same, and compare item by item.")
 @click.option("--baseline", metavar="RESULTS", type=_FOLDER, help="Compare with the folder of an earlier run.")
 @click.option("-o", "--out", "folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
@@ -35,13 +35,20 @@ _FOLDER = click.Path(path_type=Path)
               help="Seconds for one request.")  # fmt: skip
 @click.option("--same-server", is_flag=True,
               help="Go on with an earlier run although the server does not show that it is the same.")  # fmt: skip
-@click.pass_obj
-def eval_command(out: Output, **asked: Any) -> None:
+@click.option("--list", "listed", is_flag=True, help="List the suites with their tasks, and ask nothing.")
+@click.pass_context
+def eval_command(ctx: click.Context, listed: bool, **asked: Any) -> None:
     """Score the model at URL with lm-evaluation-harness, alone or against another. Exit code 1 if it is worse.
 
     Run the same command again to go on where it ended: finished requests are not repeated. Keys for servers come from
     HALFBYTE_API_KEY or OPENAI_API_KEY.
     """
+    out: Output = ctx.obj
+    if listed:
+        _list(out)
+        return
+    if asked["url"] is None:
+        raise click.UsageError("missing argument 'URL'", ctx)
     from halfbyte.validate.evaluate.progress import ProgressLines  # noqa: PLC0415 - `halfbyte --help` stays instant
     from halfbyte.validate.evaluate.report import failure, show  # noqa: PLC0415
     from halfbyte.validate.evaluate.run import Asked, evaluate  # noqa: PLC0415
@@ -62,6 +69,17 @@ def eval_command(out: Output, **asked: Any) -> None:
     out.note(f"results in {asked['folder']}")
     if not any(one.reference for one in found.judged):
         out.hint(_compare_with(asked))
+
+
+def _list(out: Output) -> None:
+    from halfbyte.validate.evaluate.suites import load_suite, suite_names  # noqa: PLC0415
+
+    suites = [load_suite(name) for name in suite_names()]
+    rows = [
+        {"name": one.name, "tasks": ", ".join(task.task for task in one.tasks), "description": one.description}
+        for one in suites
+    ]
+    out.table(rows, [Column("name", "suite"), Column("tasks", "tasks"), Column("description", "what it is")])
 
 
 def _compare_with(asked: dict[str, Any]) -> str:

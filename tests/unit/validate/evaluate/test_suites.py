@@ -1,5 +1,6 @@
 """The suites as data."""
 
+import json
 import os
 
 import pytest
@@ -76,3 +77,13 @@ def test_what_lm_eval_is_told_is_told_to_nobody_else(monkeypatch, tmp_path, befo
     with pytest.raises(ZeroDivisionError):
         harness.load_harness(load_suite("mini-generative"), ROOT)
     assert dict(os.environ) == variables
+
+
+def test_all_are_listed_and_nobody_is_asked(halfbyte):
+    code, out, words = halfbyte("eval", "--list", "--json")
+    assert code == 0, words
+    assert [row["name"] for row in json.loads(out)] == suite_names()
+    assert all(row["tasks"] and row["description"] for row in json.loads(out))
+    code, _, words = halfbyte("eval")
+    assert code == 2
+    assert "missing argument 'URL'" in words

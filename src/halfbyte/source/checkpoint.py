@@ -24,7 +24,10 @@ CONFIG = "config.json"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 _INDICES = (".safetensors.index.json", ".bin.index.json")
 _NO_FOLDER = ("there is no such folder", "check the path")
-_NO_ADDRESS = ("this command reads folders only", "download it first; inspect, plan, calibrate, prune and quantize read addresses")
+_NO_ADDRESS = (
+    "this command reads folders only",
+    "download it: inspect, plan, calibrate, prune, quantize read addresses",
+)
 MAX_HEADERS_NBYTES = 400_000_000  # of all shards; half a million tensors have 90 MB
 READERS = 8  # headers are small reads in large files: latency counts, not bandwidth
 

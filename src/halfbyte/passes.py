@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,19 +23,36 @@ if TYPE_CHECKING:
 COVERAGE = "coverage.json"  # how many tokens each expert saw
 
 
-def run_pending(
-    made: Plan,
-    out: Path,
-    runner: Runner,
-    measured: Statistics | None,
-    chooser: LayerByLayer | None,
-    means: Means,
-) -> Report | None:
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """What a run has in hand when everything is checked and begun."""
+
+    made: Plan
+    out: Path
+    runner: Runner
+    measured: Statistics | None
+    chooser: LayerByLayer | None  # of experts, where that waits for what is measured
+    means: Means
+
+
+def run_pending(work: Work) -> Report | None:
     """Do every job that is pending: in the order of the files, or layer by layer as they are measured."""
+    made, out, runner, measured, means = work.made, work.out, work.runner, work.measured, work.means
     if means.ray is not None:
-        return _run_on_ray(made, out, runner, measured, chooser, means)
+        from halfbyte.distributed.driver import run_on_ray  # noqa: PLC0415 - most runs have one machine
+
+        layers = run_on_ray(work)
+        return _coverage(made, out, layers) if measured is not None else None
     if not means.on_cpu:
-        return _run_on_device(made, out, runner, measured, means)
+        from halfbyte.cuda.start import devices_of, run_on_device  # noqa: PLC0415
+
+        layers, _ = run_on_device(made, runner, measured, devices_of(means.device), means.device_memory)
+        return _coverage(made, out, layers) if measured is not None else None
+    return _run_here(work)
+
+
+def _run_here(work: Work) -> Report | None:
+    made, out, runner, measured, means = work.made, work.out, work.runner, work.measured, work.means
     pending = runner.pending()
     if measured is None:
         runner.do(pending)
@@ -53,31 +70,10 @@ def run_pending(
     unwritten = {job.layer for job in pending if job.layer is not None and job.role == ROUTED and job.action == ENCODE}
     for layer, found in measured.layers(runner.reader, means.threads, runner.say, unwritten):
         jobs = by_layer.get(layer, [])
-        runner.do(chooser.jobs(layer, found, jobs) if chooser else jobs, from_data(found, quantize))
+        runner.do(work.chooser.jobs(layer, found, jobs) if work.chooser else jobs, from_data(found, quantize))
         layers[layer] = replace(found, moments=None)  # which are large
     runner.do(by_layer.get(None, []))
     return _coverage(made, out, layers)
-
-
-def _run_on_device(made: Plan, out: Path, runner: Runner, measured: Statistics | None, means: Means) -> Report | None:
-    from halfbyte.cuda.start import devices_of, run_on_device  # noqa: PLC0415
-
-    layers, _ = run_on_device(made, runner, measured, devices_of(means.device), means.device_memory)
-    return _coverage(made, out, layers) if measured is not None else None
-
-
-def _run_on_ray(
-    made: Plan,
-    out: Path,
-    runner: Runner,
-    measured: Statistics | None,
-    chooser: LayerByLayer | None,
-    means: Means,
-) -> Report | None:
-    from halfbyte.distributed.driver import run_on_ray  # noqa: PLC0415 - most runs have one machine
-
-    layers = run_on_ray(made, out, runner, measured, chooser, means)
-    return _coverage(made, out, layers) if measured is not None else None
 
 
 def _coverage(made: Plan, out: Path, layers: Mapping[int, LayerStats]) -> Report:

@@ -33,7 +33,7 @@ from halfbyte.known_source import verify_source as verify_shards
 from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import describe
 from halfbyte.numerics.blas import one_blas_thread
-from halfbyte.passes import run_pending
+from halfbyte.passes import Work, run_pending
 from halfbyte.plan.ignore_list import refuse_misread
 from halfbyte.plan.manifest import Plan, make_plan, refuse_nothing_to_prune, refuse_other_plan
 from halfbyte.plan.pruned import Kept, kept_digest
@@ -150,7 +150,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
             for watch in watches:
                 watch.begin(finished, runner.say)
             chooser = _chooser(made, measured, weights)
-            coverage = run_pending(made, out, runner, measured, chooser, means)
+            coverage = run_pending(Work(made, out, runner, measured, chooser, means))
             for watch in watches:
                 watch.wait()
         pruned = _seal(out, measured, chooser) or pruned

@@ -24,28 +24,23 @@ from halfbyte.write import PART, WAITING_NBYTES
 if TYPE_CHECKING:
     from halfbyte.calibrate.given import Statistics
     from halfbyte.calibrate.stats import LayerStats
+    from halfbyte.passes import Work
     from halfbyte.prune.decide import LayerByLayer
 
 _FEWEST_CPUS = 4  # of a task, where machines have them: tasks of one core each would each hold a shard open
 _COPIES = 3  # of the largest job that a thread holds: stored, decoded, encoded
 
 
-def run_on_ray(
-    made: Plan,
-    out: Path,
-    runner: Runner,
-    measured: Statistics | None,
-    chooser: LayerByLayer | None,
-    means: Means,
-) -> Mapping[int, LayerStats]:
+def run_on_ray(work: Work) -> Mapping[int, LayerStats]:
     """Make every shard that is pending; return the statistics that scales rest on, if any do."""
+    made, out, runner, means = work.made, work.out, work.runner, work.means
     assert means.ray is not None
     with connected(means.ray) as ray, owning(out) as token:
         order = _order(made, out, token, runner.reader.seen)
         layers: dict[int, LayerStats] = {}
-        if measured is not None:
-            layers = _measured(ray, order, made, runner, measured, means)
-            order = replace(order, given=made.recipe.quantize is not None, chosen=_chosen(chooser, layers))
+        if work.measured is not None:
+            layers = _measured(ray, order, made, runner, work.measured, means)
+            order = replace(order, given=made.recipe.quantize is not None, chosen=_chosen(work.chooser, layers))
         _make_shards(ray, order, made, out, runner, means)
     return layers
 

@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
 WORKERS ?= 2
+MINUTES ?= 60
 VLLM ?= yes
 
 BIN := $(VENV)/bin
@@ -21,7 +22,7 @@ export PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT := 1
 unexport PYRIGHT_PYTHON_FORCE_VERSION
 unexport PYRIGHT_PYTHON_PYLANCE_VERSION
 
-.PHONY: help demo test lint types format docs docs-check soak bench golden browser pictures vllm live clean
+.PHONY: help demo test lint types format docs docs-check soak slow bench golden browser pictures vllm live clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -57,7 +58,10 @@ docs: $(READY)  ## write the generated parts of the documentation again
 docs-check: $(READY)
 	@$(BIN)/python -m cogapp --check -U -I docs $(GENERATED)
 
-soak: $(VLLM_READY)  ## the tests marked slow: minutes to hours
+soak: $(READY)  ## releases of a small model for an hour (MINUTES=5): memory, descriptors, processes and files stay flat
+	$(BIN)/python benchmarks/soak/run.py --minutes $(MINUTES) $(SOAK_ARGS)
+
+slow: $(VLLM_READY)  ## the tests marked slow: minutes to hours
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 bench: $(READY)  ## speed of the number formats, memory copy, and with PEERS=.golden-envs the peers

@@ -68,12 +68,11 @@ def settled(keeper: int | None) -> tuple[dict[int, str], dict[int, str]]:
 def children_of(parent: int) -> dict[int, str]:
     """Return the processes whose parent this one is, by their state (`Z`: ended, and nobody asked how)."""
     found: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                state, its_parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-                if int(its_parent) == parent:
-                    found[int(entry.name)] = state
+    for task in Path(f"/proc/{parent}/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            for child in (task / "children").read_text().split():
+                with contextlib.suppress(OSError):  # or a process
+                    found[int(child)] = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
     return found
 
 

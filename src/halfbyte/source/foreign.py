@@ -10,9 +10,10 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 MOST_NBYTES = 1 << 28  # of one file that is read whole; the index of half a million tensors has 50 MB
 MOST_DEPTH = 64  # a config has 6 levels; our own walks over what was read are recursive
@@ -85,13 +86,10 @@ class DoubleError(ValueError):
 
 def _deeper(value: Any, most: int) -> bool:
     """Whether brackets are nested deeper than `most`, found level by level: a walk into the depth could overflow."""
-    level: list[Any] = [value] if isinstance(value, (dict, list)) else []
-    for _ in range(most):
-        inner: list[Any] = []
-        for one in level:
-            held = cast("Any", one.values() if isinstance(one, dict) else one)
-            inner += [item for item in held if isinstance(item, (dict, list))]
-        level = inner
-        if not level:
+    level: Iterable[Any] = [value]
+    for _ in range(most + 1):
+        held = [one for one in level if type(one) is dict or type(one) is list]
+        if not held:
             return False
+        level = chain.from_iterable([one.values() if type(one) is dict else one for one in held])
     return True

@@ -140,24 +140,31 @@ def _tensor(name: str, entry: Any, shard: str, start: int) -> TensorInfo:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     except (TypeError, KeyError, ValueError):
         raise _damaged("the header entry is incomplete", name, shard) from None
-    element_nbytes = DTYPE_NBYTES.get(dtype) if type(dtype) is str else None
-    if element_nbytes is None:
+    if type(dtype) is not str or dtype not in DTYPE_NBYTES:
         known = ", ".join(DTYPE_NBYTES)
         raise CheckpointError(f"unknown dtype {dtype!r}", where=f"{shard}: {name}", fix=f"halfbyte knows {known}")
-    if {*map(type, shape), type(begin), type(end)} != {int} or min((*shape, begin)) < 0 or end < begin:
+    if {*map(type, shape), type(begin), type(end)} != {int} or begin < 0 or end < begin or not _counts(shape):
         raise _damaged("shape or offsets are not counts", name, shard)
-    if len(shape) > MAX_DIMENSIONS or max((*shape, end)) > MAX_NBYTES or _product(shape) > MAX_NBYTES:
+    if end > MAX_NBYTES or not _in_a_file(shape):
         raise _damaged("shape or offsets are larger than any file", name, shard)
-    nbytes = element_nbytes * math.prod(shape)
+    nbytes = tensor_nbytes(dtype, shape)
     if end - begin != nbytes:
         what = f"{dtype} {list(shape)} needs {nbytes:,} bytes, the header gives {end - begin:,}"
         raise _damaged(what, name, shard)
     return TensorInfo(name, dtype, shape, shard, start + begin, start + end)
 
 
-def _product(shape: tuple[int, ...]) -> int:
+@lru_cache(maxsize=4096)  # as above; whoever asks has seen that all are integers, since True and 1.0 are equal to 1
+def _counts(shape: tuple[int, ...]) -> bool:
+    return min(shape, default=0) >= 0
+
+
+@lru_cache(maxsize=4096)
+def _in_a_file(shape: tuple[int, ...]) -> bool:
     """An empty tensor may claim to be wide in its other dimensions, and arrays cannot be that wide."""
-    return math.prod(size or 1 for size in shape) * max(DTYPE_NBYTES.values())
+    if len(shape) > MAX_DIMENSIONS or max(shape, default=0) > MAX_NBYTES:
+        return False
+    return math.prod(size or 1 for size in shape) * max(DTYPE_NBYTES.values()) <= MAX_NBYTES
 
 
 def _damaged(what: str, name: str, shard: str) -> CheckpointError:

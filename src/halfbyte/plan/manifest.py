@@ -34,7 +34,7 @@ from halfbyte.recipe.decisions import Prune, Recipe
 from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.headers import TensorInfo
 
-_PIECE_TENSORS = 4096
+_PIECE_TENSORS = 1024
 BYTES_VERSION = 1  # raised whenever the same recipe and source would give other bytes; see CHANGELOG, Output bytes
 
 

@@ -21,6 +21,7 @@ MOST_BRACKETS = 4_000_000  # half a million tensors in one header have 1.5 milli
 MOST_COMMAS = 8_000_000
 
 Pairs = list[tuple[str, Any]]
+_NAMED, _HOLDS = {dict}, {dict, list}  # the types that json makes of brackets
 
 
 def plain_bytes(path: Path, most: int = MOST_NBYTES) -> bytes:
@@ -88,8 +89,8 @@ def _deeper(value: Any, most: int) -> bool:
     """Whether brackets are nested deeper than `most`, found level by level: a walk into the depth could overflow."""
     level: Iterable[Any] = [value]
     for _ in range(most + 1):
-        held = [one for one in level if type(one) is dict or type(one) is list]
+        held: list[Any] = [one for one in level if type(one) in _HOLDS]
         if not held:
             return False
-        level = chain.from_iterable([one.values() if type(one) is dict else one for one in held])
+        level = chain.from_iterable([one.values() if type(one) in _NAMED else one for one in held])
     return True

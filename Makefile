@@ -8,6 +8,7 @@ VENV ?= .venv
 PYTEST_ARGS ?=
 WORKERS ?= 2
 EXAMPLES ?= 2000
+MINUTES ?= 60
 VLLM ?= yes
 
 BIN := $(VENV)/bin
@@ -22,7 +23,7 @@ export PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT := 1
 unexport PYRIGHT_PYTHON_FORCE_VERSION
 unexport PYRIGHT_PYTHON_PYLANCE_VERSION
 
-.PHONY: help demo test lint types format docs docs-check soak fuzz bench golden browser pictures vllm live clean
+.PHONY: help demo test lint types format docs docs-check soak slow fuzz bench golden browser pictures vllm live clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -58,7 +59,10 @@ docs: $(READY)  ## write the generated parts of the documentation again
 docs-check: $(READY)
 	@$(BIN)/python -m cogapp --check -U -I docs $(GENERATED)
 
-soak: $(VLLM_READY)  ## the tests marked slow: minutes to hours
+soak: $(READY)  ## releases of a small model for an hour (MINUTES=5): memory, descriptors, processes and files stay flat
+	$(BIN)/python benchmarks/soak/run.py --minutes $(MINUTES) $(SOAK_ARGS)
+
+slow: $(VLLM_READY)  ## the tests marked slow: minutes to hours
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 fuzz: $(READY)  ## damaged files by the thousand, other ones each time (EXAMPLES=2000 of each kind)

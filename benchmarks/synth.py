@@ -53,8 +53,14 @@ def tiny(folder: Path) -> dict[str, int]:
 
 
 def _write(folder: Path, geometry: Geometry, weights: Weights | None) -> dict[str, int]:
+    return write_shards(folder, release_shards(geometry), release_config(geometry), weights)
+
+
+def write_shards(
+    folder: Path, shards: Mapping[str, Sequence[TensorSpec]], config: Mapping[str, Any], weights: Weights | None = None
+) -> dict[str, int]:
+    """Write shards, with holes where no weights are given, and the small files beside them."""
     folder.mkdir(parents=True, exist_ok=True)
-    shards = release_shards(geometry)
     counted = {"tensors": 0, "shards": len(shards), "payload_nbytes": 0, "header_nbytes": 0}
     for shard, specs in shards.items():
         head, infos = lay_out(specs, shard)
@@ -70,7 +76,7 @@ def _write(folder: Path, geometry: Geometry, weights: Weights | None) -> dict[st
         counted["header_nbytes"] += len(head)
         counted["payload_nbytes"] += sum(info.nbytes for info in infos)
     _write_index(folder, shards, counted["payload_nbytes"])
-    (folder / "config.json").write_text(json.dumps(release_config(geometry), indent=2))
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
     (folder / "generation_config.json").write_text('{\n  "max_length": 262144,\n  "eos_token_id": 163586\n}')
     return counted
 

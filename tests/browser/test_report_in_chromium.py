@@ -4,7 +4,7 @@ import base64
 import shutil
 
 import pytest
-from report_evidence import add_evidence, write_output
+from report_evidence import add_evidence, add_losses, write_output
 
 from browser.chromium import Page
 from halfbyte.publish.report.page import write_report
@@ -49,6 +49,7 @@ def outputs(tmp_path_factory):
             folder = output.with_name(f"out-{len(made)}")
             shutil.copytree(output, folder)
             add_evidence(folder, layers, experts, text)
+            add_losses(folder, layers, experts)
             made[layers, experts, text] = write_report(folder)
         return made[layers, experts, text]
 
@@ -111,6 +112,16 @@ def test_the_policy_alone_would_stop_a_script(chromium, outputs, tmp_path):
 def test_nothing_scrolls_sideways(chromium, outputs, width, text):
     page = Page(chromium, outputs(5, 32, text), width=width)
     page.value("document.querySelectorAll('details').forEach(one => one.open = true)")
+    assert page.value("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [320, 800, 1100])
+def test_every_expert_has_a_pixel(chromium, outputs, width):
+    page = Page(chromium, outputs(93, 896), width=width)
+    drawn = "[...document.querySelectorAll('.heat')].map(e => [e.naturalWidth, e.getBoundingClientRect().width])"
+    maps = page.value(drawn)
+    assert [columns for columns, _ in maps] == [896] * 3
+    assert min(shown for _, shown in maps) >= 896
     assert page.value("document.documentElement.scrollWidth") <= width
 
 

@@ -3,56 +3,36 @@
 The bounds are several times what was measured (docs/log.md), for machines that do something else too.
 """
 
-import os
-import subprocess
+import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from halfbyte.source.geometry import KIMI_K26
-
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))
-from synth import write_headers  # noqa: E402 - beside the tests, not in the package
+from bench_headers import MODELS, RECIPE, measured  # noqa: E402 - beside the tests, not in the package
 
-RECIPE = ("-r", "kimi-k2.6-mxfp4-wafer", "--no-measure")
-K3_LIKE = replace(KIMI_K26, layers=93, experts=896)
-BOUNDS = {"k2.6": (KIMI_K26, 208_550, 60, 1_500), "k3-like": (K3_LIKE, 742_000, 240, 5_000)}
-
-
-# The peak by its own words: the kernel's count for a child begins with the memory of the process that forked it.
-_COMMAND = """
-import sys
-from pathlib import Path
-from halfbyte.cli import run
-code = run(sys.argv[1:])
-print("peak", Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
-sys.exit(code)
-"""
+# Tensors before and after, and the most seconds of a core and megabytes of each command. MXFP4 has two tensors, and
+# both INT4 and NVFP4 have three.
+BOUNDS = {
+    "k2.6": (208_550, 208_550, {"inspect": (30, 600), "plan": (40, 900)}),
+    "k3-like": (497_220, 497_220 + 92 * 896 * 3, {"inspect": (60, 1_000), "plan": (90, 1_500)}),
+}
 
 
-def measured(*argv):
-    """Run a command; return its exit code, seconds of a core, the most megabytes that it had, and its output."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
-    command = [sys.executable, "-c", _COMMAND, *map(str, argv)]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    printed, _, peak = process.stdout.read().rpartition("peak ")
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, used.ru_utime + used.ru_stime, int(peak) / 1e3, printed
-
-
-@pytest.mark.parametrize("model", ["k2.6", pytest.param("k3-like", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("model", BOUNDS)
 def test_the_headers_of_a_whole_model(tmp_path, model):
-    geometry, tensors, seconds, megabytes = BOUNDS[model]
-    counted = write_headers(tmp_path / model, geometry)
-    assert counted["tensors"] >= tensors
-    for command in (("inspect", tmp_path / model), ("plan", tmp_path / model, *RECIPE)):
-        code, took, peak, printed = measured(*command)
-        print(f"{model}: {command[0]} of {counted['tensors']:,} tensors: {took:.1f} s, {peak:,.0f} MB")
-        assert code == 0, printed
-        assert took < seconds
-        assert peak < megabytes
+    tensors, written, bounds = BOUNDS[model]
+    assert MODELS[model](tmp_path / model)["tensors"] == tensors
+    for name, options in (("inspect", ()), ("plan", (*RECIPE, "-o", tmp_path / "plan.json"))):
+        cost = measured(name, tmp_path / model, *options)
+        print(f"{model}: {name} of {tensors:,} tensors: {cost.core_seconds:.1f} s, {cost.peak_mb:,.0f} MB")
+        assert cost.code == 0, cost.printed
+        seconds, megabytes = bounds[name]
+        assert cost.core_seconds < seconds
+        assert cost.peak_mb < megabytes
+        if name == "inspect":
+            assert f"{tensors:,} tensors has a role" in cost.printed
+    planned = json.loads((tmp_path / "plan.json").read_text())
+    assert sum(role["tensors"] for role in planned["roles"]) == planned["tensors"] == written

@@ -15,7 +15,7 @@ from halfbyte.cli import run
 from halfbyte.serve.ports import listening_process, next_free_port
 from halfbyte.validate.bench.records import read_records
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]  # three minutes: `make soak`
+pytestmark = [pytest.mark.live, pytest.mark.slow]  # three minutes: `make slow`
 
 PROXY = Path(__file__).with_name("slow_proxy.py")
 FACTOR = 1.3

@@ -17,7 +17,7 @@ from served_variants import make_variant
 
 from halfbyte.validate.bench.machine import EMULATED, look_at, metrics
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]  # a quarter of an hour: `make soak`
+pytestmark = [pytest.mark.live, pytest.mark.slow]  # a quarter of an hour: `make slow`
 pytest.importorskip("lm_eval")
 
 ROOT = Path(__file__).parents[2]

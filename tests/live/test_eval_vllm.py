@@ -18,7 +18,7 @@ import pytest
 from training.domains import copying, word_problems
 from training.sample import Item
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]  # three minutes: `make soak`
+pytestmark = [pytest.mark.live, pytest.mark.slow]  # three minutes: `make slow`
 pytest.importorskip("lm_eval")
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from served_variants import make_variant
 import halfbyte
 from halfbyte.validate.bench.records import read_records
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]  # four minutes: `make soak`
+pytestmark = [pytest.mark.live, pytest.mark.slow]  # four minutes: `make slow`
 pytest.importorskip("lm_eval")
 
 ROOT = Path(__file__).parents[2]

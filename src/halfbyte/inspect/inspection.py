@@ -252,7 +252,8 @@ def _advice(model: Model) -> list[tuple[Level, str]]:
         target: before - sum(number * encoded(target, shape).nbytes for (_, shape), number in experts.items())
         for target in ("nvfp4", "mxfp4")
     }
-    nvfp4 = "keeps the size" if abs(saved["nvfp4"]) < before / 1000 else f"saves {size(saved['nvfp4'])}"
+    change = f"{'saves' if saved['nvfp4'] > 0 else 'costs'} {size(abs(saved['nvfp4']))}"
+    nvfp4 = "keeps the size" if abs(saved["nvfp4"]) < before / 1000 else change
     mxfp4 = f"saves {size(saved['mxfp4'])}" if saved["mxfp4"] > before / 1000 else "saves nothing"
     text = f"experts are 4-bit already: nvfp4 {nvfp4} and buys FP4 tensor cores, mxfp4 {mxfp4}"
     return [("note", text)]

@@ -10,9 +10,10 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 MOST_NBYTES = 1 << 28  # of one file that is read whole; the index of half a million tensors has 50 MB
 MOST_DEPTH = 64  # a config has 6 levels; our own walks over what was read are recursive
@@ -20,6 +21,7 @@ MOST_BRACKETS = 4_000_000  # half a million tensors in one header have 1.5 milli
 MOST_COMMAS = 8_000_000
 
 Pairs = list[tuple[str, Any]]
+_NAMED, _HOLDS = {dict}, {dict, list}  # the types that json makes of brackets
 
 
 def plain_bytes(path: Path, most: int = MOST_NBYTES) -> bytes:
@@ -85,13 +87,10 @@ class DoubleError(ValueError):
 
 def _deeper(value: Any, most: int) -> bool:
     """Whether brackets are nested deeper than `most`, found level by level: a walk into the depth could overflow."""
-    level: list[Any] = [value] if isinstance(value, (dict, list)) else []
-    for _ in range(most):
-        inner: list[Any] = []
-        for one in level:
-            held = cast("Any", one.values() if isinstance(one, dict) else one)
-            inner += [item for item in held if isinstance(item, (dict, list))]
-        level = inner
-        if not level:
+    level: Iterable[Any] = [value]
+    for _ in range(most + 1):
+        held: list[Any] = [one for one in level if type(one) in _HOLDS]
+        if not held:
             return False
+        level = chain.from_iterable([one.values() if type(one) in _NAMED else one for one in held])
     return True

@@ -25,6 +25,7 @@ DTYPE_NBYTES: Mapping[str, int] = {
     "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2, "U16": 2,
     "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
+_DTYPES = {dtype: dtype for dtype in DTYPE_NBYTES}  # one text for all tensors, which JSON gives one each
 # The order in which safetensors' own writer lays tensors out: wider elements first, by its enumeration, then by name.
 _WRITE_ORDER = (
     "U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16",
@@ -140,24 +141,27 @@ def _tensor(name: str, entry: Any, shard: str, start: int) -> TensorInfo:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     except (TypeError, KeyError, ValueError):
         raise _damaged("the header entry is incomplete", name, shard) from None
-    element_nbytes = DTYPE_NBYTES.get(dtype) if type(dtype) is str else None
-    if element_nbytes is None:
+    if type(dtype) is not str or dtype not in _DTYPES:
         known = ", ".join(DTYPE_NBYTES)
         raise CheckpointError(f"unknown dtype {dtype!r}", where=f"{shard}: {name}", fix=f"halfbyte knows {known}")
     if {*map(type, shape), type(begin), type(end)} != {int} or min((*shape, begin)) < 0 or end < begin:
         raise _damaged("shape or offsets are not counts", name, shard)
-    if len(shape) > MAX_DIMENSIONS or max((*shape, end)) > MAX_NBYTES or _product(shape) > MAX_NBYTES:
+    if len(shape) > MAX_DIMENSIONS or end > MAX_NBYTES or (one := _one_shape(shape)) is None:
         raise _damaged("shape or offsets are larger than any file", name, shard)
-    nbytes = element_nbytes * math.prod(shape)
+    nbytes = tensor_nbytes(dtype, one)
     if end - begin != nbytes:
         what = f"{dtype} {list(shape)} needs {nbytes:,} bytes, the header gives {end - begin:,}"
         raise _damaged(what, name, shard)
-    return TensorInfo(name, dtype, shape, shard, start + begin, start + end)
+    return TensorInfo(name, _DTYPES[dtype], one, shard, start + begin, start + end)
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    """An empty tensor may claim to be wide in its other dimensions, and arrays cannot be that wide."""
-    return math.prod(size or 1 for size in shape) * max(DTYPE_NBYTES.values())
+@lru_cache(maxsize=4096)  # for integers only: True and 1.0 would be taken for 1
+def _one_shape(shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return a shape as one object for all tensors that have it; None where it is larger than any file.
+
+    An empty tensor may claim to be wide in its other dimensions, and arrays cannot be that wide.
+    """
+    return shape if math.prod(size or 1 for size in shape) * max(DTYPE_NBYTES.values()) <= MAX_NBYTES else None
 
 
 def _damaged(what: str, name: str, shard: str) -> CheckpointError:

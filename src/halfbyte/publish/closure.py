@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 
-from packaging.markers import default_environment
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 Needed = dict[str, tuple[Distribution, list[str]]]  # normalised name -> what is installed, and whom it requires
@@ -43,8 +42,10 @@ def _add(found: Needed, name: str) -> bool:
 
 def _requirements(dist: Distribution, extra: str) -> Iterable[Requirement]:
     """Return what a distribution requires on this machine, with an extra or without."""
-    machine = {**default_environment(), "extra": extra}
     for text in dist.requires or ():
-        requirement = Requirement(text)
-        if requirement.marker is None or requirement.marker.evaluate(machine):
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:  # of times when anything could be written
+            continue
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
             yield requirement

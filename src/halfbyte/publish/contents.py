@@ -24,6 +24,7 @@ from halfbyte.write import PART
 Kind = Literal["output", "evidence", "trace", "later", "local"]
 
 PROVENANCE = "provenance.json"
+SBOM = "sbom.cdx.json"  # written with it, and recorded in it
 CARD_RECORD = "card.json"  # what the card was written from, to write it again here
 CARD_HASH = "readme_sha256"  # in it
 HASHED = "hashed.json"  # stamps of files that were hashed here: what does not change is not read again

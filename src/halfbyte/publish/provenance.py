@@ -21,11 +21,12 @@ from halfbyte.errors import CheckpointError, MachineError, UsageError
 from halfbyte.folders import FOLDER, read_plan
 from halfbyte.pipeline import STATS_SHA256
 from halfbyte.publish import contents
-from halfbyte.publish.contents import PROVENANCE, SBOM
+from halfbyte.publish.contents import MOST_EVIDENCE_NBYTES, PROVENANCE, SBOM
 from halfbyte.publish.environment import code, environment
 from halfbyte.publish.hashing import Hash, Stamps, Step, hash_files
 from halfbyte.publish.sbom import sbom
 from halfbyte.source.checkpoint import CONFIG, open_checkpoint
+from halfbyte.source.foreign import plain_bytes, read_json
 from halfbyte.source.identity import identity as identity_of
 from halfbyte.source.known_hashes import revision_of
 from halfbyte.terminal.pasted import pasted
@@ -90,7 +91,7 @@ def _hashes(found: Mapping[str, Hash]) -> dict[str, Any]:
 def _holds(path: Path, data: bytes) -> bool:
     """Whether a file has these bytes already: what is not written again keeps its stamp."""
     try:
-        return path.stat().st_size == len(data) and path.read_bytes() == data
+        return plain_bytes(path, len(data)) == data
     except OSError:
         return False
 
@@ -107,6 +108,10 @@ def hash_output(out: Path, stamps: Stamps, watch: Watch | None = None, skip: str
     """Hash every output, every piece of evidence and every trace of a folder that no stamp vouches for."""
     here = {name: path for name, path in contents.files(out).items() if contents.is_recorded(name) and name != skip}
     found = {name: path for name, path in here.items() if path.is_file()}
+    for name, path in found.items():
+        if contents.kind(name) != "output" and path.stat().st_size > MOST_EVIDENCE_NBYTES:
+            what = f"'{name}' has {path.stat().st_size:,} bytes, more than any evidence"
+            raise CheckpointError(what, where=str(path), fix="move it out of the folder")
     return hash_files(found, stamps.outputs(), watch=_named(watch, "output"), keep=stamps.keep("outputs"))
 
 
@@ -135,10 +140,10 @@ def read_provenance(out: Path) -> Record:
     path = out / FOLDER / PROVENANCE
     fix = f"download it again, or write it: halfbyte release SRC {pasted(out)} -r RECIPE"
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = read_json(path)
     except FileNotFoundError:
         raise CheckpointError(f"there is no {FOLDER}/{PROVENANCE} here", where=str(out), fix=fix) from None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         raise CheckpointError(f"{PROVENANCE} cannot be read", where=str(path), fix=fix) from None
     if not _is_record(found):
         raise CheckpointError(f"{PROVENANCE} is none of this version of halfbyte", where=str(path), fix=fix)

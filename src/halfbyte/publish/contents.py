@@ -24,11 +24,13 @@ from halfbyte.write import PART
 Kind = Literal["output", "evidence", "trace", "later", "local"]
 
 PROVENANCE = "provenance.json"
+SBOM = "sbom.cdx.json"  # written with it, and recorded in it
 CARD_RECORD = "card.json"  # what the card was written from, to write it again here
 CARD_HASH = "readme_sha256"  # in it
 HASHED = "hashed.json"  # stamps of files that were hashed here: what does not change is not read again
 CARD = "README.md"
 REPORT = f"{FOLDER}/report.html"
+MOST_EVIDENCE_NBYTES = 1 << 33  # of one file; a file without blocks on the disk can say that it has any size
 LATER = frozenset((CARD, REPORT, f"{FOLDER}/{SOURCE_README}"))
 _LOCAL = frozenset(f"{FOLDER}/{name}" for name in (PROVENANCE, HASHED, VERIFIED, FETCHED, CARD_RECORD))
 _LOCAL_SUFFIXES = (".log", ".lock", ".pid", ".pyc", ".tmp", ".swp", "~")

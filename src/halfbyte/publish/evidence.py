@@ -6,12 +6,10 @@ gives no number; it is said why, and what to type to have it.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from halfbyte.audit.run import RESULT as AUDIT
 from halfbyte.audit.seen import SEEN, files_seen
@@ -20,6 +18,7 @@ from halfbyte.folders import FOLDER, LOOPS, PLAN
 from halfbyte.passes import COVERAGE
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.source.checkpoint import CONFIG, INDEX
+from halfbyte.source.foreign import read_json
 from halfbyte.terminal.pasted import pasted
 
 NOT_MEASURED = "not measured"  # why there is no file at all
@@ -107,25 +106,14 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > MOST_NBYTES:
             raise _NoEvidenceError(f"{path.name} is larger than {MOST_NBYTES >> 20} MiB")
-        held: Any = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant, parse_float=_finite)
+        held: Any = read_json(path, MOST_NBYTES, finite=True)  # NaN and Infinity are no measurements
     except FileNotFoundError:
         raise _NoEvidenceError(NOT_MEASURED) from None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         raise _NoEvidenceError(f"{path.name} cannot be read") from None
     if not isinstance(held, dict):
         raise _NoEvidenceError(f"{path.name} holds no object")
     return cast("dict[str, Any]", held)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(name)  # NaN and Infinity are no measurements
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):  # 1e999 is read as infinity
-        raise ValueError(text)
-    return value
 
 
 def _refuse_other(plan: Mapping[str, Any], held: Mapping[str, Any]) -> None:

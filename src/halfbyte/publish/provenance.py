@@ -21,10 +21,12 @@ from halfbyte.errors import CheckpointError, MachineError, UsageError
 from halfbyte.folders import FOLDER, read_plan
 from halfbyte.pipeline import STATS_SHA256
 from halfbyte.publish import contents
-from halfbyte.publish.contents import PROVENANCE
+from halfbyte.publish.contents import MOST_EVIDENCE_NBYTES, PROVENANCE, SBOM
 from halfbyte.publish.environment import code, environment
 from halfbyte.publish.hashing import Hash, Stamps, Step, hash_files
+from halfbyte.publish.sbom import sbom
 from halfbyte.source.checkpoint import CONFIG, open_checkpoint
+from halfbyte.source.foreign import plain_bytes, read_json
 from halfbyte.source.identity import identity as identity_of
 from halfbyte.source.known_hashes import revision_of
 from halfbyte.terminal.pasted import pasted
@@ -32,6 +34,7 @@ from halfbyte.write import write_whole
 
 FORMAT = 1
 DIGEST = "digest"
+_SBOM = f"{FOLDER}/{SBOM}"
 _DATA = ("tokens_sha256", "rows", "domains")  # of what plan.json says of the calibration
 
 Record = Mapping[str, Any]
@@ -39,7 +42,10 @@ Watch = Callable[[str, Step], None]  # "source" or "output", and where hashing i
 
 
 def write_provenance(out: Path, source: Path | None, watch: Watch | None = None) -> Path:
-    """Write halfbyte/provenance.json. Without a source, only the hashes that `quantize` verified are known of it."""
+    """Write halfbyte/provenance.json and sbom.cdx.json.
+
+    Without a source, only the hashes that `quantize` verified are known of it.
+    """
     if not (out / CONFIG).is_file():
         fix = "give the folder that `halfbyte quantize` made, after it has ended"
         raise CheckpointError("there is no finished checkpoint here", where=str(out), fix=fix)
@@ -47,10 +53,19 @@ def write_provenance(out: Path, source: Path | None, watch: Watch | None = None)
     stamps = Stamps(out)
     try:
         made_from = _source(plan, source, stamps, watch)
-        found = hash_output(out, stamps, watch)
+        found = hash_output(out, stamps, watch, skip=_SBOM)
+        record = _record(plan, made_from) | _hashes(found)
+        bill = sbom(record)
+        if not _holds(out / _SBOM, bill):
+            _write(out / _SBOM, bill)
+        found |= hash_files({_SBOM: out / _SBOM}, stamps.outputs(), keep=stamps.keep("outputs"))
     finally:
         stamps.save()  # also after Ctrl-C: hashing half a terabyte takes long
-    record = {
+    return _write(out / FOLDER / PROVENANCE, as_bytes(record | _hashes(found)))
+
+
+def _record(plan: Mapping[str, Any], made_from: Mapping[str, Any]) -> dict[str, Any]:
+    return {
         "format": FORMAT,
         "halfbyte": halfbyte.__version__,
         "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -61,21 +76,42 @@ def write_provenance(out: Path, source: Path | None, watch: Watch | None = None)
         "environment": environment(),
         "statistics": plan.get(STATS_SHA256),
         "data": {key: plan["calibration"].get(key) for key in _DATA} if plan.get("calibration") else None,
-        "evidence": {name: made.sha256 for name, made in found.items() if contents.kind(name) in ("evidence", "trace")},
-        "outputs": {name: of_output(made) for name, made in found.items() if contents.kind(name) == "output"},
+    }
+
+
+def _hashes(found: Mapping[str, Hash]) -> dict[str, Any]:
+    kinds = {name: contents.kind(name) for name in sorted(found)}
+    return {
+        "evidence": {name: found[name].sha256 for name, kind in kinds.items() if kind in ("evidence", "trace")},
+        "outputs": {name: of_output(found[name]) for name, kind in kinds.items() if kind == "output"},
         "hashes": _origins(found),
     }
-    path = out / FOLDER / PROVENANCE
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    """Whether a file has these bytes already: what is not written again keeps its stamp."""
     try:
-        write_whole(path, as_bytes(record))
+        return plain_bytes(path, len(data)) == data
+    except OSError:
+        return False
+
+
+def _write(path: Path, data: bytes) -> Path:
+    try:
+        write_whole(path, data)
     except OSError as error:
         raise MachineError(f"cannot write: {error.strerror}", where=str(path), fix="check the permissions") from None
     return path
 
 
-def hash_output(out: Path, stamps: Stamps, watch: Watch | None = None) -> dict[str, Hash]:
+def hash_output(out: Path, stamps: Stamps, watch: Watch | None = None, skip: str = "") -> dict[str, Hash]:
     """Hash every output, every piece of evidence and every trace of a folder that no stamp vouches for."""
-    found = {name: path for name, path in contents.files(out).items() if contents.is_recorded(name) and path.is_file()}
+    here = {name: path for name, path in contents.files(out).items() if contents.is_recorded(name) and name != skip}
+    found = {name: path for name, path in here.items() if path.is_file()}
+    for name, path in found.items():
+        if contents.kind(name) != "output" and path.stat().st_size > MOST_EVIDENCE_NBYTES:
+            what = f"'{name}' has {path.stat().st_size:,} bytes, more than any evidence"
+            raise CheckpointError(what, where=str(path), fix="move it out of the folder")
     return hash_files(found, stamps.outputs(), watch=_named(watch, "output"), keep=stamps.keep("outputs"))
 
 
@@ -104,10 +140,10 @@ def read_provenance(out: Path) -> Record:
     path = out / FOLDER / PROVENANCE
     fix = f"download it again, or write it: halfbyte release SRC {pasted(out)} -r RECIPE"
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = read_json(path)
     except FileNotFoundError:
         raise CheckpointError(f"there is no {FOLDER}/{PROVENANCE} here", where=str(out), fix=fix) from None
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         raise CheckpointError(f"{PROVENANCE} cannot be read", where=str(path), fix=fix) from None
     if not _is_record(found):
         raise CheckpointError(f"{PROVENANCE} is none of this version of halfbyte", where=str(path), fix=fix)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from halfbyte.folders import FOLDER
 from halfbyte.json_file import json_object
 from halfbyte.publish import contents
-from halfbyte.publish.contents import CARD, CARD_HASH, CARD_RECORD, LATER, PROVENANCE
+from halfbyte.publish.contents import CARD, CARD_HASH, CARD_RECORD, LATER, MOST_EVIDENCE_NBYTES, PROVENANCE
 from halfbyte.publish.hashing import Hash, Step, hash_files
 from halfbyte.publish.provenance import DIGEST, Record, digest, read_provenance
 from halfbyte.publish.report.visible import visible
@@ -22,6 +22,7 @@ from halfbyte.terminal.console import Level
 from halfbyte.write import file_sha256
 
 Problem = Literal["changed", "missing", "added", "edited"]
+_WEIGHTS = ".safetensors"  # of a source, which have no size in the record
 _ADDED_BY_THE_HUB = frozenset((".gitattributes",))
 
 
@@ -148,6 +149,8 @@ def _compare(
         size, wanted = path.stat().st_size, sizes.get(name)
         if wanted is not None and size != wanted:
             found.append(Difference("changed", name, f"has {size:,} bytes, recorded are {wanted:,}"))
+        elif wanted is None and not name.endswith(_WEIGHTS) and size > MOST_EVIDENCE_NBYTES:
+            found.append(Difference("changed", name, f"has {size:,} bytes, more than any evidence"))
         elif not quick:
             readable[name] = path
     known = {name: hashed[name] for name in readable if hashed is not None and name in hashed}

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import stat
 from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 MOST_NBYTES = 1 << 28  # of one file that is read whole; the index of half a million tensors has 50 MB
 MOST_DEPTH = 64  # a config has 6 levels; our own walks over what was read are recursive
@@ -45,13 +46,17 @@ def plain_text(path: Path, most: int = MOST_NBYTES) -> str:
     return plain_bytes(path, most).decode("utf-8")
 
 
-def parsed(raw: bytes | str, hook: Callable[[Pairs], Any] | None = None) -> Any:
-    """Return the value that JSON spells; ValueError for all that is none, or that is out of all proportion."""
+def parsed(raw: bytes | str, hook: Callable[[Pairs], Any] | None = None, *, finite: bool = False) -> Any:
+    """Return the value that JSON spells; ValueError for all that is none, or that is out of all proportion.
+
+    With `finite` it is one too for NaN, Infinity, and numbers that are read as such.
+    """
     comma, square, curly = (",", "[", "{") if isinstance(raw, str) else (b",", b"[", b"{")
     if raw.count(square) + raw.count(curly) > MOST_BRACKETS or raw.count(comma) > MOST_COMMAS:  # type: ignore[arg-type]
         raise ValueError("it has more values than any real file of its kind")
     try:
-        found = json.loads(raw, object_pairs_hook=hook)
+        numbers: Any = {"parse_constant": _refuse_constant, "parse_float": _finite} if finite else {}
+        found = json.loads(raw, object_pairs_hook=hook, **numbers)
     except RecursionError:
         raise ValueError("its brackets are nested too deep") from None
     if _deeper(found, MOST_DEPTH):
@@ -59,9 +64,20 @@ def parsed(raw: bytes | str, hook: Callable[[Pairs], Any] | None = None) -> Any:
     return found
 
 
-def read_json(path: Path, most: int = MOST_NBYTES) -> Any:
+def read_json(path: Path, most: int = MOST_NBYTES, *, finite: bool = False) -> Any:
     """Return what a JSON file says; OSError or ValueError where it says nothing."""
-    return parsed(plain_bytes(path, most))
+    return parsed(plain_bytes(path, most), finite=finite)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):  # 1e999 is read as infinity
+        raise ValueError(text)
+    return value
 
 
 def without_doubles(pairs: Pairs) -> dict[str, Any]:

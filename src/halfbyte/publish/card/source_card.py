@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from halfbyte.publish.card.markdown import visible
 from halfbyte.publish.card.reading import words
+from halfbyte.source.foreign import plain_bytes
 
 _MOST_NBYTES = 1 << 20
 _BLOCK = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
@@ -22,7 +23,7 @@ def read_card(path: Path) -> tuple[Mapping[str, Any], str]:
     import yaml  # noqa: PLC0415 - `halfbyte --help` stays instant
 
     try:
-        text = path.read_bytes()[:_MOST_NBYTES].decode("utf-8", errors="replace")
+        text = plain_bytes(path)[:_MOST_NBYTES].decode("utf-8", errors="replace")
     except OSError:
         return {}, ""
     block = _BLOCK.match(text)

@@ -19,6 +19,7 @@ from halfbyte.publish.card.reading import mapping, words
 from halfbyte.publish.card.render import render
 from halfbyte.publish.contents import CARD_HASH, CARD_RECORD
 from halfbyte.source.checkpoint import CONFIG, INDEX
+from halfbyte.source.foreign import plain_bytes
 from halfbyte.write import disk_error, write_whole
 
 _FORMAT = 1
@@ -54,24 +55,32 @@ def _old(path: Path) -> bytes | None:
     if path.is_symlink():
         raise UsageError("README.md is a link", where=str(path), fix="remove the link, or copy the file it leads to")
     try:
-        return path.read_bytes()
+        return plain_bytes(path)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise disk_error(error, path, "the weights") from None
+        fix = "move it away: the card stands in its place"
+        raise UsageError(f"README.md cannot be read: {error.strerror}", where=str(path), fix=fix) from None
 
 
 def _refuse_foreign(known: Known, old: bytes) -> None:
     """Refuse a README that was written by hand after the run."""
     out = known.evidence.out
     kept = out / FOLDER / SOURCE_README
-    if _is_ours(old, out / FOLDER / CARD_RECORD) or (kept.is_file() and kept.read_bytes() == old):
+    if _is_ours(old, out / FOLDER / CARD_RECORD) or _holds(kept, old):
         return
     if not kept.is_file() and not (out / FOLDER / CARD_RECORD).exists() and _as_old_as_the_weights(out):
         return
     fix = "move it away, or give --force to replace it"
     raise UsageError("this README.md was not written by halfbyte, nor copied from the source", where=str(out / README),
                      fix=fix)  # fmt: skip
+
+
+def _holds(path: Path, text: bytes) -> bool:
+    try:
+        return plain_bytes(path, len(text)) == text
+    except OSError:
+        return False
 
 
 def _is_ours(old: bytes, record: Path) -> bool:

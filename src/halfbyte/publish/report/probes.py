@@ -16,6 +16,7 @@ _EACH = 3  # traces of a probe
 _MOST_CHARACTERS = 1_000_000  # of all traces together
 _LONGEST = 2_000  # characters of a question or an answer
 _LONGEST_LINE = 1 << 22
+_MOST_NBYTES = 1 << 32  # of a trace; a file without blocks on the disk can say that it has any size
 _LEVELS: dict[str, Level] = {"passed": "good", "failed": "bad", "broken": "bad", "skipped": "note"}
 
 
@@ -75,6 +76,8 @@ def _read(path: Path, wanted: set[str]) -> dict[str, list[Text]]:
     """Return questions and answers of some requests; one line is in memory at a time."""
     found: dict[str, list[Text]] = {}
     try:
+        if not path.is_file() or path.stat().st_size > _MOST_NBYTES:
+            return found
         with path.open(encoding="utf-8", errors="replace") as file:
             while line := file.readline(_LONGEST_LINE):
                 try:

@@ -18,6 +18,7 @@ from halfbyte.publish.upload.secrets import Leak, key_variables, local_paths, se
 from halfbyte.publish.upload.staging import MOST_TEXT_NBYTES, Sent, Staged, is_text, metadata_text
 from halfbyte.publish.verify import Verified
 from halfbyte.source.checkpoint import open_checkpoint
+from halfbyte.source.foreign import plain_bytes
 from halfbyte.terminal.console import Level
 from halfbyte.terminal.pasted import pasted
 
@@ -211,7 +212,7 @@ def _card(out: Path, evidence: Evidence) -> Iterator[Check]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return plain_bytes(path).decode("utf-8", errors="replace")
     except OSError:
         return ""
 

@@ -1,0 +1,82 @@
+"""Any file in place of evidence, card or record: every command that reads it ends soon, in little memory, in words."""
+
+import shutil
+
+import pytest
+from attacks.bounds import run_bounded
+from attacks.files import CHANGED, FILES
+from card_evidence import everything, pruned, write_out
+from release_folder import RECIPE, copy_folder, make_folder, skip_probes
+
+from halfbyte.publish.evidence import PLACES
+from halfbyte.publish.provenance import write_provenance
+
+EVIDENCE = {**everything(), **pruned()}
+KINDS = tuple(EVIDENCE)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    return write_out(tmp_path_factory.mktemp("measured"), EVIDENCE)
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("released"))
+
+
+@pytest.mark.parametrize("attack", FILES)
+def test_card_and_report(halfbyte, measured, tmp_path, attack):
+    """Each attack on two kinds of evidence, so that all kinds together have several."""
+    number = list(FILES).index(attack)
+    for kind in (KINDS[number % len(KINDS)], KINDS[(5 * number + 3) % len(KINDS)]):
+        out = tmp_path / "out"
+        shutil.copytree(measured, out)
+        FILES[attack](out / "halfbyte" / PLACES[kind].file)
+        for command in ("card", "report"):
+            code, _, said = run_bounded(halfbyte, command, out)
+            assert code == 0 or kind == "plan", said
+        shutil.rmtree(out)
+
+
+OF_A_RELEASE = ("provenance.json", "audit.json", "release.json", "hashed.json", "plan.json", "sbom.cdx.json")
+
+
+@pytest.mark.parametrize("attack", FILES)
+def test_verify_and_publish(halfbyte, released, tmp_path, monkeypatch, attack):
+    skip_probes(monkeypatch)
+    number = list(FILES).index(attack)
+    for name in {"provenance.json", OF_A_RELEASE[1 + number % (len(OF_A_RELEASE) - 1)]}:
+        source, out = copy_folder(released, tmp_path)
+        write_provenance(out, source)
+        FILES[attack](out / "halfbyte" / name)
+        for words in (("verify", out), ("publish", out, "maker/model", "--dry-run"), ("status", out)):
+            code, _, _ = run_bounded(halfbyte, *words)
+            assert code in (0, 1, 2)
+        shutil.rmtree(source)
+        shutil.rmtree(out)
+
+
+@pytest.mark.parametrize("name", ["README.md", "halfbyte/source-README.md", "halfbyte/probe/probe.jsonl"])
+@pytest.mark.parametrize("attack", ["fifo", "endless_device", "folder", "sparse_terabyte", "sparse_behind_its_end"])
+def test_texts_that_are_no_texts(halfbyte, measured, tmp_path, name, attack):
+    out = tmp_path / "out"
+    shutil.copytree(measured, out)
+    path = out / name
+    if not path.exists():
+        path.write_text("---\nlicense: other\n---\n")
+    FILES[attack](path)
+    for command in ("card", "report"):
+        run_bounded(halfbyte, command, out)
+
+
+@pytest.mark.parametrize("attack", FILES)
+def test_going_on_in_a_folder(halfbyte, released, tmp_path, attack):
+    """What a run left is read before the next goes on; a journal that is none means that shards are made again."""
+    for name in ("plan.json", *(("journal.jsonl",) if attack not in CHANGED else ())):
+        source, out = copy_folder(released, tmp_path)
+        FILES[attack](out / "halfbyte" / name)
+        code, _, said = run_bounded(halfbyte, "quantize", source, out, "-r", RECIPE)
+        assert code == 2 or name == "journal.jsonl" or attack == "no_permission", said
+        shutil.rmtree(source)
+        shutil.rmtree(out)

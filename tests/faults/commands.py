@@ -9,9 +9,9 @@ from calibratable import arguments
 WRITING = ("quantize", "calibrate", "calibrated quantize", "prune")
 
 
-def words(name: str, place: Path, out: Path) -> list[object]:
-    """Return a command's words."""
-    source, data = place / "source", place / "texts.jsonl"
+def words(name: str, place: Path, out: Path, source: Path | None = None) -> list[object]:
+    """Return a command's words; another source than the common one can be given."""
+    source, data = source or place / "source", place / "texts.jsonl"
     if name == "quantize":
         return ["-q", "quantize", source, out, "-r", "kimi-k2.6-mxfp4-wafer", "--threads", "2"]
     if name == "calibrate":

@@ -9,8 +9,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "flow"))
 
 from calibratable import small, texts
+from commands import words
 from injected import Forking, built
 from tally import Tally
+from wreck import contents
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +38,22 @@ def place(tmp_path_factory):
     small(folder / "source", layers=2)
     texts(folder / "texts.jsonl")
     return folder
+
+
+@pytest.fixture(scope="session")
+def undisturbed(forking, place, tmp_path_factory):
+    """What each command leaves if nothing happens."""
+    known = {}
+
+    def get(name):
+        if name not in known:
+            out = tmp_path_factory.mktemp("undisturbed") / "out"
+            ended = forking.run(*words(name, place, out))
+            assert ended.code == 0, ended.words
+            known[name] = contents(out)
+        return known[name]
+
+    return get
 
 
 @pytest.fixture

@@ -17,22 +17,6 @@ CHAINED = 0.4  # of the commands that go on after a kill are killed as well
 SIGKILL = -9
 
 
-@pytest.fixture(scope="module")
-def undisturbed(forking, place, tmp_path_factory):
-    """What each command leaves if nothing happens, and how many operations that takes."""
-    known = {}
-
-    def get(name):
-        if name not in known:
-            out = tmp_path_factory.mktemp("undisturbed") / "out"
-            ended = forking.run(*words(name, place, out), fault=Fault(out))
-            assert ended.code == 0, ended.words
-            known[name] = contents(out), ended.seen
-        return known[name]
-
-    return get
-
-
 def points(seed, operations):
     """Draw points without end: each of them is an operation and where in it."""
     dice = random.Random(seed)
@@ -50,7 +34,8 @@ def look_at(out, halfbyte):
 
 @pytest.mark.parametrize("name", WRITING)
 def test_a_kill_at_any_operation_loses_nothing(forking, place, undisturbed, halfbyte, tally, tmp_path, name):
-    whole, operations = undisturbed(name)
+    whole = undisturbed(name)
+    operations = forking.run(*words(name, place, tmp_path / "counted"), fault=Fault(tmp_path / "counted")).seen
     fault, out, pending, torn = f"SIGKILL in {name}", tmp_path / "out", 0, 0
     command = words(name, place, out)
     for action, at, chance in points(name, operations):

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, settings
 from pico import write_pico
+from tally import Tally
 
 from halfbyte import cli, forward  # noqa: F401 - forward says which instructions oneDNN may use, before any product
 
@@ -50,3 +51,9 @@ def halfbyte(capsys):
         return code, printed.out, printed.err
 
     return run
+
+
+@pytest.fixture
+def tally(request):
+    """Count faults; `python tests/faults/table.py` makes a table of the counts of all tests."""
+    return Tally(request.node.user_properties)

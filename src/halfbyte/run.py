@@ -214,7 +214,9 @@ class _Run:
     def finish(self, shard: str) -> Progress:
         """Make a shard final and journal it."""
         digest = self.files.pop(shard).finish()
-        made = sorted(self.quality.pop(shard, []), key=lambda pair: pair[0])  # sums depend on their order, not on threads
+        made = sorted(
+            self.quality.pop(shard, []), key=lambda pair: pair[0]
+        )  # sums depend on their order, not on threads
         total = made[0][1] if made else None
         for _, quality in made[1:]:
             total = total.merge(quality) if total else quality

@@ -11,7 +11,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "flow"))
 from calibratable import small, texts
 from commands import words
 from injected import Forking, built
-from tally import Tally
 from wreck import contents
 
 
@@ -54,8 +53,3 @@ def undisturbed(forking, place, tmp_path_factory):
         return known[name]
 
     return get
-
-
-@pytest.fixture
-def tally(request):
-    return Tally(request.node.user_properties)

@@ -1,8 +1,8 @@
 /* File operations that go wrong at one exact moment, for a whole process and whatever language it calls libc from.
  *
  * Preloaded. A plan says which operations count, below which folder, and what happens at the n-th of them: the process
- * (or the first one that had the plan) is killed, the operation fails, or moves half of its bytes. What was counted and
- * what was done lies in a shared file, which outlives a kill.
+ * (or the first one that had the plan) is killed, the operation fails, or moves half of its bytes. Or the clock on the
+ * wall jumps. What was counted and what was done lies in a shared file, which outlives a kill.
  *
  * The plan is text: "OPERATIONS AT ACTION ERRNO\nSHARED FILE\nFOLDER"; the variable FAULTS has it for processes that are
  * started, `faults_arm` takes it in one that runs already.
@@ -19,10 +19,11 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { WRITE = 1, CREATE = 2, SYNC = 4, RENAME = 8, UNLINK = 16, MKDIR = 32, RESERVE = 64, READ = 128, LOOK = 256 };
-enum { COUNT, KILL_BEFORE, KILL_HALFWAY, KILL_AFTER, FAIL_ONCE, FAIL_ON, SHORT, KILL_FIRST };
+enum { COUNT, KILL_BEFORE, KILL_HALFWAY, KILL_AFTER, FAIL_ONCE, FAIL_ON, SHORT, KILL_FIRST, JUMP };
 
 struct shared {
     long seen, done, first; /* operations that counted, faults that happened, the process that was armed first */
@@ -206,4 +207,17 @@ int posix_fallocate(int file, off_t at, off_t nbytes) {
 int posix_fallocate64(int file, off64_t at, off64_t nbytes) {
     REAL(posix_fallocate64);
     AROUND(fate_of_file(RESERVE, file), plan.error, real(file, at, nbytes));
+}
+
+/* Every seventh look at the clock finds another time: years ahead, years ago, an hour in between. */
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    REAL(clock_gettime);
+    static const long hours[] = {0, 1, -1, 9000, -26000, 87600};
+    int result = real(clock, now);
+    if (result == 0 && plan.length && plan.action == JUMP && clock == CLOCK_REALTIME) {
+        long looks = __atomic_fetch_add(&plan.shared->seen, 1, __ATOMIC_SEQ_CST) + plan.at;
+        if (looks % 7 == 0) __atomic_add_fetch(&plan.shared->done, 1, __ATOMIC_SEQ_CST);
+        now->tv_sec += 3600 * hours[looks / 7 % 6];
+    }
+    return result;
 }

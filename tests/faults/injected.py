@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 WRITE, CREATE, SYNC, RENAME, UNLINK, MKDIR, RESERVE, READ, LOOK = (1 << bit for bit in range(9))
 CHANGES = WRITE | CREATE | SYNC | RENAME | UNLINK | MKDIR | RESERVE  # all that can leave something half done
-COUNT, KILL_BEFORE, KILL_HALFWAY, KILL_AFTER, FAIL_ONCE, FAIL_ON, SHORT, KILL_FIRST = range(8)
+COUNT, KILL_BEFORE, KILL_HALFWAY, KILL_AFTER, FAIL_ONCE, FAIL_ON, SHORT, KILL_FIRST, JUMP = range(9)
 _SHARED_NBYTES = 520
 
 
@@ -91,7 +91,9 @@ class Forking:
         )
         self._learned: set[str] = set()
 
-    def start(self, *argv: object, fault: Fault | None = None, before: str = "", release=None, **environment: str) -> Job:
+    def start(
+        self, *argv: object, fault: Fault | None = None, before: str = "", release=None, **environment: str
+    ) -> Job:
         """Start a command. `before` is Python that its process runs first; `release` are a release's arguments."""
         shared, words = self._folder / "shared", self._folder / "words.txt"
         shared.write_bytes(bytes(_SHARED_NBYTES))

@@ -25,7 +25,7 @@ MACHINE, USAGE = 3, 2
 def sentence(ended, out, place):
     """One sentence, a place that names what failed, a remedy; no traceback, and no advice to remove anything."""
     what, where, fix = ended.words.splitlines()
-    assert what.startswith("✗ ") and "Input/output error" in what + fix or "cannot be read back" in what, ended.words
+    assert (what.startswith("✗ ") and "Input/output error" in what + fix) or "cannot be read back" in what, ended.words
     assert where.startswith(f"  where {out}") or where.startswith(f"  where {place / 'source'}"), ended.words
     named = where.removeprefix("  where ")
     failed = ended.what.removesuffix(".part")

@@ -5,6 +5,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 from pico import write_pico
+from tally import Tally
 
 from halfbyte import cli, forward  # noqa: F401 - forward says which instructions oneDNN may use, before any product
 
@@ -55,3 +56,9 @@ def halfbyte(capsys):
         return code, printed.out, printed.err
 
     return run
+
+
+@pytest.fixture
+def tally(request):
+    """Count faults; `python tests/faults/table.py` makes a table of the counts of all tests."""
+    return Tally(request.node.user_properties)

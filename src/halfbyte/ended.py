@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from halfbyte.errors import InterruptedRunError, MachineError, TensorError
+from halfbyte.errors import InterruptedRunError, TensorError
 from halfbyte.plan.manifest import Plan
-from halfbyte.write import Journal, disk_error
+from halfbyte.write import Journal, cannot_go_on
 
 
 @contextmanager
@@ -24,11 +23,7 @@ def explained(out: Path, made: Plan, journal: Journal) -> Generator[None]:
     except TensorError as error:
         raise _in_its_shard(error, made) from None
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise disk_error(error, out) from None
-        fix = "check the disk and the folder, then run the same command again: finished shards are kept"
-        what = f"cannot go on: {error.strerror or error}"
-        raise MachineError(what, where=str(error.filename or out), fix=fix) from None
+        raise cannot_go_on(error, out) from None
 
 
 def _in_its_shard(error: TensorError, made: Plan) -> TensorError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -12,7 +13,7 @@ from typing import Any, cast
 
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.source.foreign import read_json
-from halfbyte.write import PART
+from halfbyte.write import PART, cannot_go_on
 
 FOLDER = "halfbyte"  # in every output: plan, journal, statistics, findings
 PLAN = "plan.json"  # what was to be made, of what, and how
@@ -33,8 +34,9 @@ def read_plan(out: Path) -> dict[str, Any]:
         sized = all(type(nbytes) is int and nbytes >= 0 for nbytes in found["shards"].values())
         if named and sized and isinstance(found["parts"], dict):
             return cast("dict[str, Any]", found)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        pass
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EIO:  # the disk's fault: nothing is to be removed
+            raise cannot_go_on(error, path) from None
     fix = "restore the file, or remove the folder and begin anew"
     raise UsageError("the plan of this folder cannot be read", where=str(path), fix=fix)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,8 @@ from halfbyte.recipe.decisions import Recipe
 from halfbyte.run import Progress
 from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
 from halfbyte.source.identity import identity
-from halfbyte.write import disk_error
+from halfbyte.source.read import stamps
+from halfbyte.write import cannot_go_on
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.report import Report
@@ -64,9 +64,9 @@ def calibrate(  # noqa: PLR0913 - keyword-only, and none of the options decides 
 
     refuse_more_layers(model, layers)
     all_layers = layers or model.layers
-    weights = identity(checkpoint)
+    seen, weights = stamps(checkpoint), identity(checkpoint)  # in this order: a change between them counts
     measured = measure_alone(
-        checkpoint, model, recipe, weights, folder, all_layers, device=device, device_memory=device_memory
+        checkpoint, model, recipe, weights, folder, all_layers, seen=seen, device=device, device_memory=device_memory
     )
     _refuse_foreign(folder)
     refuse_other_version(folder, checkpoint)
@@ -100,6 +100,4 @@ def _measuring(folder: Path) -> Generator[None]:
         what = "stopped; the layers that were measured are kept"
         raise InterruptedRunError(what, where=str(folder), fix="run the same command again to go on") from None
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise disk_error(error, folder, "measured layers") from None
-        raise
+        raise cannot_go_on(error, folder, "measured layers") from None

@@ -125,7 +125,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     made = plan(source, recipe, layers=layers)
     _check_asked(made, planned, stats, prune_plan, means, pushes=push is not None)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
-    weights, seen = identity(made.checkpoint), source_stamps(made.checkpoint)
+    seen, weights = source_stamps(made.checkpoint), identity(made.checkpoint)  # in this order: a change between counts
     measured = _statistics(made, out, weights, stats, device, prune_plan)
     made, pruned = _with_experts(made, measured, weights, prune_plan)
     _check_device(made, measured, means)

@@ -16,6 +16,7 @@ import numpy as np
 
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.machine.direct_io import File
+from halfbyte.machine.named_errors import naming
 from halfbyte.source.foreign import parsed, plain_bytes
 
 PART = ".part"
@@ -27,7 +28,7 @@ def write_whole(path: Path, *data: bytes | memoryview) -> None:
     """Write a file of one or more pieces so that readers see all of it or none of it, even after a power cut."""
     part = path.with_name(path.name + PART)
     try:
-        with open(part, "wb", opener=_no_link) as file:
+        with naming(part), open(part, "wb", opener=_no_link) as file:
             file.writelines(data)
             file.flush()
             os.fsync(file.fileno())
@@ -48,7 +49,8 @@ def sync_folder(folder: Path) -> None:
     """Make renames in a folder durable."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(file)
+        with naming(folder):
+            os.fsync(file)
     finally:
         os.close(file)
 
@@ -163,8 +165,20 @@ def disk_error(error: OSError, path: Path, kept: str = "finished shards") -> Mac
     """Say what the disk said, and that running again goes on."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     what = "the disk is full" if full else f"cannot write: {error.strerror}"
-    fix = f"free some space and run the same command again: {kept} are kept" if full else "check the folder"
+    fix = f"free some space and run the same command again: {kept} are kept" if full else _check(kept)
     return MachineError(what, where=str(path), fix=fix)
+
+
+def cannot_go_on(error: OSError, folder: Path, kept: str = "finished shards") -> MachineError:
+    """Say what the operating system said of which file, in a run that may have been reading or writing it."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return disk_error(error, folder, kept)
+    what = f"cannot go on: {error.strerror or error}"
+    return MachineError(what, where=str(error.filename or folder), fix=_check(kept))
+
+
+def _check(kept: str) -> str:
+    return f"check the disk and the folder, then run the same command again: {kept} are kept"
 
 
 class Journal:
@@ -182,6 +196,8 @@ class Journal:
         except FileNotFoundError:
             return found
         except OSError as error:
+            if error.errno == errno.EIO:  # the disk's fault: nothing is to be removed
+                raise cannot_go_on(error, self._path) from None
             what = f"the journal cannot be read: {error.strerror}"
             raise UsageError(what, where=str(self._path), fix="remove the folder and begin anew") from None
         for line in text.splitlines():
@@ -196,7 +212,7 @@ class Journal:
     def add(self, entry: dict[str, Any]) -> None:
         """Append a line and bring it to the disk. A newline goes first, so that a torn line before it stays alone."""
         data = f"\n{json.dumps(entry, sort_keys=True)}\n".encode()
-        with self._lock, self._path.open("ab") as file:
+        with self._lock, naming(self._path), self._path.open("ab") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

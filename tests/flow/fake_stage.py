@@ -42,10 +42,10 @@ def write(path: Path, value) -> None:
 
 
 def quantize(out: Path) -> None:
-    if not (out / "config.json").exists():
-        (out / "halfbyte").mkdir(parents=True, exist_ok=True)
-        (out / "model.safetensors").write_text("weights")
-        (out / "config.json").write_text("{}")
+    for name in ("model.safetensors", "config.json"):
+        if not (out / name).exists():
+            write(out / name, {})
+            os.utime(out / name, (0, 0))  # so that weights are known by the same stamps, whoever made them
     write(out / "halfbyte" / "plan.json", {"fingerprint": "p1", "parts": {}, "shards": {}, "recipe": {}})
 
 

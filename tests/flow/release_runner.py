@@ -30,12 +30,16 @@ def made(
     return Release(Folders(source, out), stages, block["gates"], "r", fingerprint, force=force, **options)
 
 
-if __name__ == "__main__":
-    source, out, block, options = sys.argv[1:]
+def run(source: str, out: str, block: str, options: str) -> int:
+    """Run it as the command line does; return the exit code."""
     try:
         ended = made(Path(source), Path(out), json.loads(block), **json.loads(options)).run(Output())
     except HalfbyteError as error:
         Output().error(error)
-        sys.exit(error.exit_code)
+        return error.exit_code
     print(ended.judged.verdict)
-    sys.exit(ended.judged.verdict != "ACCEPT")
+    return int(ended.judged.verdict != "ACCEPT")
+
+
+if __name__ == "__main__":
+    sys.exit(run(*sys.argv[1:]))

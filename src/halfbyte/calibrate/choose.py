@@ -19,6 +19,7 @@ from halfbyte.plan.manifest import Plan
 from halfbyte.recipe.decisions import Recipe
 from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.hold import HoldingReader
+from halfbyte.source.read import Stamps
 
 if TYPE_CHECKING:
     from halfbyte.cuda.measure import OnDevice
@@ -70,6 +71,7 @@ def measure_alone(  # noqa: PLR0913 - keyword-only at the end
     folder: Path,
     layers: int,
     *,
+    seen: Stamps,
     device: str = CPU,
     device_memory: int | None = None,
 ) -> Alone:
@@ -94,7 +96,7 @@ def measure_alone(  # noqa: PLR0913 - keyword-only at the end
             if on_device is not None:
                 on_device.run(found, folder, measured, tell)
             else:
-                with HoldingReader(checkpoint) as reader:
+                with HoldingReader(checkpoint, seen) as reader:
                     for layer, stats in found.layers(reader, threads, tell, ()):
                         measured[layer] = stats
                         ahead.measured({layer})

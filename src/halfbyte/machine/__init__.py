@@ -2,5 +2,6 @@
 
 doctor, advice, cgroup    what it has, and what that means for somebody
 direct_io, network        bytes past the page cache, and answers that do not come
+named_errors              which file an error is about
 devices, collector, interrupts    where a run takes place, and what must not disturb it
 """

@@ -24,6 +24,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from halfbyte.machine.named_errors import naming
+
 BLOCK = 4096  # as large as any disk's logical block, and the page cache's page
 PIECE_NBYTES = 1 << 24
 _SMALL_NBYTES = 1 << 16  # below this the page cache is quicker than two edges and a request
@@ -57,6 +59,7 @@ class File:
     def __init__(self, path: Path, *, create: bool = False, opened: int | None = None) -> None:
         # A link that somebody put where we write would have us write elsewhere.
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW if create else os.O_RDONLY
+        self._path = path
         self._buffered = os.open(path, flags | os.O_CLOEXEC, 0o666) if opened is None else opened
         if opened is not None:  # the same file, whatever lies under its name by now
             path = Path(f"/proc/self/fd/{opened}")
@@ -76,19 +79,22 @@ class File:
 
     def reserve(self, nbytes: int) -> None:
         """Take the disk space of the whole file."""
-        os.posix_fallocate(self._buffered, 0, nbytes)
+        with naming(self._path):
+            os.posix_fallocate(self._buffered, 0, nbytes)
         if self.in_memory and nbytes:  # where writes to one file wait for each other, and copies into it do not
             self._mapped = np.frombuffer(mmap.mmap(self._buffered, nbytes), np.uint8)
 
     def sync(self) -> None:
         """Bring every byte to the disk."""
-        os.fsync(self._buffered)
+        with naming(self._path):
+            os.fsync(self._buffered)
 
     def read(self, begin: int, nbytes: int) -> Bytes:
         """Return some bytes; EOFError where the file ends before."""
         first = begin // BLOCK * BLOCK
         buffer = aligned(begin - first + nbytes)
-        self._fill(buffer, first, begin - first + nbytes)
+        with naming(self._path):
+            self._fill(buffer, first, begin - first + nbytes)
         return buffer[begin - first :][:nbytes]
 
     def read_into(self, begin: int, memory: Bytes) -> None:
@@ -98,7 +104,8 @@ class File:
             return
         view, done = memory.data, 0
         while done < len(memory):
-            count = os.preadv(self._buffered, [view[done:]], begin + done)
+            with naming(self._path):
+                count = os.preadv(self._buffered, [view[done:]], begin + done)
             if count == 0:
                 raise EOFError
             done += count

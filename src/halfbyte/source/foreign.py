@@ -16,6 +16,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
+from halfbyte.machine.named_errors import naming
+
 MOST_NBYTES = 1 << 28  # of one file that is read whole; the index of half a million tensors has 50 MB
 MOST_DEPTH = 64  # a config has 6 levels; our own walks over what was read are recursive
 MOST_BRACKETS = 4_000_000  # half a million tensors in one header have 1.5 million; `[],` unfolds to 24 times its size
@@ -29,7 +31,7 @@ def plain_bytes(path: Path, most: int = MOST_NBYTES) -> bytes:
     """Return what a plain file holds; OSError for a pipe, a device, a folder, and for more than `most` bytes."""
     # Without O_NONBLOCK, opening a pipe waits until somebody writes into it.
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(file, "rb") as opened:  # noqa: PTH123 - a descriptor, not a path
+    with naming(path), open(file, "rb") as opened:  # noqa: PTH123 - a descriptor, not a path
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode):
             raise OSError(errno.EINVAL, "it is not a plain file", str(path))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
+from halfbyte.machine.named_errors import naming
 from halfbyte.source.checkpoint import Checkpoint, shard_path
 
 _STRETCHES = 16
@@ -45,14 +45,16 @@ def config_name(config: Mapping[str, Any]) -> str:
 
 
 def _shard(checkpoint: Checkpoint, shard: str, nbytes: int) -> str:
-    last = max(nbytes - _STRETCH_NBYTES, 0)
-    file = os.open(shard_path(checkpoint.root, shard), os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        # The header, at the beginning, is in the plan already.
-        places = [last * number // _STRETCHES for number in range(1, _STRETCHES + 1)]
-        return _digest(nbytes, [os.pread(file, _STRETCH_NBYTES, place) for place in places])
-    finally:
-        os.close(file)
+    last, path = max(nbytes - _STRETCH_NBYTES, 0), shard_path(checkpoint.root, shard)
+    # The header, at the beginning, is in the plan already.
+    places = [last * number // _STRETCHES for number in range(1, _STRETCHES + 1)]
+    with naming(path), path.open("rb") as file:  # which asks again where a disk gives less than it was asked for
+        return _digest(nbytes, [_stretch(file, place) for place in places])
+
+
+def _stretch(file: BinaryIO, place: int) -> bytes:
+    file.seek(place)
+    return file.read(_STRETCH_NBYTES)
 
 
 def _digest(nbytes: int, stretches: Iterable[bytes]) -> str:

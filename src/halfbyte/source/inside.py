@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 
 from halfbyte.errors import CheckpointError
+from halfbyte.machine.named_errors import naming
 from halfbyte.source.known_hashes import hub_blob
 
 _OPENED = Path("/proc/self/fd")
@@ -52,7 +53,7 @@ def open_inside(root: Path, file: Path) -> int:
 
 def read_inside(root: Path, file: Path) -> bytes:
     """Return all of a small file of the folder."""
-    with open(open_inside(root, file), "rb") as opened:
+    with naming(root / file), open(open_inside(root, file), "rb") as opened:
         return opened.read()
 
 

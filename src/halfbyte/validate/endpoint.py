@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 from urllib.parse import quote, urlsplit
 
 from halfbyte.errors import UsageError
+from halfbyte.validate.bounded_http import open_within
 
 KEY_VARIABLES = ("HALFBYTE_API_KEY", "OPENAI_API_KEY")  # the first that is set; never an option, never written down
 # What is shorter, or what people give to a server that wants none, is no secret, and stands in honest answers too.
@@ -99,11 +100,11 @@ class Endpoint:
         if key:
             request.add_header("Authorization", f"Bearer {key}")
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+            with open_within(request, timeout_s) as answer:
                 yield answer
         except urllib.error.HTTPError as error:
             with error:
-                text = without_keys(error.read(4096).decode("utf-8", "replace"))[:ERROR_CHARACTERS]
+                text = without_keys(_text_of(error))[:ERROR_CHARACTERS]
             again = error.code in ASK_AGAIN or error.code >= http.client.INTERNAL_SERVER_ERROR
             raise EndpointError(f"HTTP {error.code}: {text}", again=again, status=error.code) from None
         except TimeoutError:
@@ -116,8 +117,16 @@ class Endpoint:
             raise EndpointError(f"the connection broke: {error or type(error).__name__}", again=True) from None
 
 
+def _text_of(error: urllib.error.HTTPError) -> str:
+    """Return what a server says to its refusal; one that begins and does not end has said nothing."""
+    try:
+        return error.read(4096).decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException):
+        return ""
+
+
 def _pieces(answer: Any, end: float) -> Iterator[bytes]:
-    """Yield a body to its end. A timeout of a socket starts again with every byte, so the clock is looked at too."""
+    """Yield a body to its end; bytes that are there already do not wait, so the clock is looked at too."""
     while piece := answer.read1(_PIECE_NBYTES):
         if time.monotonic() > end:
             raise TimeoutError

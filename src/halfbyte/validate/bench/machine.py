@@ -22,6 +22,7 @@ from halfbyte.errors import MachineError, UsageError
 from halfbyte.serve.boot_time import Boot, told
 from halfbyte.serve.ports import listening_process
 from halfbyte.validate.bench.metrics_page import Page, read_page
+from halfbyte.validate.bounded_http import open_within
 from halfbyte.validate.endpoint import KEY_VARIABLES, api_key, parse_url
 
 ANSWERS_WITHIN_S = 10.0
@@ -149,7 +150,7 @@ def fetch(address: str) -> str | None:
 def _get(address: str) -> str:
     key = api_key()
     call = urllib.request.Request(address, headers={"Authorization": f"Bearer {key}"} if key else {})
-    with urllib.request.urlopen(call, timeout=ANSWERS_WITHIN_S) as answer:
+    with open_within(call, ANSWERS_WITHIN_S) as answer:
         return answer.read().decode("utf-8", errors="replace")
 
 

@@ -85,19 +85,23 @@ def probe_endpoint(asked: Asked, out: Output) -> Report:
     theirs = identify(other, asked.model, any_name=True) if other else None
     started, clock = datetime.now(timezone.utc), Clock(budget_s)
     with Trace(asked.folder / FILE) as trace:
-        trace.start({"ours": _asked_whom(endpoint, ours), "reference": other and theirs and _asked_whom(other, theirs)})
+        whom = _asked_whom(endpoint, ours)
+        trace.start({"ours": whom, "reference": other and theirs and _asked_whom(other, theirs)})
         if trace.kept:
             out.note(f"{trace.kept:,} requests are finished already, in {trace.path}")
         client = Client(endpoint, ours.model, trace, profile, asked.seed)
         reference = Client(other, theirs.model, trace, profile, asked.seed) if other and theirs else None
         lengths = Lengths(client, profile, ours.max_context, asked.context)
         setting = Setting(client, reference, lengths, profile, asked.seed, _sandbox(probes), cases)
+        run = _Run(setting, clock, Progress(out))
         try:
-            results = _Run(setting, clock, Progress(out)).all(probes)
+            results = run.all(probes)
         except KeyboardInterrupt:
             fix = "run the same command again: what is finished is kept"
             raise InterruptedRunError("interrupted", where=str(asked.folder), fix=fix) from None
-        trace.finish()
+        if run.gone is None or whom["started"] is None:
+            trace.finish()
+        # else it hung and tells when it was started: if it comes to itself, what it has answered need not be asked again
     head: dict[str, Any] = {
         "halfbyte": halfbyte.__version__, "profile": profile.name, "seed": asked.seed, "context": lengths.limit,
         "budget_s": budget_s, "endpoint": ours.as_dict(), "reference": theirs.as_dict() if theirs else None,
@@ -132,7 +136,7 @@ class _Run:
     def __init__(self, setting: Setting, clock: Clock, progress: Progress) -> None:
         self._setting, self._clock, self._progress = setting, clock, progress
         self._speed = Speed()
-        self._gone: str | None = None  # why the server is not asked any more
+        self.gone: str | None = None  # why the server is not asked any more
         setting.client.observe = self._speed.observe
         for client in (setting.client, setting.reference):
             if client is not None and clock.budget_s is not None:
@@ -147,7 +151,7 @@ class _Run:
         fits = choose(runnable, self._setting, self._speed, self._clock.left())
         results: list[Result] = []
         for number, probe in enumerate(probes):
-            lack = able[probe.name] or self._gone or self._too_long(probe, fits)
+            lack = able[probe.name] or self.gone or self._too_long(probe, fits)
             if lack:
                 results.append(Result(probe, skipped(lack)))
             else:
@@ -177,7 +181,7 @@ class _Run:
         seconds = time.monotonic() - start
         if client.trace.sent > sent:  # answers from an earlier run say nothing about the speed
             self._clock.finished(estimated, seconds)
-        self._gone = self._unreachable(probe, finding)
+        self.gone = self._unreachable(probe, finding)
         return Result(probe, finding, seconds, tuple(dict.fromkeys(client.trace.used)))
 
     def _unreachable(self, probe: Probe, finding: Finding) -> str | None:
@@ -188,7 +192,8 @@ class _Run:
             if error.status is None:
                 return f"{UNREACHABLE}, since {probe.name}: {error}"
         if finding.verdict is Verdict.BROKEN and LATE in finding.measured:  # it lists its models: does its engine live?
-            answer = client.chat("Hello.", max_tokens=1, timeout_s=_ALIVE_S, always=True)
+            within_s = min(_ALIVE_S, client.endpoint.timeout_s)
+            answer = client.chat("Hello.", max_tokens=1, timeout_s=within_s, always=True)
             if str(answer.error).startswith(LATE):
                 return f"{UNREACHABLE}, since {probe.name}: {answer.error}"
         return None

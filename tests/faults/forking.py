@@ -1,0 +1,76 @@
+"""A process that has imported all and computed nothing: its children are commands without the seconds before.
+
+`python forking.py` reads one job a line, and answers with two: the process, and how it ended. Each child takes the plan of
+its fault, runs what it is told before the command, and then the command itself.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+
+def command(job) -> int:
+    """Run the command line, or a release whose stages take no time."""
+    if job["plan"]:
+        ctypes.CDLL(None).faults_arm(job["plan"].encode())
+        os.environ["FAULTS"] = job["plan"]  # for whatever it starts
+    exec(job["before"], {})
+    if job["release"] is not None:
+        import release_runner
+
+        return release_runner.run(*job["release"])
+    from halfbyte import cli
+
+    return cli.run(job["argv"])
+
+
+def child(job) -> None:
+    words = os.open(job["words"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(words, 1)
+    os.dup2(words, 2)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.environ.update(job["environment"])
+    code = 70
+    try:
+        code = command(job)
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException as error:  # what the command line itself would have let through
+        print("Traceback", repr(error), file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if job["learn"]:
+        Path(job["learn"]).write_text("\n".join(sys.modules))
+    os._exit(code)  # Python takes seconds to forget PyTorch
+
+
+def import_all(names) -> None:
+    """Import what a command has imported, so that the next one need not."""
+    for name in names:
+        if name not in sys.modules and name.partition(".")[0] in ("halfbyte", "pydantic", "rich", "click", "jinja2"):
+            importlib.import_module(name)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        job = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            child(job)
+        print(pid, flush=True)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if job["learn"]:
+            import_all(Path(job["learn"]).read_text().splitlines())
+        print(code, flush=True)
+
+
+if __name__ == "__main__":
+    import halfbyte.audit.run
+    import halfbyte.calibrate.choose
+    import halfbyte.calibrate.report
+    import halfbyte.transform.scales  # noqa: F401 - what is imported here, no child imports
+
+    main()

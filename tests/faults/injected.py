@@ -1,0 +1,134 @@
+"""Commands under a fault: what is told to `faults.c`, and what came of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+WRITE, CREATE, SYNC, RENAME, UNLINK, MKDIR, RESERVE, READ, LOOK = (1 << bit for bit in range(9))
+CHANGES = WRITE | CREATE | SYNC | RENAME | UNLINK | MKDIR | RESERVE  # all that can leave something half done
+COUNT, KILL_BEFORE, KILL_HALFWAY, KILL_AFTER, FAIL_ONCE, FAIL_ON, SHORT, KILL_FIRST, JUMP = range(9)
+_SHARED_NBYTES = 520
+
+
+def built(folder: Path) -> Path | None:
+    """Compile `faults.c`; None where there is no compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return None
+    library = folder / "faults.so"
+    words = [compiler, "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, HERE / "faults.c", "-ldl"]
+    subprocess.run(words, check=True)
+    return library
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What shall happen at which operation below a folder; the operations before it pass."""
+
+    folder: Path
+    action: int = COUNT
+    at: int = 0
+    operations: int = CHANGES
+    error: int = errno.EIO
+
+
+@dataclass
+class Ended:
+    """How a command ended, what it said, how many operations counted, and what was done to which file."""
+
+    code: int
+    words: str
+    seen: int = 0
+    done: int = 0
+    what: str = ""
+
+
+@dataclass
+class Job:
+    """A command that runs; `wait` ends it."""
+
+    pid: int
+    _forking: Forking
+    _shared: Path
+    _words: Path
+    ended: Ended | None = field(default=None)
+
+    def words(self) -> str:
+        return self._words.read_text(encoding="utf-8", errors="replace") if self._words.exists() else ""
+
+    def wait(self) -> Ended:
+        if self.ended is None:
+            code = self._forking.number()
+            seen, done, _, what = struct.unpack("3q496s", self._shared.read_bytes())
+            self.ended = Ended(code, self.words(), seen, done, what.split(b"\0")[0].decode())
+        return self.ended
+
+
+class Forking:
+    """Runs commands in processes of their own, one at a time; each begins with everything imported."""
+
+    def __init__(self, folder: Path, library: Path) -> None:
+        self._folder = folder
+        flow = HERE.parent / "flow"
+        source = HERE.parents[1] / "src"
+        path = os.pathsep.join(map(str, (source, HERE.parent, flow)))
+        environment = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": path, "NUMBA_NUM_THREADS": "2"}
+        self._server = subprocess.Popen(
+            [sys.executable, HERE / "forking.py"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._learned: set[str] = set()
+
+    def start(
+        self, *argv: object, fault: Fault | None = None, before: str = "", release=None, **environment: str
+    ) -> Job:
+        """Start a command. `before` is Python that its process runs first; `release` are a release's arguments."""
+        shared, words = self._folder / "shared", self._folder / "words.txt"
+        shared.write_bytes(bytes(_SHARED_NBYTES))
+        words.unlink(missing_ok=True)
+        verb = str(argv[0]) if argv else "release"
+        learns = fault is None and verb not in self._learned and not before
+        self._learned |= {verb} if learns else set()
+        job = {
+            "argv": [str(word) for word in argv],
+            "words": str(words),
+            "before": before,
+            "plan": _text(fault, shared) if fault else "",
+            "release": release,
+            "environment": environment,
+            "learn": str(self._folder / "modules") if learns else "",
+        }
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(job) + "\n")
+        self._server.stdin.flush()
+        return Job(self.number(), self, shared, words)
+
+    def run(self, *argv: object, **how) -> Ended:
+        """Run a command to its end."""
+        return self.start(*argv, **how).wait()
+
+    def number(self) -> int:
+        """Return the next number that the process says."""
+        assert self._server.stdout is not None
+        return int(self._server.stdout.readline())
+
+    def close(self) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait(30)
+
+
+def _text(fault: Fault, shared: Path) -> str:
+    return f"{fault.operations} {fault.at} {fault.action} {fault.error}\n{shared}\n{fault.folder}"

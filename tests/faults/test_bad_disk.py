@@ -1,0 +1,71 @@
+"""Disks that fail: reads, writes, syncs, renames and the rest say EIO, once or from then on, or move half the bytes.
+
+The operations are libc's, so whoever makes them meets the fault. Points are drawn by a seed from all that a run makes.
+"""
+
+import random
+import shutil
+
+import pytest
+from commands import WRITING, words
+from injected import CREATE, FAIL_ON, FAIL_ONCE, READ, RENAME, RESERVE, SHORT, SYNC, WRITE, Fault
+from wreck import contents, files, refuse_torn
+
+KINDS = {
+    "EIO on write": (WRITE, "out"),
+    "EIO on fsync": (SYNC, "out"),
+    "EIO on rename": (RENAME, "out"),
+    "EIO on create or reserve": (CREATE | RESERVE, "out"),
+    "EIO on read of the source": (READ, "source"),
+    "EIO on read of the output": (READ, "out"),
+}
+MACHINE, USAGE = 3, 2
+
+
+def sentence(ended, out, place):
+    """One sentence, a place that names what failed, a remedy; no traceback, and no advice to remove anything."""
+    what, where, fix = ended.words.splitlines()
+    assert (what.startswith("✗ ") and "Input/output error" in what + fix) or "cannot be read back" in what, ended.words
+    assert where.startswith(f"  where {out}") or where.startswith(f"  where {place / 'source'}"), ended.words
+    named = where.removeprefix("  where ")
+    failed = ended.what.removesuffix(".part")
+    assert ended.done > 1 or failed.startswith(named.removesuffix(".part")), f"{failed} failed, and {named} is named"
+    assert fix.startswith("  fix   ") and "remove" not in fix, ended.words
+
+
+@pytest.mark.parametrize("fault", KINDS)
+@pytest.mark.parametrize("name", WRITING)
+def test_an_error_of_the_disk(forking, place, undisturbed, tally, tmp_path, name, fault):
+    whole, dice, out = undisturbed(name), random.Random(name + fault), tmp_path / "out"
+    operations, side = KINDS[fault]
+    folder = out if side == "out" else place / "source"
+    counted = forking.run(*words(name, place, out), fault=Fault(folder, operations=operations)).seen
+    for action in (FAIL_ONCE, FAIL_ON) if counted else ():
+        shutil.rmtree(out)
+        at = dice.randint(1, counted)
+        ended = forking.run(*words(name, place, out), fault=Fault(folder, action, at, operations))
+        assert ended.done, "nothing failed"
+        tally.injected(fault)
+        assert ended.code in (MACHINE, USAGE), ended.words
+        sentence(ended, out, place)
+        refuse_torn(out, whole)
+        assert not [path for path in files(out) if path.endswith(".part")]
+        ended = forking.run(*words(name, place, out))
+        assert ended.code == 0, ended.words
+        assert contents(out) == whole
+        tally.survived(fault)
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_a_disk_that_moves_half_of_what_it_is_asked_for(forking, place, undisturbed, tally, tmp_path, name):
+    """Which POSIX allows, and network disks do: every call moves half, until a byte is left."""
+    for fault, operations, side in (("short writes", WRITE, "out"), ("short reads", READ, "source")):
+        out = tmp_path / fault
+        folder = out if side == "out" else place / "source"
+        ended = forking.run(*words(name, place, out), fault=Fault(folder, SHORT, 1, operations))
+        assert ended.done > 20
+        for _ in range(ended.done):
+            tally.injected(fault)
+        assert ended.code == 0, ended.words
+        assert contents(out) == undisturbed(name)
+        tally.survived(fault, ended.done)

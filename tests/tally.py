@@ -1,0 +1,42 @@
+"""A count of faults: how many were injected, and how many of them ended as promised."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+FAULT = "fault"  # the name of the property that a report carries
+
+
+class Tally:
+    """Rows of one test; they travel in its report, whatever process it ran in."""
+
+    def __init__(self, properties: list[tuple[str, object]]) -> None:
+        self._properties = properties
+        self._rows: dict[str, dict[str, object]] = {}
+
+    def injected(self, fault: str) -> None:
+        """Note that a fault was seen to happen."""
+        self._row(fault)["injections"] += 1  # pyright: ignore[reportOperatorIssue]
+
+    def survived(self, fault: str, count: int = 1) -> None:
+        """Note that everything was as promised after it."""
+        self._row(fault)["survived"] += count  # pyright: ignore[reportOperatorIssue]
+
+    @contextmanager
+    def one(self, fault: str) -> Generator[None]:
+        """Note a fault that happens inside, and that it was survived unless something raises."""
+        self.injected(fault)
+        yield
+        self.survived(fault)
+
+    def count(self, fault: str) -> tuple[int, int]:
+        """Return how many were injected and survived."""
+        row = self._row(fault)
+        return row["injections"], row["survived"]  # pyright: ignore[reportReturnType]
+
+    def _row(self, fault: str) -> dict[str, object]:
+        if fault not in self._rows:
+            self._rows[fault] = {"fault": fault, "injections": 0, "survived": 0}
+            self._properties.append((FAULT, self._rows[fault]))
+        return self._rows[fault]

@@ -256,6 +256,10 @@ def status(out: Output, found: Status) -> None:
         ("shards", f"{found.shards_done} of {found.shards}{' (whole)' if found.whole else ''}"),
         ("bytes", f"{size(found.nbytes_done)} of {size(found.nbytes)}{left}"),
     ]
+    if found.stages:
+        lines.append(("release", ", ".join(f"{name} {state}" for name, state in found.stages.items())))
+    if found.verdict is not None:
+        lines.append(("verdict", found.verdict))
     out.facts(found.as_dict(), lines)
 
 

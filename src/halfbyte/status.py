@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from halfbyte.errors import UsageError
-from halfbyte.folders import FOLDER, PLAN, read_plan
+from halfbyte.folders import FOLDER, PLAN, RELEASE, read_plan
+from halfbyte.json_file import json_object
 from halfbyte.pipeline import JOURNAL
+from halfbyte.release.record import read_records
 from halfbyte.source.checkpoint import CONFIG
 from halfbyte.write import Journal
 
@@ -29,6 +31,8 @@ class Status:
     nbytes: int
     whole: bool
     eta_seconds: float | None
+    stages: Mapping[str, str]  # of a release: how each that has ended did
+    verdict: str | None  # of a release
 
     def as_dict(self) -> dict[str, Any]:
         """Return the facts for --json."""
@@ -36,7 +40,7 @@ class Status:
 
 
 def read_status(out: Path) -> Status:
-    """Read plan and journal of an output folder."""
+    """Read plan and journal of an output folder, and how far a release of it is."""
     path = out / FOLDER / PLAN
     if not path.is_file():
         raise UsageError(
@@ -50,6 +54,7 @@ def read_status(out: Path) -> Status:
     done = {name: line for name, line in lines.items() if name in sizes and (out / name).is_file()}
     nbytes_done, nbytes = sum(sizes[name] for name in done), sum(sizes.values())
     rate = _rate(list(done.values())) if nbytes_done < nbytes else None
+    verdict = json_object(out / FOLDER / RELEASE).get("verdict")
     return Status(
         fingerprint=plan["fingerprint"],
         recipe=plan["recipe"]["name"],
@@ -59,6 +64,8 @@ def read_status(out: Path) -> Status:
         nbytes=nbytes,
         whole=len(done) == len(sizes) and (out / CONFIG).is_file(),
         eta_seconds=(nbytes - nbytes_done) / rate if rate else None,
+        stages={name: str(record.state) for name, record in read_records(out).items()},
+        verdict=verdict if isinstance(verdict, str) else None,
     )
 
 

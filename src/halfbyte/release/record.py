@@ -44,12 +44,17 @@ class Record:
         return asdict(self)
 
 
+def read_records(out: Path) -> dict[str, Record]:
+    """Return how the stages of a folder's releases ended, those after the verdict too."""
+    return _read(out / FOLDER / RELEASE) | _read(out / FOLDER / AFTER)
+
+
 class Records:
     """The records of a folder: those of an earlier run, and those of this one."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
-        self._earlier = _read(out / FOLDER / RELEASE) | _read(out / FOLDER / AFTER)
+        self._earlier = read_records(out)
         self.now: dict[str, Record] = {}
 
     def earlier(self, name: str) -> Record | None:

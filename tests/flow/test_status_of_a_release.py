@@ -1,0 +1,45 @@
+"""status tells how far a release is, whatever lies in its records."""
+
+import json
+
+import pytest
+from pico import write_pico
+
+from halfbyte.folders import FOLDER, RELEASE
+from halfbyte.pipeline import quantize
+from halfbyte.recipe.load import load_recipe
+from halfbyte.release.record import AFTER
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("released")
+    quantize(write_pico(folder / "source"), folder / "out", load_recipe("kimi-k2.6-mxfp4-wafer"))
+    (folder / "out" / FOLDER / AFTER).parent.mkdir()
+    return folder / "out"
+
+
+def stage(name, state):
+    return {"name": name, "command": [], "key": "k", "state": state}
+
+
+def test_stages_and_verdict_are_told(out, halfbyte):
+    code, shown, _ = halfbyte("status", out)
+    assert code == 0
+    assert "release" not in shown
+    stages = [stage("quantize", "done"), stage("probe", "failed")]
+    (out / FOLDER / RELEASE).write_text(json.dumps({"format": 1, "verdict": "REGRESSION", "stages": stages}))
+    (out / FOLDER / AFTER).write_text(json.dumps({"format": 1, "stages": [stage("card", "kept")]}))
+    code, shown, _ = halfbyte("status", out)
+    assert code == 0
+    assert "release   quantize done, probe failed, card kept" in shown
+    assert "verdict   REGRESSION" in shown
+
+
+@pytest.mark.parametrize("found", ["", "[]", '{"stages": 3, "verdict": []}', '{"stages": [1, {"name": {}}]}'])
+def test_damaged_records_tell_nothing(out, halfbyte, found):
+    (out / FOLDER / RELEASE).write_text(found)
+    (out / FOLDER / AFTER).unlink(missing_ok=True)
+    code, shown, words = halfbyte("status", out)
+    assert code == 0, words
+    assert "verdict" not in shown

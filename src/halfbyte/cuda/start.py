@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from halfbyte.cuda.built import refuse_unbuilt
 from halfbyte.cuda.memory import Mode, Needs, choose_mode, needs_of
 from halfbyte.cuda.shares import most_rows, refuse_too_many
 from halfbyte.cuda.slots import slot_nbytes
-from halfbyte.errors import MachineError, RecipeError
+from halfbyte.errors import MachineError
 from halfbyte.machine.devices import CUDA, device_names
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import Job
-from halfbyte.recipe.decisions import COMPENSATED
 from halfbyte.run import Runner, nothing_given
 from halfbyte.terminal.units import size
 from halfbyte.transform.apply import Given
@@ -59,13 +59,7 @@ def check_device(
 ) -> None:
     """Refuse, before anything is written, what these devices or this version cannot do."""
     check_machine(*devices)
-    quantize = made.recipe.quantize
-    if quantize is not None and quantize.scales == COMPENSATED:
-        fix = "use --device cpu for this recipe"
-        raise RecipeError("compensated scales are not built for the GPU yet", where=made.recipe.name, fix=fix)
-    if measured is not None and measured.calibration is not None and measured.about.get("all_tokens_below"):
-        fix = "use --device cpu for this recipe, or another backstop"
-        raise RecipeError("the backstop all_experts is not built for the GPU yet", where=made.recipe.name, fix=fix)
+    refuse_unbuilt(made.recipe, measures=measured is not None and measured.calibration is not None)
     calibration = measured.calibration if measured else None
     if calibration is not None:
         refuse_too_many(len(calibration.rows.tokens), len(devices))

@@ -16,6 +16,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from halfbyte.cuda.built import refuse_unbuilt
 from halfbyte.cuda.memory import FULL, LEAN, MODES, Mode, Needs, choose_mode, needs_of, planned_tokens
 from halfbyte.cuda.projections import encodes_experts, stacks_by_layer
 from halfbyte.cuda.shares import refuse_too_many
@@ -165,6 +166,7 @@ class OnDevice:
 
 def on_device(plan: Plan, disk: Disk | None, limit: int | None, devices: int = 1) -> OnDevice:
     """Return what a plan takes of each of some GPUs that have so much memory (None: enough), and how long."""
+    refuse_unbuilt(plan.recipe, measures=plan.recipe.calibrate is not None)
     if plan.recipe.calibrate is not None:
         refuse_too_many(plan.recipe.calibrate.samples, devices)
     tokens = planned_tokens(plan, devices)

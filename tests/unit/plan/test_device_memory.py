@@ -12,7 +12,7 @@ import pytest
 
 from halfbyte.cuda.memory import FULL, LEAN, MODES, ONE, choose_mode, group_of, needs_of, planned_tokens
 from halfbyte.cuda.projections import stacks_by_layer
-from halfbyte.errors import MachineError
+from halfbyte.errors import MachineError, RecipeError
 from halfbyte.models.model import describe
 from halfbyte.pipeline import plan
 from halfbyte.plan.device import on_device, rates, work_by_layer
@@ -260,3 +260,16 @@ def test_a_plan_does_not_promise_what_a_run_refuses(pico, halfbyte):
         )
         assert code == 2
         assert "pruning is not built into the pass on the GPU yet" in errors
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "said"),
+    [
+        ("kimi-k2.6-nvfp4-compensated", [], "compensated scales are not built"),
+        ("kimi-k2.6-nvfp4-wafer", ["quantize.input_scale.backstop=all_experts"], "the backstop all_experts is not"),
+    ],
+)
+def test_a_plan_promises_nothing_that_a_run_refuses(pico, recipe, sets, said):
+    made = plan(pico(), load_recipe(recipe, [*sets, "quantize.input_scale.min_tokens=8"] if sets else []))
+    with pytest.raises(RecipeError, match=said):
+        on_device(made, None, None)

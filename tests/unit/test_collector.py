@@ -1,0 +1,36 @@
+"""The paused collector: what was built meanwhile is old afterwards, and still collected when nobody has it any more."""
+
+import gc
+import weakref
+
+from halfbyte.machine.collector import paused
+
+
+class Loop:
+    """Refers to itself: only the collector can end it."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_what_stays_is_not_looked_through_again_and_what_does_not_is_collected():
+    assert gc.isenabled()
+    with paused():
+        assert not gc.isenabled()
+        kept, loop = [[number] for number in range(10_000)], Loop()
+        dropped = weakref.ref(loop)
+        del loop
+    young = {id(one) for one in gc.get_objects(generation=0)}
+    assert gc.isenabled()
+    assert not young & {id(kept), *map(id, kept)}
+    assert gc.get_freeze_count() == 0
+    gc.collect()
+    assert dropped() is None
+
+
+def test_a_pause_inside_a_pause_ends_with_the_outer_one():
+    with paused():
+        with paused():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()

@@ -77,6 +77,6 @@ def test_going_on_in_a_folder(halfbyte, released, tmp_path, attack):
         source, out = copy_folder(released, tmp_path)
         FILES[attack](out / "halfbyte" / name)
         code, _, said = run_bounded(halfbyte, "quantize", source, out, "-r", RECIPE)
-        assert code == 2 or name == "journal.jsonl" or attack == "no_permission", said
+        assert code == 2 or name == "journal.jsonl" or attack in ("no_permission", "doubled_keys"), said
         shutil.rmtree(source)
         shutil.rmtree(out)

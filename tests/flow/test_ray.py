@@ -21,7 +21,7 @@ from halfbyte.pipeline import quantize
 from halfbyte.prune.asked import recipe_of_plan
 from halfbyte.recipe.load import load_recipe
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'halfbyte[ray]'")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.50'")
 
 MXFP4, NVFP4 = "kimi-k2.6-mxfp4-wafer", "kimi-k2.6-nvfp4a16"
 LAYERS = 4

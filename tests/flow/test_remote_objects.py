@@ -173,7 +173,7 @@ def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "s3", raising=False)
     with pytest.raises(MachineError, match="this machine has no library for s3://") as caught:
         open_remote("s3://bucket/folder", Cache(tmp_path, 1))
-    assert caught.value.fix == "pip install 'halfbyte[s3]'"
+    assert caught.value.fix == "pip install 's3fs>=2024.6'"
     with pytest.raises(UsageError, match="nobody knows what hfs:// is"):
         open_remote("hfs://bucket/folder", Cache(tmp_path, 1))
 

@@ -1,5 +1,6 @@
 """The stages of a release as data: each is a command that can be pasted, whatever the folders are named."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pico import write_pico
 
 import halfbyte
 from halfbyte.cli import cli
-from halfbyte.release.stages import OUT, SOURCE, URL, VERDICT, Asked, make_stages, shown
+from halfbyte.release.stages import HALFBYTE, OUT, PROVENANCE, SOURCE, URL, VERDICT, Asked, make_stages, shown
 
 BLOCK = {
     "audit": {"sample": 2, "engine": "vllm"},
@@ -69,3 +70,21 @@ def test_a_folder_that_is_named_like_a_mark_stays_what_it_is():
     places = {OUT: "/x/<source>", SOURCE: "/y/<url>", URL: "URL"}
     assert STAGES["audit"].command(places)[:4] == ["audit", "/x/<source>", "--against", "/y/<url>"]
     assert shown(STAGES["audit"], places).startswith("halfbyte audit '/x/<source>' --against '/y/<url>'")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no -P")
+@pytest.mark.parametrize("program", [HALFBYTE, PROVENANCE])
+def test_a_stage_runs_no_module_of_the_folder_it_is_started_in(tmp_path, program):
+    canary = tmp_path / "canary"
+    planted = f"open({str(canary)!r}, 'w').close()\n"
+    for name in ("halfbyte", "click", "json"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(planted)
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    environment = {**bare, "PYTHONPATH": str(Path(halfbyte.__file__).parents[1])}
+    words = [] if program == PROVENANCE else ["--version"]
+    done = subprocess.run(
+        [*program, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == (2 if program == PROVENANCE else 0), done.stderr
+    assert not canary.exists()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halfbyte.errors import MachineError, UsageError
+from halfbyte.machine.extras import install_extra
 from halfbyte.numerics.chunks import usable_cores
 
 LOCAL, AUTO = "local", "auto"
@@ -93,7 +94,7 @@ def _ray() -> Any:
 
 def _no_ray() -> MachineError:
     what = "--ray needs Ray, which is not installed"
-    return MachineError(what, where="--ray", fix="pip install 'halfbyte[ray]', on every machine")
+    return MachineError(what, where="--ray", fix=f"{install_extra('ray')}, on every machine")
 
 
 def _refuse_client(address: str) -> None:

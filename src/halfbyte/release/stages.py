@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from halfbyte.machine.own_python import OWN_PYTHON
+
 OUT, SOURCE, URL = "<out>", "<source>", "<url>"
-HALFBYTE = (sys.executable, "-m", "halfbyte")
+HALFBYTE = (*OWN_PYTHON, "-m", "halfbyte")
 _PROVENANCE = ("-m", "halfbyte.release.write_provenance")  # which is no command of `halfbyte`, and is typed as it is
-PROVENANCE = (sys.executable, *_PROVENANCE)
+PROVENANCE = (*OWN_PYTHON, *_PROVENANCE)
 _MARK = re.compile(f"{OUT}|{SOURCE}|{URL}")
 VERDICT = "verdict"
 SERVE = "serve"

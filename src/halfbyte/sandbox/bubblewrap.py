@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from halfbyte.machine.extras import install_extra
 from halfbyte.sandbox.interpreter import SYSTEM, Interpreter, can_read, find_interpreter
 from halfbyte.sandbox.limits import Limits
 from halfbyte.sandbox.ran import Ran
@@ -164,7 +165,7 @@ def _wrappers() -> tuple[list[Wrapper], list[str]]:
         else:
             wrappers.append(Wrapper(path, libraries, version))
     if not places:
-        problems.append("there is no bwrap: install bubblewrap, or pip install 'halfbyte[sandbox]'")
+        problems.append(f"there is no bwrap: install bubblewrap, or {install_extra('sandbox')}")
     return wrappers, problems
 
 

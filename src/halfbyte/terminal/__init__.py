@@ -2,5 +2,6 @@
 
 usage, suggest           global options anywhere, and an answer to what cannot be read;  *_options: of several commands
 console, harmless        data on stdout, words on stderr; nothing that a stranger wrote acts on a terminal
+keys                     what the environment holds and nobody is shown
 pasted, units            words for a shell, numbers for people
 """

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from halfbyte.terminal.keys import without_key_values
+
 # Controls but for tab and newline, separators of lines, marks of direction, halves of surrogate pairs.
 _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
@@ -15,8 +17,8 @@ _MOST = 1_500
 
 
 def harmless(text: str) -> str:
-    """Spell out what a terminal would act on, or could not show at all."""
-    return _ACTS.sub(_spelled, text)
+    """Spell out what a terminal would act on, or could not show at all; keys that a server repeated are left out."""
+    return _ACTS.sub(_spelled, without_key_values(text))
 
 
 def shortened(text: str) -> str:
@@ -28,7 +30,7 @@ def shortened(text: str) -> str:
 
 def harmless_json(text: str) -> str:
     """The same in JSON, which stays the JSON that it was: such characters occur in strings only."""
-    return _ACTS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _ACTS.sub(lambda found: f"\\u{ord(found[0]):04x}", without_key_values(text))
 
 
 def _spelled(found: re.Match[str]) -> str:

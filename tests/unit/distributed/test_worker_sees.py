@@ -136,7 +136,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MachineError, match="Ray, which is not installed") as caught, cluster.connected("auto"):
         pass
-    assert "pip install 'halfbyte[ray]'" in caught.value.fix
+    assert "pip install 'ray>=2.50', on every machine" in caught.value.fix
 
 
 class NoCluster:

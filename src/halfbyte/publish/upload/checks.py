@@ -14,12 +14,13 @@ from halfbyte.publish import contents
 from halfbyte.publish.contents import CARD, PROVENANCE
 from halfbyte.publish.evidence import NOT_MEASURED, PLACES, Evidence
 from halfbyte.publish.report.visible import visible
-from halfbyte.publish.upload.secrets import Leak, key_variables, local_paths, secrets, telling_host
+from halfbyte.publish.upload.secrets import Leak, local_paths, secrets, telling_host
 from halfbyte.publish.upload.staging import MOST_TEXT_NBYTES, Sent, Staged, is_text, metadata_text
 from halfbyte.publish.verify import Verified
 from halfbyte.source.checkpoint import open_checkpoint
 from halfbyte.source.foreign import plain_bytes
 from halfbyte.terminal.console import Level
+from halfbyte.terminal.keys import key_variables
 from halfbyte.terminal.pasted import pasted
 
 ACCEPT = "ACCEPT"

@@ -5,7 +5,6 @@ A secret is named by its kind and place, never by its value.
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
@@ -28,8 +27,6 @@ SECRETS: Mapping[str, re.Pattern[str]] = {
     ),
     "a password in an address": re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s/:@\"'<>]{1,64}:[^\s/@\"'<>]{3,}@[\w.-]+"),
 }
-_KEY_VARIABLE = re.compile(r"(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
-_SHORTEST_VALUE = 12  # of a variable: shorter ones are words that files have anyway
 _SHORTEST_HOST = 6
 _ORDINARY_HOSTS = frozenset(("localhost", "localhost.localdomain", "halfbyte", "ubuntu", "debian"))
 
@@ -53,12 +50,6 @@ class Leak:
     file: str
     line: int
     what: str
-
-
-def key_variables() -> dict[str, str]:
-    """Return the environment's variables that hold keys, by name."""
-    named = {name: value.strip() for name, value in os.environ.items() if _KEY_VARIABLE.search(name)}
-    return {name: value for name, value in named.items() if len(value) >= _SHORTEST_VALUE and "/" not in value[:1]}
 
 
 def telling_host() -> str | None:

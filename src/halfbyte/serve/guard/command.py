@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from halfbyte.errors import MachineError, UsageError
+from halfbyte.machine.extras import install_extra
 from halfbyte.serve.ports import HOST, held_port
 from halfbyte.terminal.console import Output
 from halfbyte.validate.endpoint import parse_url
@@ -38,7 +39,7 @@ def guard(out: Output, url: str, out_folder: Any, choice: Mapping[str, Any]) -> 
 def needs_aiohttp() -> None:
     """Say at once that an extra is missing."""
     if importlib.util.find_spec("aiohttp") is None:
-        raise MachineError("the guard needs aiohttp", where="--guard", fix="pip install 'halfbyte[guard]'")
+        raise MachineError("the guard needs aiohttp", where="--guard", fix=install_extra("guard"))
 
 
 def _refuse_others(out_folder: Any, choice: Mapping[str, Any], url: str) -> None:

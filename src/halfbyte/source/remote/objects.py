@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from halfbyte.errors import CheckpointError, HalfbyteError, MachineError, UsageError
+from halfbyte.machine.extras import install_extra
 from halfbyte.source.remote.address import UrlAddress
 from halfbyte.source.remote.files import Checksum, Entry
 from halfbyte.source.remote.patience import PassingError
 
 PIECE_NBYTES = 1 << 24  # of one request: as much is asked for again after a cut
-_EXTRAS = {"s3": "halfbyte[s3]", "s3a": "halfbyte[s3]", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
+_S3 = ("s3", "s3a")
+_LIBRARIES = {"gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 _MD5 = re.compile("[0-9a-f]{32}")
 _KEYS = "set its keys in the environment (docs/remote.md), or check that the bucket is yours to read"
 
@@ -106,7 +108,10 @@ def _file_system(address: UrlAddress) -> Any:
     try:
         return fsspec.filesystem(address.scheme)
     except ImportError:
-        fix = f"pip install '{_EXTRAS[address.scheme]}'" if address.scheme in _EXTRAS else "install its fsspec package"
+        library = _LIBRARIES.get(address.scheme)
+        fix = f"pip install {library}" if library else "install its fsspec package"
+        if address.scheme in _S3:
+            fix = install_extra("s3")
         what = f"this machine has no library for {address.scheme}://"
         raise MachineError(what, where=str(address), fix=fix) from None
     except ValueError:

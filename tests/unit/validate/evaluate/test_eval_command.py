@@ -304,4 +304,4 @@ def test_without_lm_eval_the_command_to_install_it_is_said(fake, mini, monkeypat
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
     url, server = fake
     code, _, said = mini(url)
-    assert code == 3 and "pip install 'halfbyte[eval]'" in said and server.asked == []
+    assert code == 3 and "pip install 'lm-eval[api]>=0.4.13' 'scipy>=1.14'" in said and server.asked == []

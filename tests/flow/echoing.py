@@ -1,0 +1,77 @@
+"""A server that throws back what it was told, and what `ps` shows of a command while it runs."""
+
+import subprocess
+import time
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import NamedTuple
+
+TOLD = ("Authorization", "X-Amz-Security-Token")  # the headers that carry keys
+
+
+class Echo(BaseHTTPRequestHandler):
+    """Says what it was sent, under a status, or hangs up."""
+
+    mode = "401"
+    seen: list[str] = []  # noqa: RUF012 - of the class: each test begins a new one
+
+    def _answer(self) -> None:
+        sent = " ".join(self.headers.get(name, "") for name in TOLD).strip()
+        type(self).seen.append(sent)
+        if self.mode == "hang up":
+            self.connection.close()
+            return
+        text = f'{{"error": {{"message": "bad key {sent}", "code": "{sent}"}}, "data": "{sent}"}}'.encode()
+        self.send_response(int(self.mode), f"no {sent}")
+        self.send_header("Content-Type", "application/json")
+        self.send_header("X-Error-Message", f"denied {sent}")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_POST = do_HEAD = do_PUT = do_DELETE = _answer  # noqa: N815 - as http.server calls them
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def command_lines(parent: int) -> list[bytes]:
+    """What `ps` shows of a process, of all that it started, and of all that those did."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    family = {parent}
+    while more := {child for child, above in parents.items() if above in family} - family:
+        family |= more
+    found: list[bytes] = []
+    for pid in family:
+        try:
+            found.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+        except OSError:
+            continue
+    return found
+
+
+class Watched(NamedTuple):
+    """How a command ended, and every command line that it or its children had."""
+
+    code: int | None  # None: it was killed, because it took too long
+    lines: set[bytes]
+
+
+def watch(argv: list[str], environment: dict[str, str], words: Path, seconds: float) -> Watched:
+    """Run a command; what it prints goes into a file."""
+    lines: set[bytes] = set()
+    with words.open("wb") as file:
+        process = subprocess.Popen(argv, env=environment, stdout=file, stderr=file, cwd=words.parent)
+        begin = time.monotonic()
+        while process.poll() is None and time.monotonic() - begin < seconds:
+            lines.update(command_lines(process.pid))
+            time.sleep(0.05)
+        code = process.poll()
+        process.kill()
+        process.wait()
+    return Watched(code, lines)

@@ -1,0 +1,93 @@
+"""Keys of the Hub, of object storage and of servers, while a model is fetched, made, released and published.
+
+The server repeats every key that it is sent. Looked through are stdout and stderr with -v, every file that was written,
+and the command lines of all processes while they run.
+"""
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from echoing import Echo, watch
+from quiet_server import QuietServer
+from release_folder import copy_folder, make_folder, skip_probes
+
+from halfbyte.publish.provenance import write_provenance
+
+REPOSITORY = Path(__file__).parents[2]
+KEY = "sk-canary-4b1d8f0e2a7c9356-of-a-very-long-key"
+TOKEN = "hf_canaryQwErTyUiOpAsDfGhJkLzXcVbNm"
+AWS = "canary+AWS+secret+9f8e7d6c5b4a3210+40chars"
+SESSION = "canary-session-token-a1b2c3d4e5f6a7b8c9d0"
+RECIPE = "kimi-k2.6-nvfp4a16"
+SECONDS = (15, 60)  # publishing tries for minutes
+RELEASE = """
+release:
+  audit: {sample: 1}
+  probe: {budget: 30s}
+  gates: {audit: passed, probe: passed}
+  provenance: true
+  card: true
+  report: true
+  publish: {repo: maker/model}
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture
+def folders(made, tmp_path, monkeypatch):
+    skip_probes(monkeypatch)
+    source, out = copy_folder(made, tmp_path)
+    write_provenance(out, source)
+    shipped = REPOSITORY / "src" / "halfbyte" / "recipes" / f"{RECIPE}.yaml"
+    (tmp_path / "release.yaml").write_text(shipped.read_text(encoding="utf-8") + RELEASE)
+    return tmp_path
+
+
+@pytest.fixture(params=["401", "500", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("200", "hang up"))])
+def echo(request):
+    """A server that repeats what it was told."""
+    handler = type("Handler", (Echo,), {"mode": request.param, "seen": []})
+    server = QuietServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", handler
+    server.shutdown()
+
+
+COMMANDS = {
+    "publish": ("publish", "{at}/out", "maker/model"),
+    "push": ("quantize", "{at}/source", "{at}/new", "-r", RECIPE, "--push", "maker/model"),
+    "hub": ("quantize", "hf://maker/model", "{at}/new", "-r", RECIPE),
+    "s3": ("quantize", "s3://bucket/model", "{at}/new", "-r", RECIPE),
+    "release": ("release", "{at}/source", "{at}/new", "-r", "{at}/release.yaml", "--url", "{url}/v1", "--force"),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_key_is_shown_to_nobody(echo, folders, name):
+    url, handler = echo
+    argv = [word.format(url=url, at=folders) for word in COMMANDS[name]]
+    environment = {
+        **os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "HALFBYTE_API_KEY": KEY, "OPENAI_API_KEY": KEY,
+        "HF_TOKEN": TOKEN, "HF_ENDPOINT": url, "HF_HOME": str(folders / "hub"), "HF_HUB_DOWNLOAD_TIMEOUT": "2",
+        "AWS_ACCESS_KEY_ID": "AKIACANARYCANARY1234", "AWS_SECRET_ACCESS_KEY": AWS, "AWS_SESSION_TOKEN": SESSION,
+        "AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_MAX_ATTEMPTS": "1", "HALFBYTE_CACHE": str(folders / "cache"),
+    }  # fmt: skip
+    done = watch(
+        [sys.executable, "-m", "halfbyte", "-v", *argv], environment, folders / "words.txt", SECONDS[name == "release"]
+    )
+    assert done.code != 0
+    sent = [one for one in (KEY, TOKEN, SESSION) if any(one in heard for heard in handler.seen)]
+    assert sent, "no key was ever sent: nothing is tested"
+    assert len(done.lines) > (1 if name == "release" else 0)
+    for secret in (KEY, TOKEN, AWS, SESSION):
+        for path in (path for path in folders.rglob("*") if path.is_file()):
+            assert secret.encode() not in path.read_bytes(), (path, path.read_bytes().decode(errors="replace")[-1500:])
+        assert not any(secret.encode() in line for line in done.lines)

@@ -1,0 +1,29 @@
+"""What to type where a library is missing works where halfbyte is on no index."""
+
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+
+from halfbyte.machine import extras
+from halfbyte.machine.extras import install_extra
+
+
+@pytest.mark.parametrize(
+    ("extra", "command"),
+    [
+        ("eval", "pip install 'lm-eval[api]>=0.4.13' 'scipy>=1.14' 'statsmodels>=0.14.4'"),
+        ("ray", "pip install 'ray>=2.50'"),
+        ("guard", "pip install 'aiohttp>=3.10'"),
+        ("s3", "pip install 's3fs>=2024.6'"),
+    ],
+)
+def test_the_libraries_themselves_are_named(extra, command):
+    assert install_extra(extra) == command
+
+
+def test_a_source_tree_that_nobody_installed(monkeypatch):
+    def missing(_):
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(extras, "requires", missing)
+    assert install_extra("eval") == "pip install -e '.[eval]' in a checkout of halfbyte"

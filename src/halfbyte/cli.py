@@ -20,6 +20,7 @@ from halfbyte.calibrate.command import calibrate_command
 from halfbyte.compare.command import compare_command
 from halfbyte.distributed.option import ray_option
 from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
+from halfbyte.machine.lack_of_memory import lack_of_memory
 from halfbyte.machine.own_python import distrust_folder
 from halfbyte.prune.command import prune_command
 from halfbyte.publish.card.command import card_command
@@ -388,6 +389,9 @@ def run(argv: Sequence[str]) -> int:
         out.error(MachineError(what, where=str(error.filename or "output"), fix="check the disk and the folder"))
         return MachineError.exit_code
     except Exception as error:
+        if (lack := lack_of_memory(error)) is not None:
+            out.error(lack)
+            return lack.exit_code
         out.trace(error)
         out.error(HalfbyteError("this is a bug in halfbyte", fix="report the traceback above and `halfbyte --version`"))
         return EXIT_BUG

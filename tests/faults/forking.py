@@ -1,7 +1,7 @@
 """A process that has imported all and computed nothing: its children are commands without the seconds before.
 
-`python forking.py` reads one job a line, and answers with two: the process, and how it ended. Each child takes the plan of
-its fault, runs what it is told before the command, and then the command itself.
+`python forking.py` reads one job a line, and answers with the process and how it ended. A child takes the plan
+of its fault, runs what it is told before the command, and then the command itself.
 """
 
 import ctypes

@@ -40,9 +40,9 @@ def test_an_error_of_the_disk(forking, place, undisturbed, tally, tmp_path, name
     operations, side = KINDS[fault]
     folder = out if side == "out" else place / "source"
     counted = forking.run(*words(name, place, out), fault=Fault(folder, operations=operations)).seen
-    for action in (FAIL_ONCE, FAIL_ON) if counted else ():
+    for at in [dice.randint(1, counted)] if counted else []:
         shutil.rmtree(out)
-        at = dice.randint(1, counted)
+        action = dice.choice((FAIL_ONCE, FAIL_ON))
         ended = forking.run(*words(name, place, out), fault=Fault(folder, action, at, operations))
         assert ended.done, "nothing failed"
         tally.injected(fault)

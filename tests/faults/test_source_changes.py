@@ -50,7 +50,9 @@ READS = 60  # of shards, that every command makes; later ones are not sure to co
 @pytest.mark.parametrize("name", WRITING)
 def test_a_shard_that_is_not_left_alone(forking, place, undisturbed, tally, tmp_path, name):
     whole, dice, note = undisturbed(name), random.Random(name), tmp_path / "note"
-    for how in HOW:
+    for how in HOW[
+        WRITING.index(name) % 2 :: 2
+    ]:  # each of them meets two commands that calibrate, or two that need not
         fault, source, out = f"a shard that {how}", tmp_path / "source", tmp_path / "out"
         shutil.copytree(place / "source", source)  # with the times of its files
         settings = json.dumps([how, dice.randint(1, READS), str(source), str(note)])

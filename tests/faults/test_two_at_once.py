@@ -1,4 +1,4 @@
-"""Two processes on one output folder: the second is refused in a sentence and touches nothing; a dead one's lock is none."""
+"""Two processes on one output folder: the second is refused and touches nothing, and a dead one holds no lock."""
 
 import json
 import os

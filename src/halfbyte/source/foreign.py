@@ -37,7 +37,11 @@ def plain_bytes(path: Path, most: int = MOST_NBYTES) -> bytes:
             raise OSError(errno.EINVAL, "it is not a plain file", str(path))
         if about.st_size > most:
             raise OSError(errno.EFBIG, f"it has {about.st_size:,} bytes, more than {most:,}", str(path))
-        found = opened.read(most + 1)  # which may have grown meanwhile
+        found = opened.read(about.st_size + 1)  # memory for what is there, and not for the most that could be
+        if (
+            len(found) > about.st_size
+        ):  # it has grown meanwhile, or is one of the kernel's, which say that they are empty
+            found += opened.read(most + 1 - len(found))
         if len(found) > most:
             raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
         return found

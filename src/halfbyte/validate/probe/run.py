@@ -101,7 +101,7 @@ def probe_endpoint(asked: Asked, out: Output) -> Report:
             raise InterruptedRunError("interrupted", where=str(asked.folder), fix=fix) from None
         if run.gone is None or whom["started"] is None:
             trace.finish()
-        # else it hung and tells when it was started: if it comes to itself, what it has answered need not be asked again
+        # else it hung, and tells when it was started: should it come to itself, its answers need not be asked again
     head: dict[str, Any] = {
         "halfbyte": halfbyte.__version__, "profile": profile.name, "seed": asked.seed, "context": lengths.limit,
         "budget_s": budget_s, "endpoint": ours.as_dict(), "reference": theirs.as_dict() if theirs else None,

@@ -1,0 +1,17 @@
+"""Memory that does not suffice, whoever says so: it is this machine's, or a limit's, and no bug of ours."""
+
+from __future__ import annotations
+
+from halfbyte.errors import MachineError
+
+# How PyTorch, and Python where it starts a thread, say it.
+_WORDS = ("can't allocate memory", "not enough memory", "can't start new thread")
+
+
+def lack_of_memory(error: BaseException) -> MachineError | None:
+    """Return what to tell somebody whose command ended in this error; None where memory is not the reason."""
+    said = isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)
+    if not said and not isinstance(error, MemoryError):
+        return None
+    fix = "free some memory, raise the limit (ulimit -v) or give fewer --threads, then run the same command again"
+    return MachineError("there is not enough memory", where="this machine", fix=fix)

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -91,6 +92,25 @@ def test_one_in_a_round_is_found(soaked, what, monkeypatch):
     assert soaked(what, rounds=10) == {what}
 
 
+_ORPHAN = """
+import os, subprocess, census
+census.LEAVING_S = 0.2
+census.under_keeper()
+subprocess.run(["sh", "-c", "sleep 20 & echo $!"])
+found = census.take_census({}, os.getppid())
+print(found["children"], found["zombies"], found["orphans"])
+"""
+
+
+def test_a_process_whose_parent_has_ended_is_counted():
+    command = [sys.executable, "-c", _ORPHAN]
+    environment = {**os.environ, "PYTHONPATH": str(SOAK)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        orphan, counted = (process.stdout.readline().strip() for _ in range(2))
+        os.kill(int(orphan), signal.SIGKILL)
+    assert counted == "0 0 1"
+
+
 def test_one_in_a_hundred_rounds_is_found():
     counts = [5 + number // 100 for number in range(400)]
     assert judge_count("descriptors", counts[80:]).level == "bad"
@@ -99,7 +119,7 @@ def test_one_in_a_hundred_rounds_is_found():
 def test_what_goes_up_and_comes_down_is_no_leak():
     dice = random.Random(0)
     breathing = [5 + (dice.random() < 0.3) * dice.randrange(9) for _ in range(100)]
-    assert judge_count("shared_files", breathing).level == "good"
+    assert judge_count("shared_files", [*breathing, 14]).level == "good"
 
 
 def test_memory_that_steps_once_and_trembles_is_no_leak_and_a_slope_under_the_tremble_is():

@@ -20,9 +20,9 @@ def test_what_stays_is_not_looked_through_again_and_what_does_not_is_collected()
         kept, loop = [[number] for number in range(10_000)], Loop()
         dropped = weakref.ref(loop)
         del loop
-    young = {id(one) for one in gc.get_objects(generation=0)}
+    old = {id(one) for one in gc.get_objects(generation=2)}
     assert gc.isenabled()
-    assert not young & {id(kept), *map(id, kept)}
+    assert {id(kept), *map(id, kept)} <= old
     assert gc.get_freeze_count() == 0
     gc.collect()
     assert dropped() is None

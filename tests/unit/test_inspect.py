@@ -216,6 +216,12 @@ def test_four_bit_experts_have_nothing_to_gain_and_others_do(pico):
     assert advice("bf16") == advice("fp8-block-k2") == []
 
 
+def test_what_becomes_larger_is_not_called_saved(pico, halfbyte):
+    _, out, _ = halfbyte("inspect", pico("mxfp4_ct"))
+    assert "nvfp4 costs " in out
+    assert "saves -" not in out
+
+
 def test_layers_for_multi_token_prediction_are_not_active(pico):
     checkpoint = open_checkpoint(pico("bf16"))
     fewer = replace(checkpoint, config={**checkpoint.config, "num_hidden_layers": 2, "num_nextn_predict_layers": 1})

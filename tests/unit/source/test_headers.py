@@ -49,6 +49,16 @@ def test_empty_tensors_and_scalars_are_tensors(shard):
     assert read_header(shard, shard.name)["s"].shape == ()
 
 
+def test_tensors_share_their_shapes_and_dtypes(shard):
+    """JSON makes new ones for each, which is a hundred megabytes for half a million tensors."""
+    far = {"dtype": "F32", "shape": [1000, 2000], "data_offsets": [0, 8_000_000]}
+    write(shard, {"a": far, "b": {**far, "data_offsets": [8_000_000, 16_000_000]}}, 16_000_000)
+    first, second = read_header(shard, shard.name).values()
+    assert first.shape == (1000, 2000)
+    assert first.shape is second.shape
+    assert first.dtype is second.dtype
+
+
 BAD = {
     "empty file": (b"", 0, None, "too few for a header"),
     "beyond the file": ({"a": A, "b": B}, 32, 10**6, "the header should have 1,000,000 bytes, but the file has"),
@@ -71,6 +81,8 @@ BAD = {
     "negative shape": ({"a": {**A, "shape": [-2, -3]}}, 24, None, "shape or offsets are not counts"),
     "fractional shape": ({"a": {**A, "shape": [2.0, 3]}}, 24, None, "shape or offsets are not counts"),
     "true as a number": ({"a": {**A, "shape": [True, 6]}}, 24, None, "shape or offsets are not counts"),
+    "empty but wide": ({"a": {"dtype": "F32", "shape": [0, 2**61], "data_offsets": [0, 0]}}, 0, None, "than any file"),
+    "33 dimensions": ({"a": {"dtype": "F32", "shape": [1] * 33, "data_offsets": [0, 4]}}, 4, None, "than any file"),
     "no offsets": ({"a": {"dtype": "F32", "shape": [2, 3]}}, 24, None, "the header entry is incomplete"),
     "three offsets": ({"a": {**A, "data_offsets": [0, 24, 24]}}, 24, None, "the header entry is incomplete"),
     "entry no object": ({"a": 7}, 0, None, "the header entry is incomplete"),

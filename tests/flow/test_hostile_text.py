@@ -13,6 +13,7 @@ from release_folder import copy_folder, make_folder, skip_probes
 
 from halfbyte.publish.provenance import write_provenance
 from halfbyte.serve.engine_log import clean
+from halfbyte.terminal.console import Column, Output
 
 ACTS = "\x1b[2J\x9b31m\u202e\x07\r\n✗ all is well"
 RECIPE = "kimi-k2.6-nvfp4a16"
@@ -97,6 +98,13 @@ def test_words_of_libraries():
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("\\x1b[2J") == 2
     check_answer(0, done.stdout, done.stderr.replace("\n✗", "✗"))
+
+
+def test_rows_of_tables(capsys):
+    Output().table([{"name": f"x{ACTS}"}, {"name": "y"}], (Column("name", "name"),))
+    printed = capsys.readouterr()
+    check_answer(0, printed.out, printed.err)
+    assert len(printed.out.splitlines()) == 3  # a heading and two rows
 
 
 def test_lines_of_a_server():

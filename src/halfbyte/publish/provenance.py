@@ -123,7 +123,8 @@ def of_output(made: Hash) -> dict[str, Any]:
 def as_bytes(record: Record) -> bytes:
     """Return the file's bytes, with the digest of the record."""
     bare = {key: value for key, value in record.items() if key != DIGEST}
-    return (json.dumps({**bare, DIGEST: digest(bare)}, indent=1, ensure_ascii=False) + "\n").encode()
+    text = json.dumps({**bare, DIGEST: digest(bare)}, indent=1, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")  # a file's name need not be UTF-8; JSON spells it the same way
 
 
 def digest(record: Record) -> str:

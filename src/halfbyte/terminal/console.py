@@ -240,7 +240,7 @@ def _cell(value: Any) -> str:
         return f"{value:.2f}"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_cell, value)) or "-"  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    return str(value)
+    return str(value).replace("\n", "\\n")  # a row is a line: a stranger's name begins no other
 
 
 def _print_aligned(cells: Sequence[Sequence[str]], columns: Sequence[Column]) -> None:

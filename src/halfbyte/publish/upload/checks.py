@@ -54,6 +54,7 @@ def before_hashing(out: Path, evidence: Evidence, *, force: bool) -> list[Check]
         *_card(out, evidence),
         _licence(out),
         *_links(out),
+        *_names(out),
         _junk(out),
     ]
 
@@ -236,6 +237,14 @@ def _links(out: Path) -> Iterator[Check]:
             yield Check("bad", f"{name} is a link that leads out of the folder", "put the file itself there")
         elif path.is_dir():
             yield Check("bad", f"{name} is a link to a folder", "put the folder itself there")
+
+
+def _names(out: Path) -> Iterator[Check]:
+    for name in contents.files(out):
+        if contents.kind(name) != "local" and not name.isprintable():
+            yield Check(
+                "bad", f"{name!r} has characters in its name that cannot be shown", "rename it, or take it away"
+            )
 
 
 def _junk(out: Path) -> Check:

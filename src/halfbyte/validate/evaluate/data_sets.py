@@ -25,7 +25,8 @@ def data_hash(loaded: dict[str, Any], where: str) -> str:
         _try_columns(part, rows[0], name, where)
         digest.update(name.encode() + b"\0")
         for row in (*rows, *_shown(part)):
-            digest.update(json.dumps(row, ensure_ascii=False, sort_keys=True, default=str).encode() + b"\n")
+            line = json.dumps(row, ensure_ascii=False, sort_keys=True, default=str) + "\n"
+            digest.update(line.encode("utf-8", "backslashreplace"))
     return digest.hexdigest()
 
 

@@ -30,7 +30,8 @@ class Scope:
 def request_key(scope: Scope, item: tuple[str, int, int], payload: Any) -> str:
     """Return the name of a request: equal names have equal answers, but for a server's own noise."""
     whole = [asdict(scope), list(item), payload]
-    return hashlib.sha256(json.dumps(whole, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    text = json.dumps(whole, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 class Store(Lines):

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tally import FAULT
 
 import halfbyte
 
+TESTS = Path(__file__).parents[1]
 UNDER_FIRE = (
     "faults",
     "unit/validate/test_hung_endpoints.py",

@@ -127,7 +127,11 @@ class Forking:
     def close(self) -> None:
         assert self._server.stdin is not None
         self._server.stdin.close()
-        self._server.wait(30)
+        try:
+            self._server.wait(90)  # a command that still runs is waited for
+        except subprocess.TimeoutExpired:
+            self._server.kill()
+            raise
 
 
 def _text(fault: Fault, shared: Path) -> str:

@@ -2,7 +2,8 @@
 
     python tests/faults/table.py benchmarks/results/fault_injection_MACHINE_YYYYMM
 
-writes NAME.json (counts, machine, date, seconds, versions) and NAME.md (the table), and says how the tests ended.
+writes NAME.json (counts, and of each run machine, date, seconds, versions) and NAME.md (the table), and says how the
+tests ended. With files of tests after the name only these are run: their faults replace those of earlier runs.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
-sys.path.insert(0, str(TESTS))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tally import FAULT
 
 import halfbyte
 
+TESTS = Path(__file__).parents[1]
 UNDER_FIRE = (
     "faults",
     "unit/validate/test_hung_endpoints.py",
@@ -49,36 +50,40 @@ class Counts:
                 found[1] += row["survived"]
 
 
-def main(name: Path) -> int:
-    counts, begin = Counts(), time.monotonic()
-    code = pytest.main(["-q", "-p", "no:xdist", *(str(TESTS / part) for part in UNDER_FIRE)], plugins=[counts])
-    found = {
+def main(name: Path, *files: str) -> int:
+    counts, begin, kept = Counts(), time.monotonic(), name.with_suffix(".json")
+    before = json.loads(kept.read_text(encoding="utf-8")) if files else {"runs": [], "faults": []}
+    code = pytest.main(
+        ["-q", "-p", "no:xdist", *(files or (str(TESTS / part) for part in UNDER_FIRE))], plugins=[counts]
+    )
+    run = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - begin, 1),
         "machine": {"processor": _processor(), "cores": os.cpu_count(), "load": os.getloadavg()},
         "python": platform.python_version(),
         "halfbyte": halfbyte.__version__,
-        "command": "python tests/faults/table.py",
+        "files": [Path(file).name for file in files],
         "tests": counts.outcomes,
-        "faults": [{"fault": fault, "injections": row[0], "survived": row[1]} for fault, row in counts.rows.items()],
     }
-    name.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    rows = {row["fault"]: row for row in before["faults"]}
+    rows |= {fault: {"fault": fault, "injections": n[0], "survived": n[1]} for fault, n in counts.rows.items()}
+    found = {"runs": [*before["runs"], run], "faults": list(rows.values())}
+    kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     name.with_suffix(".md").write_text(_page(found), encoding="utf-8")
     print((name.with_suffix(".md")).read_text(encoding="utf-8"))
     return int(code)
 
 
 def _page(found: dict) -> str:
-    tests = ", ".join(f"{count} {outcome}" for outcome, count in found["tests"].items())
     total = [sum(row[key] for row in found["faults"]) for key in ("injections", "survived")]
     rows = [f"| {row['fault']} | {row['injections']:,} | {row['survived']:,} |" for row in found["faults"]]
     return "\n".join(
         [
             "# Faults injected, and survived",
             "",
-            f"{found['machine']['processor']}, {found['machine']['cores']} cores with a load of "
-            f"{found['machine']['load'][0]:.0f}, {found['date'][:10]}, {found['seconds']:.0f} s; tests: {tests}. "
-            f"`{found['command']}` wrote this page.",
+            "`python tests/faults/table.py` wrote this page; of a fault that several runs injected, the last counts.",
+            "",
+            *(f"- {_line(run)}" for run in found["runs"]),
             "",
             "| fault | injections | survived |",
             "| --- | --- | --- |",
@@ -89,10 +94,16 @@ def _page(found: dict) -> str:
     )
 
 
+def _line(run: dict) -> str:
+    machine, tests = run["machine"], ", ".join(f"{count} {outcome}" for outcome, count in run["tests"].items())
+    where = f"{machine['processor']}, {machine['cores']} cores with a load of {machine['load'][0]:.0f}"
+    return f"{run['date']}, {where}, {' and '.join(run['files']) or 'all'}: tests {tests}, {run['seconds']:.0f} s"
+
+
 def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))

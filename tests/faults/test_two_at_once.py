@@ -20,7 +20,9 @@ def preadv(file, *more):
     reads.append(file)
     if len(reads) == 5:
         Path({here!r}).touch()
-        while not Path({go!r}).exists():
+        for _ in range(6000):  # a minute: a test that fails leaves nobody behind
+            if Path({go!r}).exists():
+                break
             time.sleep(0.01)
     return real(file, *more)
 os.preadv = preadv

@@ -34,18 +34,19 @@ def stage(words: list[str]) -> str:
     return "scripts" if "--write" in words else "source" if "--then" in words else "serve"
 
 
-def write(path: Path, value) -> None:
+def write(path: Path, value, time_ns: int | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(value))
+    if time_ns is not None:
+        os.utime(part, ns=(time_ns, time_ns))
     part.replace(path)
 
 
 def quantize(out: Path) -> None:
     for name in ("model.safetensors", "config.json"):
         if not (out / name).exists():
-            write(out / name, {})
-            os.utime(out / name, (0, 0))  # so that weights are known by the same stamps, whoever made them
+            write(out / name, {}, time_ns=0)  # so that weights are known by the same stamps, whoever made them
     write(out / "halfbyte" / "plan.json", {"fingerprint": "p1", "parts": {}, "shards": {}, "recipe": {}})
 
 

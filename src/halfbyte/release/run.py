@@ -190,7 +190,8 @@ class Release:
             self._end(self._record(stage, "", state="skipped", why=blocked), view)
         elif inside and all(self._is_kept(one, self._key(one)) for one in inside):
             earlier = self.records.earlier(SERVE)
-            record = earlier if earlier and earlier.key == key else None
+            answered = earlier is not None and earlier.key == key and earlier.state in ("done", "kept")
+            record = earlier if answered else None  # one that died in the end has failed, and stays no success
             self.records.keep(record or self._record(stage, key, state="kept", why=_ALL_KEPT))
             view.end(self.records.now[SERVE])
         else:

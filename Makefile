@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 VLLM_READY := $(VENV)/.vllm-ready
-GENERATED := README.md $(addprefix docs/,$(addsuffix .md,cli convert formats pruning speed statistics troubleshooting))
+GENERATED := README.md $(addprefix docs/,$(addsuffix .md,cli convert formats pruning reliability speed statistics troubleshooting))
 
 # pyright comes whole from PyPI (its JavaScript and node itself): it must neither look for updates nor fetch anything.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1

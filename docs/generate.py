@@ -99,6 +99,51 @@ def engine_table() -> str:
     return "\n".join([f"{title.removeprefix('# ')} ({link}):", *lines])
 
 
+def fault_table() -> str:
+    """The faults that tests inject, counted by a run of them, as its own file has it."""
+    newest = max(RESULTS.glob("fault_injection_*.json"), key=lambda path: path.stem[-6:])
+    found = json.loads(newest.read_text())
+    rows = [(row["fault"], f"{row['injections']:,}", f"{row['survived']:,}") for row in found["faults"]]
+    total = [sum(row[key] for row in found["faults"]) for key in ("injections", "survived")]
+    rows.append(("**all**", *(f"**{count:,}**" for count in total)))
+    runs = [
+        f"{run['date'][:10]}, {run['machine']['processor']}, {run['machine']['cores']} cores with a load of "
+        f"{run['machine']['load'][0]:.0f}, {' and '.join(run['files']) or 'all'}: "
+        + ", ".join(f"{count} {outcome}" for outcome, count in run["tests"].items())
+        + f", {run['seconds']:,.0f} s"
+        for run in found["runs"]
+    ]
+    words = f"`python tests/faults/table.py benchmarks/results/{newest.stem}`: {'; '.join(runs)}."
+    return f"{words}\n\n{_markdown(('fault', 'injections', 'survived'), rows)}"
+
+
+def load_table() -> str:
+    """What half a million tensors and large reports cost, as the newest results have it."""
+    headers, report = (
+        json.loads(max(RESULTS.glob(f"{name}_*.json"), key=lambda path: path.stem[-6:]).read_text())
+        for name in ("headers", "report")
+    )
+    rows = [
+        (
+            f"`{row['command']}` of {row['tensors']:,} tensors",
+            f"{row['core_seconds']:.1f}",
+            f"{row['peak_mb']:,.0f} MB",
+            "",
+        )
+        for row in headers["rows"]
+    ]
+    rows += [
+        (
+            f"`report` of {row['layers']} x {row['experts']} experts",
+            f"{row['core_seconds']:.1f}",
+            f"{row['peak_mb']:,.0f} MB",
+            f"{row['nbytes'] / 1e3:,.0f} kB, opens in {min(row['load_seconds']):.2f} to {max(row['load_seconds']):.2f} s",
+        )
+        for row in report["rows"]
+    ]
+    return _markdown(("what", "seconds of a core", "peak", ""), rows)
+
+
 # Rows of the pruning study that docs/pruning.md shows; the others are in the results.
 PRUNING_METHODS = ("reap", "reap_public", "ean", "frequency")
 PRUNING_SHARES = (75, 62, 50, 37)

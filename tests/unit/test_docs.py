@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WRITTEN = ("cli", "convert", "formats", "pruning", "speed", "statistics", "troubleshooting")
+WRITTEN = ("cli", "convert", "formats", "pruning", "reliability", "speed", "statistics", "troubleshooting")
 GENERATED = ["README.md", *(f"docs/{name}.md" for name in WRITTEN)]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 WITH_OUR_COMMANDS = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

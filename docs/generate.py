@@ -123,25 +123,18 @@ def load_table() -> str:
         json.loads(max(RESULTS.glob(f"{name}_*.json"), key=lambda path: path.stem[-6:]).read_text())
         for name in ("headers", "report")
     )
-    rows = [
-        (
-            f"`{row['command']}` of {row['tensors']:,} tensors",
-            f"{row['core_seconds']:.1f}",
-            f"{row['peak_mb']:,.0f} MB",
-            "",
-        )
-        for row in headers["rows"]
-    ]
-    rows += [
-        (
-            f"`report` of {row['layers']} x {row['experts']} experts",
-            f"{row['core_seconds']:.1f}",
-            f"{row['peak_mb']:,.0f} MB",
-            f"{row['nbytes'] / 1e3:,.0f} kB, opens in {min(row['load_seconds']):.2f} to {max(row['load_seconds']):.2f} s",
-        )
-        for row in report["rows"]
-    ]
+    rows: list[tuple[str, ...]] = []
+    for row in headers["rows"]:
+        rows.append((f"`{row['command']}` of {row['tensors']:,} tensors", *_cost(row), ""))
+    for row in report["rows"]:
+        opens = f"opens in {min(row['load_seconds']):.2f} to {max(row['load_seconds']):.2f} s"
+        name = f"`report` of {row['layers']} x {row['experts']} experts"
+        rows.append((name, *_cost(row), f"{row['nbytes'] / 1e3:,.0f} kB, {opens}"))
     return _markdown(("what", "seconds of a core", "peak", ""), rows)
+
+
+def _cost(row: Mapping[str, Any]) -> tuple[str, str]:
+    return f"{row['core_seconds']:.1f}", f"{row['peak_mb']:,.0f} MB"
 
 
 # Rows of the pruning study that docs/pruning.md shows; the others are in the results.

@@ -69,6 +69,14 @@ def test_the_same_files_as_from_a_local_copy(tmp_path, serve_hub, run, kind, cac
     assert len(whole) >= len(shards)
 
 
+def test_what_killed_tasks_of_a_cluster_have_left_goes(tmp_path, hub, run):
+    left = tmp_path / "cache/hf--org--name" / COMMIT / ".tasks/run-1-shard/.parts" / SHARD(2)
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half")
+    assert run(ADDRESS, "remote", "--cache", TIGHT)[0] == 0
+    assert weights_nbytes(tmp_path / "cache") == 0
+
+
 def test_kimi_mini_through_two_shards_of_cache(tmp_path, serve_hub, run):
     serve_hub(MINI)
     assert run(MINI, "local")[0] == 0

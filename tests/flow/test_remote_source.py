@@ -69,6 +69,20 @@ def test_the_same_files_as_from_a_local_copy(tmp_path, serve_hub, run, kind, cac
     assert len(whole) >= len(shards)
 
 
+def test_a_long_address_has_a_folder_too(tmp_path, halfbyte):
+    source = write_pico(tmp_path / ("a" * 150) / ("é" * 75) / "kimi")
+    code, _, words = halfbyte("inspect", f"file://{source}", "--cache-dir", tmp_path / "held")
+    assert code == 0, words
+    (held,) = (tmp_path / "held").iterdir()
+    assert held.name.startswith("file--")
+
+
+def test_an_address_with_one_slash_is_told_of_the_other(halfbyte):
+    code, _, words = halfbyte("inspect", f"hf:/{REPO}")
+    assert code == 2
+    assert "with two slashes: hf://org/name" in words
+
+
 def test_what_killed_tasks_of_a_cluster_have_left_goes(tmp_path, hub, run):
     left = tmp_path / "cache/hf--org--name" / COMMIT / ".tasks/run-1-shard/.parts" / SHARD(2)
     left.parent.mkdir(parents=True)

@@ -20,9 +20,9 @@ import pytest
 TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS))
 
-from tally import FAULT
+from tally import FAULT  # noqa: E402 - beside the tests, not in the package
 
-import halfbyte
+import halfbyte  # noqa: E402
 
 UNDER_FIRE = (
     "faults",

@@ -100,7 +100,7 @@ class Ahead:
         room = max(room - self._shelf.left_nbytes(), 0)
         one_disk = nearest(out).stat().st_dev == self._shelf.folder.stat().st_dev
         refuse_full(out, needed + room * one_disk, reclaimed)
-        return None if one_disk else refuse_full(self._shelf.folder, room)
+        return None if one_disk else refuse_full(self._shelf.folder, room, what_for="the cache (--cache, --cache-dir)")
 
     def stop(self) -> None:
         """Let nobody wait any more for a shard that is fetched."""

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -81,6 +83,24 @@ def test_an_address_with_one_slash_is_told_of_the_other(halfbyte):
     code, _, words = halfbyte("inspect", f"hf:/{REPO}")
     assert code == 2
     assert "with two slashes: hf://org/name" in words
+
+
+def test_a_full_disk_of_the_cache_is_not_said_of_the_output(tmp_path, hub, run, monkeypatch):
+    usage, looked = shutil.disk_usage, []
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        if Path(other).stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("there is one disk only")
+
+        def full(path):
+            looked.append(path)
+            found = usage(path)
+            return found._replace(free=0) if str(path).startswith(other) else found
+
+        monkeypatch.setattr(shutil, "disk_usage", full)
+        code, _, words = run(ADDRESS, "remote", "--cache-dir", other)
+    assert code == 3, words
+    assert len(looked) == 2
+    assert "the cache (--cache, --cache-dir) needs" in words
 
 
 def test_what_killed_tasks_of_a_cluster_have_left_goes(tmp_path, hub, run):

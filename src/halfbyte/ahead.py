@@ -23,6 +23,7 @@ from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.remote.download import PARTS
 from halfbyte.source.remote.patience import Tell
 from halfbyte.source.remote.shelf import Step, Steps
+from halfbyte.source.remote.tasks import sweep
 from halfbyte.terminal.units import size
 from halfbyte.write import write_whole
 
@@ -33,8 +34,10 @@ _BEGIN: Step = ("", None)  # a step before all others: the embedding, which a ca
 class Ahead:
     """Fetches what a run reads before it does; nothing to do for a source that lies in a folder."""
 
-    def __init__(self, checkpoint: Checkpoint, steps: Steps, step_of: Mapping[str, Step]) -> None:
-        self._shelf = checkpoint.remote
+    def __init__(
+        self, checkpoint: Checkpoint, steps: Steps, step_of: Mapping[str, Step], *, fetches: bool = True
+    ) -> None:
+        self._shelf, self._fetches = checkpoint.remote, fetches
         self._steps, self._step_of = steps, step_of
         self._unwritten = Counter(step_of.values())
         if self._shelf is not None:
@@ -59,7 +62,7 @@ class Ahead:
     def of_others(cls, made: Plan, finished: Collection[str]) -> Ahead:
         """Fetch nothing, because others do; refuse a cache that is too small for any of them."""
         cls.of_run(made, finished, by_layer=False, measures=False)
-        return cls(made.checkpoint, [], {})
+        return cls(made.checkpoint, [], {}, fetches=False)
 
     @classmethod
     def of_layers(cls, checkpoint: Checkpoint, shards: Sequence[Collection[str]], embedding: str, first: int) -> Ahead:
@@ -77,6 +80,9 @@ class Ahead:
     def __enter__(self) -> Ahead:
         if self._shelf is not None:
             self._held.enter_context(alone_fetching(self._shelf.folder / PARTS))
+            sweep(self._shelf.folder)
+            if not self._fetches:  # others do, each into a folder of its own: these shards would only take their room
+                self._shelf.forget()
         return self
 
     def __exit__(
@@ -94,7 +100,7 @@ class Ahead:
         room = max(room - self._shelf.left_nbytes(), 0)
         one_disk = nearest(out).stat().st_dev == self._shelf.folder.stat().st_dev
         refuse_full(out, needed + room * one_disk, reclaimed)
-        return None if one_disk else refuse_full(self._shelf.folder, room)
+        return None if one_disk else refuse_full(self._shelf.folder, room, what_for="the cache (--cache, --cache-dir)")
 
     def stop(self) -> None:
         """Let nobody wait any more for a shard that is fetched."""

@@ -121,9 +121,9 @@ def refuse_unwritable(out: Path) -> None:
         raise MachineError("no permission to write here", where=str(existing), fix=fix)
 
 
-def refuse_full(out: Path, needed: int, reclaimed: int = 0) -> None:
+def refuse_full(out: Path, needed: int, reclaimed: int = 0, *, what_for: str = "the output") -> None:
     """Refuse a disk without room for so many bytes; what is reclaimed goes before the first is written."""
     free = shutil.disk_usage(nearest(out)).free + reclaimed
     if free < needed:
-        what = f"the output needs {needed / 1e9:,.1f} GB, the disk has {free / 1e9:,.1f} GB free"
+        what = f"{what_for} needs {needed / 1e9:,.1f} GB, the disk has {free / 1e9:,.1f} GB free"
         raise MachineError(what, where=str(out), fix="free some space, or give a folder on another disk")

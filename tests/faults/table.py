@@ -20,9 +20,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tally import FAULT
+from tally import FAULT  # noqa: E402 - beside the tests, not in the package
 
-import halfbyte
+import halfbyte  # noqa: E402
 
 TESTS = Path(__file__).parents[1]
 UNDER_FIRE = (

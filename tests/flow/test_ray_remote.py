@@ -11,7 +11,7 @@ from range_hub import COMMIT, REPO, Fault, RangeHub
 from ray_cluster import RayCluster, everything
 
 from halfbyte.calibrate.named_files import with_data
-from halfbyte.errors import UsageError
+from halfbyte.errors import InterruptedRunError, UsageError
 from halfbyte.measuring import calibrate
 from halfbyte.pipeline import quantize
 from halfbyte.prune.asked import recipe_of_plan
@@ -117,6 +117,28 @@ def test_a_shard_that_comes_damaged_ends_the_run_which_then_goes_on(tmp_path, so
     hub.faults.clear()
     run("out", load_recipe(MXFP4))
     assert same(tmp_path, source, load_recipe(MXFP4))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_what_is_ended_while_it_fetches_leaves_nothing(tmp_path, source, hub, run, error):
+    last = sorted(source.glob("*.safetensors"))[3].name  # of a layer, which takes the longest
+
+    def stop(progress):
+        if progress.shard.startswith("model") and list((tmp_path / "cache").glob(f"*/{COMMIT}/.tasks/*/.parts/{last}")):
+            raise error
+
+    hub.faults.append(Fault(last, "hang", skip=3, least_nbytes=1 << 15, after_nbytes=1 << 15, times=100))
+    with pytest.raises((InterruptedRunError, ValueError)):
+        run("out", load_recipe(MXFP4), progress=stop)
+    assert not list((tmp_path / "cache").glob(f"*/{COMMIT}/.tasks/*"))
+
+
+def test_what_a_run_on_one_machine_has_left_takes_no_room(tmp_path, source, run):
+    left = open_remote(ADDRESS, Cache(tmp_path / "cache", LIMIT)).root / sorted(source.glob("*.safetensors"))[1].name
+    left.write_bytes(b"of a run that was killed")
+    run("out", load_recipe(MXFP4))
+    assert same(tmp_path, source, load_recipe(MXFP4))
+    assert weights_nbytes(tmp_path / "cache") == 0
 
 
 def test_pruning_and_given_statistics(tmp_path, source, run):

@@ -61,6 +61,17 @@ def test_statistics_are_those_of_a_local_copy(tmp_path, source, hub, calibrate):
     assert f"halfbyte quantize {ADDRESS} OUT" in words + out
 
 
+def test_what_is_damaged_on_purpose_can_be_measured(tmp_path, hub, calibrate):
+    hub.faults.append(once_fetched("wrong", 3, times=2))
+    code, _, words = calibrate(ADDRESS, "remote", "--layers", "3")
+    assert code == 2
+    assert "to use it nevertheless: --no-verify" in words
+    hub.faults.append(once_fetched("wrong", 3, times=1))
+    code, out, words = calibrate(ADDRESS, "remote", "--layers", "3", "--no-verify")
+    assert code == 0, words
+    assert f"halfbyte quantize {ADDRESS} OUT -r {WAFER} --layers 3 --stats" in words + out
+
+
 def test_a_calibration_goes_on_with_the_version_that_it_began_with(tmp_path, source, hub, calibrate):
     assert calibrate(source, "local")[0] == 0
     hub.faults.append(once_fetched("wrong", 3, times=2))

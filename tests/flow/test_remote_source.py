@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -67,6 +69,46 @@ def test_the_same_files_as_from_a_local_copy(tmp_path, serve_hub, run, kind, cac
     assert (origin["address"], origin["version"]) == (ADDRESS, COMMIT)
     whole = [name for name, begin, end in hub.asked if (begin, end) == (0, shards.get(name)) and end > 1 << 14]
     assert len(whole) >= len(shards)
+
+
+def test_a_long_address_has_a_folder_too(tmp_path, halfbyte):
+    source = write_pico(tmp_path / ("a" * 150) / ("é" * 75) / "kimi")
+    code, _, words = halfbyte("inspect", f"file://{source}", "--cache-dir", tmp_path / "held")
+    assert code == 0, words
+    (held,) = (tmp_path / "held").iterdir()
+    assert held.name.startswith("file--")
+
+
+def test_an_address_with_one_slash_is_told_of_the_other(halfbyte):
+    code, _, words = halfbyte("inspect", f"hf:/{REPO}")
+    assert code == 2
+    assert "with two slashes: hf://org/name" in words
+
+
+def test_a_full_disk_of_the_cache_is_not_said_of_the_output(tmp_path, hub, run, monkeypatch):
+    usage, looked = shutil.disk_usage, []
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        if Path(other).stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("there is one disk only")
+
+        def full(path):
+            looked.append(path)
+            found = usage(path)
+            return found._replace(free=0) if str(path).startswith(other) else found
+
+        monkeypatch.setattr(shutil, "disk_usage", full)
+        code, _, words = run(ADDRESS, "remote", "--cache-dir", other)
+    assert code == 3, words
+    assert len(looked) == 2
+    assert "the cache (--cache, --cache-dir) needs" in words
+
+
+def test_what_killed_tasks_of_a_cluster_have_left_goes(tmp_path, hub, run):
+    left = tmp_path / "cache/hf--org--name" / COMMIT / ".tasks/run-1-shard/.parts" / SHARD(2)
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half")
+    assert run(ADDRESS, "remote", "--cache", TIGHT)[0] == 0
+    assert weights_nbytes(tmp_path / "cache") == 0
 
 
 def test_kimi_mini_through_two_shards_of_cache(tmp_path, serve_hub, run):

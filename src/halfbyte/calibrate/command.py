@@ -22,6 +22,8 @@ from halfbyte.terminal.usage import Command
               help="The folder for the statistics.")  # fmt: skip
 @device_options
 @click.option("--threads", type=click.IntRange(1), help="Threads that compute.  [default: cores]")
+@click.option("--verify/--no-verify", default=True, show_default=True,
+              help="Compare what is fetched from an address with its known checksums.")  # fmt: skip
 @cache_options
 @click.pass_obj
 def calibrate_command(out: Output, source: str, folder: Path, threads: int | None, **choice: Any) -> None:
@@ -47,4 +49,5 @@ def calibrate_command(out: Output, source: str, folder: Path, threads: int | Non
             progress=show.steps(bar),
         )
     show.calibration(out, result)
-    out.hint(f"halfbyte quantize {pasted(source)} OUT -r {choice['recipe']} --stats {pasted(folder)}")
+    few = f" --layers {choice['layers']}" if choice["layers"] else ""
+    out.hint(f"halfbyte quantize {pasted(source)} OUT -r {choice['recipe']}{few} --stats {pasted(folder)}")

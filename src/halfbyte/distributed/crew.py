@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,7 +47,7 @@ class Crew:
     def __init__(self, ray: Any, share: Share, say: Callable[[str], None], tidy: Callable[[str], None]) -> None:
         self._ray, self._share, self._say, self._tidy = ray, share, say, tidy
 
-    def each(self, work: Callable[..., Answer], names: Sequence[str], of: Arguments) -> Iterator[tuple[str, Answer]]:
+    def each(self, work: Callable[..., Answer], names: Sequence[str], of: Arguments) -> Generator[tuple[str, Answer]]:
         """Do a task for every name, as many at a time as the cluster can; yield the answers as they come."""
         task = self._ray.remote(work)
         running: dict[Any, _Try] = {}

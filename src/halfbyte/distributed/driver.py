@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from halfbyte import __version__
 from halfbyte.distributed.cluster import Node, connected, nodes
 from halfbyte.distributed.crew import Crew, Share
-from halfbyte.distributed.elsewhere import Elsewhere, elsewhere_of, refuse_small_share, sweep
+from halfbyte.distributed.elsewhere import Elsewhere, elsewhere_of, refuse_small_share
 from halfbyte.distributed.order import Order, owning
 from halfbyte.distributed.worker import SETTLE_SECONDS, Answer, make_shard
 from halfbyte.errors import MachineError
@@ -19,6 +20,7 @@ from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import KEEP
 from halfbyte.run import Means, Runner
 from halfbyte.source.read import Stamps
+from halfbyte.source.remote.tasks import sweep
 from halfbyte.write import PART, WAITING_NBYTES
 
 if TYPE_CHECKING:
@@ -74,13 +76,16 @@ def _make_shards(ray: Any, order: Order, made: Plan, out: Path, runner: Runner, 
     def arguments(shard: str, attempt: int, cpus: int) -> tuple[Any, ...]:
         return kept, shard, attempt, means.threads or _threads(cpus)
 
-    for shard, answer in crew.each(make_shard, list(shards), arguments):
-        _check_there(out / shard, shards[shard].nbytes, answer)
-        assert answer.entry is not None
-        runner.take(answer.entry, answer.node)
-        _tidy(out, shard)
-    if made.checkpoint.remote is not None:
-        sweep(made.checkpoint.remote.folder)
+    try:
+        with contextlib.closing(crew.each(make_shard, list(shards), arguments)) as answers:
+            for shard, answer in answers:
+                _check_there(out / shard, shards[shard].nbytes, answer)
+                assert answer.entry is not None
+                runner.take(answer.entry, answer.node)
+                _tidy(out, shard)
+    finally:  # of tasks that were ended too; those of other machines are removed there, by the next one
+        if made.checkpoint.remote is not None:
+            sweep(made.checkpoint.remote.folder)
 
 
 def _elsewhere(made: Plan, pending: Collection[str], there: list[Node], share: Share) -> Elsewhere | None:

@@ -1,13 +1,11 @@
 """A source that is elsewhere, on many machines: each task fetches what its shard is made of, into a folder of its own.
 
 Small files are shared by all tasks of a machine. Keys do not travel: each machine has its own, where the store's tools
-look for them. What a killed task has left is removed by the next one on that machine: its lock died with it.
+look for them. What a killed task has left is removed by whoever fetches next on that machine: its lock died with it.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
@@ -19,12 +17,10 @@ from halfbyte.errors import UsageError
 from halfbyte.plan.manifest import Plan
 from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.remote.cache import Cache
-from halfbyte.source.remote.download import PARTS
 from halfbyte.source.remote.mirror import open_remote
 from halfbyte.source.remote.shelf import Shelf
+from halfbyte.source.remote.tasks import TASKS, swept
 from halfbyte.terminal.units import size
-
-_TASKS = ".tasks"  # beside the small files: a folder for each task that fetches
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +58,11 @@ def fetching(made: Plan, others: Collection[str], task: str) -> Generator[tuple[
     if shelf is None:
         yield made, Ahead.of_run(made, others, by_layer=False, measures=False)
         return
-    folder = shelf.folder / _TASKS / task
+    folder = shelf.folder / TASKS / task
     own = Shelf(shelf.files, folder, shelf.checksums, shelf.limit_nbytes)
     mine = replace(made, checkpoint=replace(made.checkpoint, remote=own))
     ahead = Ahead.of_run(mine, others, by_layer=False, measures=False)
-    with _nobody_else(shelf.folder):
-        sweep(shelf.folder)
+    with swept(shelf.folder):
         ahead.__enter__()
     try:
         yield mine, ahead
@@ -78,35 +73,6 @@ def fetching(made: Plan, others: Collection[str], task: str) -> Generator[tuple[
         ahead.__exit__(None, None, None)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def sweep(root: Path) -> None:
-    """Remove what tasks have left that do not run any more."""
-    for folder in (root / _TASKS).glob("*"):
-        try:
-            held = os.open(folder / PARTS, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
-            continue
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        except BlockingIOError:
-            pass  # it runs
-        finally:
-            os.close(held)
-
-
-@contextmanager
-def _nobody_else(root: Path) -> Generator[None]:
-    """Let one process at a time look for folders that nobody has locked, or make one and lock it."""
-    (root / _TASKS).mkdir(parents=True, exist_ok=True)
-    held = os.open(root / _TASKS, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(held)
 
 
 def refuse_small_share(made: Plan, finished: Collection[str], source: Elsewhere, tasks: int) -> None:

@@ -25,8 +25,8 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".ms
 _INDICES = (".safetensors.index.json", ".bin.index.json")
 _NO_FOLDER = ("there is no such folder", "check the path")
 _NO_ADDRESS = (
-    "this command reads folders only",
-    "download it: inspect, plan, calibrate, prune, quantize read addresses",
+    "this is no folder, and no address that this command reads",
+    "download it; inspect, plan, calibrate, prune and quantize read addresses, with two slashes: hf://org/name",
 )
 MAX_HEADERS_NBYTES = 400_000_000  # of all shards; half a million tensors have 90 MB
 READERS = 8  # headers are small reads in large files: latency counts, not bandwidth

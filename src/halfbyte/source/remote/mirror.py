@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Generator, Iterator, Mapping
@@ -47,6 +48,7 @@ from halfbyte.write import write_whole
 FIRST_NBYTES = 1024**2  # holds the whole header of a layer of Kimi-K2: mostly one request a shard, at most two
 _IDENTITY = ".identity.json"
 _MAX_SMALL_NBYTES = 2 * 10**9
+_NAME_NBYTES = 200  # of a folder; file systems allow 255, and an object store's path may have a thousand
 _OWNER = "tell its owner, or give another address"
 
 
@@ -57,7 +59,7 @@ def open_remote(address: str, cache: Cache, pin: str | None = None, *, verify: b
     """
     found = parse_address(address)
     files: Files = open_hub(found, pin) if isinstance(found, HubAddress) else open_objects(found)
-    root = cache.folder / files.label / files.pin
+    root = cache.folder / _folder_name(files.label) / files.pin
     with paused():
         _fetch_small(files, root)
         config = _json(files, root, CONFIG)
@@ -72,6 +74,14 @@ def open_remote(address: str, cache: Cache, pin: str | None = None, *, verify: b
         checkpoint = assemble(root, config, index, promised, raw)
     checksums = _checksums(files, root, list(promised)) if verify else {}
     return replace(checkpoint, remote=Shelf(files, root, checksums, cache.limit_nbytes))
+
+
+def _folder_name(label: str) -> str:
+    """Return a label as a file system takes it; of a long one the beginning, and a hash of all of it."""
+    raw = label.encode()
+    if len(raw) <= _NAME_NBYTES:
+        return label
+    return f"{raw[:_NAME_NBYTES].decode(errors='ignore')}-{hashlib.sha256(raw).hexdigest()[:16]}"
 
 
 def remote_identity(checkpoint: Checkpoint, shelf: Shelf, stretches: int, nbytes: int) -> Mapping[str, list[bytes]]:

@@ -115,6 +115,12 @@ class Shelf:
         """Return how much of the disk the shards take that earlier runs have left."""
         return sum(nbytes for _, nbytes in self._leftovers())
 
+    def forget(self) -> None:
+        """Remove what earlier runs have left: nobody will read it here."""
+        with self._changed:
+            for shard, _ in list(self._leftovers()):
+                self._drop(shard)
+
     # What a reader does.
 
     def open(self, shard: str) -> ShelfFile:

@@ -20,9 +20,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tally import FAULT  # noqa: E402 - beside the tests, not in the package
+from tally import FAULT
 
-import halfbyte  # noqa: E402
+import halfbyte
 
 TESTS = Path(__file__).parents[1]
 UNDER_FIRE = (

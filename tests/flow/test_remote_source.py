@@ -159,6 +159,17 @@ def test_a_cache_for_a_folder_is_refused(source, run):
         assert "nothing is fetched from a folder" in words
 
 
+@pytest.mark.parametrize(
+    ("option", "said", "where"),
+    [("--cache=0", "'0' is no number of bytes", "where --cache"), ("--cache-dir=", "it is empty", "--cache-dir")],
+)
+def test_what_is_no_cache_is_refused(run, option, said, where):
+    code, _, words = run(ADDRESS, "out", option)
+    assert code == 2
+    assert said in words
+    assert where in words
+
+
 def test_a_full_disk_is_said_before_anything_is_fetched(tmp_path, hub, run, monkeypatch):
     import shutil
     from collections import namedtuple

@@ -20,9 +20,18 @@ _SIZE = "Hold at most so much of a remote source, as in 60GB.  [default: 60GB]"
 _FOLDER = "Where a remote source is held.  [default: $HALFBYTE_CACHE, or ~/.cache/halfbyte]"
 
 
+class _Folder(click.Path):
+    """A folder that is named: a variable that is not set would be the current one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("it is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def cache_folder_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --cache-dir."""
-    return click.option("--cache-dir", type=click.Path(file_okay=False, path_type=Path), help=_FOLDER)(command)
+    return click.option("--cache-dir", type=_Folder(file_okay=False, path_type=Path), help=_FOLDER)(command)
 
 
 def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +65,7 @@ def chosen_cache(choice: Mapping[str, Any]) -> Cache:
     from halfbyte.source.remote.cache import DEFAULT_CACHE, Cache, default_folder  # noqa: PLC0415 - when it is needed
     from halfbyte.terminal.units import nbytes  # noqa: PLC0415
 
-    return Cache(choice.get("cache_dir") or default_folder(), nbytes(choice.get("cache") or DEFAULT_CACHE))
+    return Cache(choice.get("cache_dir") or default_folder(), nbytes(choice.get("cache") or DEFAULT_CACHE, "--cache"))
 
 
 def chosen_source(source: str, begun: Path | None, choice: Mapping[str, Any]) -> Path | Checkpoint:

@@ -17,12 +17,12 @@ def size(nbytes: int) -> str:
     return f"{nbytes / _SIZES[unit]:,.1f} {unit}"
 
 
-def nbytes(text: str) -> int:
-    """Return the bytes that `24GB`, `80 GiB` or a plain number mean."""
+def nbytes(text: str, where: str = "") -> int:
+    """Return the bytes that `24GB`, `80 GiB` or a plain number mean; `where` is the option that has it."""
     units = {unit.lower(): scale for unit, scale in _SIZES.items()} | {"gib": 1 << 30, "mib": 1 << 20, "": 1, "b": 1}
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text, re.ASCII)
     if match is None or match[2].lower() not in units or not float(match[1]):
-        raise UsageError(f"'{text}' is no amount of memory", fix="write it like 24GB")
+        raise UsageError(f"'{text}' is no number of bytes", where=where, fix="write it like 24GB")
     return int(float(match[1]) * units[match[2].lower()])
 
 

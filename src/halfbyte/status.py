@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from halfbyte.errors import UsageError
 from halfbyte.folders import FOLDER, PLAN, RELEASE, read_plan
@@ -13,6 +13,7 @@ from halfbyte.json_file import json_object
 from halfbyte.pipeline import JOURNAL
 from halfbyte.release.record import read_records
 from halfbyte.source.checkpoint import CONFIG
+from halfbyte.validate.gate import Verdict
 from halfbyte.write import Journal
 
 _MOST = 2**63  # bytes or seconds
@@ -65,7 +66,7 @@ def read_status(out: Path) -> Status:
         whole=len(done) == len(sizes) and (out / CONFIG).is_file(),
         eta_seconds=(nbytes - nbytes_done) / rate if rate else None,
         stages={name: str(record.state) for name, record in read_records(out).items()},
-        verdict=verdict if isinstance(verdict, str) else None,
+        verdict=verdict if verdict in get_args(Verdict) else None,
     )
 
 

@@ -55,6 +55,7 @@ class Output:
         """Show labelled lines; as JSON the value they were made from."""
         if self.as_json:
             return self._json(value)
+        lines = [(label, _cell(text)) for label, text in lines]
         if sys.stdout.isatty():
             self._fancy_facts(lines)
         else:

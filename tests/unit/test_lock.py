@@ -103,7 +103,8 @@ def test_make_installs_locks_first_and_then_only_by_constraints(tmp_path):
 
 
 def test_the_audit_asks_about_both_locks_and_takes_no_silence_for_an_answer():
-    said = subprocess.run(["make", "-n", "audit-deps"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    command = ["make", "--no-print-directory", "-n", "audit-deps"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     words = shlex.split(said.splitlines()[-1])
     assert {"--strict", "--require-hashes", *(str(path.relative_to(ROOT)) for path in LOCKS)} <= set(words)
 

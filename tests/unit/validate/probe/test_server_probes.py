@@ -85,7 +85,9 @@ def test_no_usable_answers_are_an_infrastructure_failure(fault, fake, probe):
     else:
         fake.hangs[""] = 0.5
     found = probe("math", "same-again", timeout_s=0.2)
-    assert {one.verdict for one in found.values()} == {Verdict.BROKEN}
+    assert found["math"].verdict is Verdict.BROKEN
+    # One that does not say hello within the time for a request either is not asked for more.
+    assert found["same-again"].verdict is (Verdict.BROKEN if fault == "fails" else Verdict.SKIPPED)
 
 
 def test_a_server_without_log_probabilities_is_told_and_not_failed(fake, probe):

@@ -213,7 +213,7 @@ def read_stats(path: Path) -> tuple[dict[str, Any], dict[int, LayerStats]]:
         raise UsageError(what, where=str(file), fix="give the OUT of `halfbyte calibrate`")
     try:
         with cast("Any", safetensors).safe_open(file, "np") as opened:
-            about = parsed(cast("dict[str, str]", opened.metadata() or {})[_METADATA])
+            about = parsed(cast("dict[str, str]", opened.metadata() or {})[_METADATA], finite=True)
             digest = about.pop(_SHA256, None)
             tensors: dict[str, NDArray[Any]] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         _refuse_damaged(digest, about, tensors, str(file))

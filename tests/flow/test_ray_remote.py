@@ -1,11 +1,14 @@
 """Runs on a real Ray cluster whose machines fetch the source themselves: the bytes of a local run, each shard once."""
 
+import _thread
 import os
+import threading
+import time
 from collections import Counter
 
 import pytest
 from calibratable import WAFER, small, texts
-from fetching import Watch, weights_nbytes
+from fetching import Watch, weights_nbytes, within
 from pruning import plan_of, some
 from range_hub import COMMIT, REPO, Fault, RangeHub
 from ray_cluster import RayCluster, everything
@@ -119,17 +122,23 @@ def test_a_shard_that_comes_damaged_ends_the_run_which_then_goes_on(tmp_path, so
     assert same(tmp_path, source, load_recipe(MXFP4))
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_what_is_ended_while_it_fetches_leaves_nothing(tmp_path, source, hub, run, error):
-    last = sorted(source.glob("*.safetensors"))[3].name  # of a layer, which takes the longest
+def test_ctrl_c_while_shards_come_leaves_nothing(tmp_path, hub, run):
+    hub.faults.append(Fault("model-", "slow", times=10**6, seconds=0.05, least_nbytes=1 << 15))
+    seen = []
 
-    def stop(progress):
-        if progress.shard.startswith("model") and list((tmp_path / "cache").glob(f"*/{COMMIT}/.tasks/*/.parts/{last}")):
-            raise error
+    def interrupt():
+        end = time.monotonic() + 60
+        while not seen and time.monotonic() < end:
+            seen.extend((tmp_path / "cache").glob(f"*/{COMMIT}/.tasks/*/.parts/model*"))
+            time.sleep(0.01)
+        _thread.interrupt_main()
 
-    hub.faults.append(Fault(last, "hang", skip=3, least_nbytes=1 << 15, after_nbytes=1 << 15, times=100))
-    with pytest.raises((InterruptedRunError, ValueError)):
-        run("out", load_recipe(MXFP4), progress=stop)
+    watcher = threading.Thread(target=interrupt)
+    watcher.start()
+    with within(150), pytest.raises(InterruptedRunError):
+        run("out", load_recipe(MXFP4))
+    watcher.join()
+    assert seen
     assert not list((tmp_path / "cache").glob(f"*/{COMMIT}/.tasks/*"))
 
 

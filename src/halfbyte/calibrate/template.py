@@ -63,9 +63,11 @@ class TemplateProcess:
             writes.flush()
         except OSError:
             raise TemplateError("its process has ended") from None
+        waiting = select.poll()  # which, unlike select, also takes descriptors above 1,023
+        waiting.register(reads, select.POLLIN)
         found = b""
         while not found.endswith(b"\n"):
-            if not select.select([reads], [], [], seconds)[0]:
+            if not waiting.poll(seconds * 1000):
                 self._end()
                 raise TemplateError(f"it does not end within {seconds:.0f} s")
             piece = os.read(reads.fileno(), 1 << 20)

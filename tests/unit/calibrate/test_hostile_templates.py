@@ -1,6 +1,7 @@
 """A chat template is a stranger's program: it reaches nothing, and whatever it does, it comes to an end."""
 
 import os
+import resource
 
 import pytest
 from attacks.bounds import within
@@ -85,3 +86,15 @@ def test_a_process_ends_with_its_template(load):
     del loaded
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_run_that_has_a_thousand_files_open(load):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], min(4096, before[1])), before[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert load("{{ messages[0].content }}").text(HELLO) == "hello"
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -4,6 +4,7 @@ import os
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from pico import write_pico
 from tally import Tally
 
@@ -15,6 +16,9 @@ calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", calm, derandomize=True, database=None)
 settings.register_profile("search", calm, max_examples=int(os.environ.get("HALFBYTE_EXAMPLES", "2000")))
 settings.load_profile("search" if "HALFBYTE_EXAMPLES" in os.environ else "same")
+if "HALFBYTE_EXAMPLES" not in os.environ and hasattr(providers, "_get_local_constants"):
+    # It also draws constants from the source of all modules that are imported by then: other tests would decide.
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 @pytest.fixture

@@ -217,6 +217,7 @@ def read_stats(path: Path) -> tuple[dict[str, Any], dict[int, LayerStats]]:
             digest = about.pop(_SHA256, None)
             tensors: dict[str, NDArray[Any]] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         _refuse_damaged(digest, about, tensors, str(file))
+        _refuse_odd(about)
         by_layer: dict[int, dict[str, NDArray[Any]]] = {}
         for name, array in tensors.items():
             _, layer, rest = name.split(".", 2)
@@ -234,6 +235,15 @@ def stats_sha256(about: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) 
         digest.update(f"\n{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+def _refuse_odd(about: Mapping[str, Any]) -> None:
+    """Whoever uses the record trusts these kinds; what only an earlier version leaves out is said elsewhere."""
+    for key, kind in (("source", str), ("config", str), ("domains", dict)):
+        if not isinstance(about.get(key, kind()), kind):
+            raise ValueError(f"their '{key}' is damaged")
+    if "domains" not in about:
+        raise ValueError("they do not say what they were measured on")
 
 
 def _refuse_damaged(

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "flow")]
 
-from calibratable import DECART, WAFER, arguments, small, texts  # noqa: E402 - beside the tests
+from calibratable import DECART, UNSERVED_RELEASE, WAFER, arguments, small, texts  # noqa: E402 - beside the tests
 from release_runner import made  # noqa: E402
 
 from halfbyte import cli  # noqa: E402
@@ -35,15 +35,6 @@ from halfbyte.terminal.console import Output  # noqa: E402
 
 FAKE_ENGINE = ROOT / "tests" / "flow" / "fake_engine.py"
 RECIPE = ROOT / "src" / "halfbyte" / "recipes" / "kimi-k2.6-nvfp4a16.yaml"
-RELEASE_BLOCK = """
-release:
-  audit: {{sample: 2}}
-  compare: {{data: ["news={data}"], samples: 6, length: 24}}
-  gates: {{audit: passed, compare: {{max_kl: 5.0}}}}
-  provenance: true
-  card: true
-  report: true
-"""
 FAKE_BLOCK = {
     "audit": {"sample": 2},
     "compare": {"data": ["a=a.jsonl"], "samples": 4},
@@ -73,7 +64,7 @@ class Rounds:
         self.source = small(root / "source", experts=8)
         self.data = texts(root / "texts.jsonl")
         self.recipe = root / "release.yaml"
-        block = RELEASE_BLOCK.format(data=self.data)
+        block = UNSERVED_RELEASE.format(data=self.data)
         self.recipe.write_text(RECIPE.read_text(encoding="utf-8") + block, encoding="utf-8")
         self.recipes: Sequence[Sequence[str]] = (
             ("-r", "kimi-k2.6-mxfp4-wafer"),

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from calibratable import WAFER, small, texts
+from calibratable import UNSERVED_RELEASE, WAFER, small, texts
 
 from halfbyte.recipe.load import recipe_text
 
@@ -18,15 +18,6 @@ pytestmark = pytest.mark.slow  # stages are processes that import all they need:
 KILLS = 12
 FAULT = "SIGKILL in release as it is typed"
 SOURCES = Path(__file__).parents[2] / "src"
-BLOCK = """
-release:
-  audit: {{sample: 2}}
-  compare: {{data: ["news={data}"], samples: 6, length: 24}}
-  gates: {{audit: passed, compare: {{max_kl: 5.0}}}}
-  provenance: true
-  card: true
-  report: true
-"""
 COMMAND = [sys.executable, "-P", "-m", "halfbyte"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
 
@@ -36,7 +27,7 @@ def words(tmp_path):
     """The command of a release of a calibrated recipe, without its output folder."""
     data = texts(tmp_path / "texts.jsonl") or tmp_path / "texts.jsonl"
     recipe = tmp_path / "release.yaml"
-    recipe.write_text(recipe_text(WAFER).partition("\nrelease:")[0] + BLOCK.format(data=data))
+    recipe.write_text(recipe_text(WAFER).partition("\nrelease:")[0] + UNSERVED_RELEASE.format(data=data))
     source = small(tmp_path / "source", experts=8)
     given = ["--data", f"news={data}", "--samples", "6", "--set", "calibrate.sequence_length=24"]
     return lambda out: ["release", str(source), str(out), "-r", str(recipe), *given]

@@ -19,6 +19,16 @@ REPOSITORY = Path(__file__).parents[2]
 END = "<|end|>"
 WAFER, DECART, NVIDIA = "kimi-k2.6-nvfp4-wafer", "kimi-k2.7-code-nvfp4-decart", "kimi-k2.6-nvfp4-nvidia"
 SHORT = "calibrate.sequence_length=24"
+# Of a recipe: every stage that needs no server.
+UNSERVED_RELEASE = """
+release:
+  audit: {{sample: 2}}
+  compare: {{data: ["news={data}"], samples: 6, length: 24}}
+  gates: {{audit: passed, compare: {{max_kl: 5.0}}}}
+  provenance: true
+  card: true
+  report: true
+"""
 # A process that has imported all and computed nothing, so that its children are the command without the seconds before.
 _LAUNCHER = """
 import json, os, sys

@@ -1,10 +1,15 @@
 """A server that throws back what it was told, and what `ps` shows of a command while it runs."""
 
 import subprocess
+import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import NamedTuple
+
+from quiet_server import QuietServer
 
 TOLD = ("Authorization", "X-Amz-Security-Token")  # the headers that carry keys
 
@@ -33,6 +38,16 @@ class Echo(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
+
+
+@contextmanager
+def echoing(mode: str) -> Generator[tuple[str, type[Echo]]]:
+    """Give the address of a server that repeats what it was told, and what has seen it."""
+    handler = type("Handler", (Echo,), {"mode": mode, "seen": []})
+    server = QuietServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", handler
+    server.shutdown()
 
 
 def command_lines(parent: int) -> list[bytes]:

@@ -5,12 +5,10 @@ The server throws them back at us in every way that servers have, and the comman
 
 import os
 import sys
-import threading
 from pathlib import Path
 
 import pytest
-from echoing import Echo, watch
-from quiet_server import QuietServer
+from echoing import echoing, watch
 
 REPOSITORY = Path(__file__).parents[2]
 KEY = "sk-canary-4b1d8f0e2a7c9356-of-a-very-long-key"
@@ -20,11 +18,8 @@ TOKEN = "hf_canaryQwErTyUiOpAsDfGhJkLzXcVbNm"
 @pytest.fixture(params=["401", "500", "200", "hang up"])
 def echo(request):
     """A server that repeats what it was told."""
-    handler = type("Handler", (Echo,), {"mode": request.param, "seen": []})
-    server = QuietServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", handler
-    server.shutdown()
+    with echoing(request.param) as served:
+        yield served
 
 
 COMMANDS = {

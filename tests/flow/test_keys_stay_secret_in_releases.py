@@ -6,12 +6,10 @@ and the command lines of all processes while they run.
 
 import os
 import sys
-import threading
 from pathlib import Path
 
 import pytest
-from echoing import Echo, watch
-from quiet_server import QuietServer
+from echoing import echoing, watch
 from release_folder import copy_folder, make_folder, skip_probes
 
 from halfbyte.publish.provenance import write_provenance
@@ -53,11 +51,8 @@ def folders(made, tmp_path, monkeypatch):
 @pytest.fixture(params=["401", "500", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("200", "hang up"))])
 def echo(request):
     """A server that repeats what it was told."""
-    handler = type("Handler", (Echo,), {"mode": request.param, "seen": []})
-    server = QuietServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", handler
-    server.shutdown()
+    with echoing(request.param) as served:
+        yield served
 
 
 COMMANDS = {

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from halfbyte.errors import MachineError
 
-# How PyTorch, its oneDNN, and Python where it starts a thread or makes a lock, say it.
-_WORDS = (
-    "can't allocate memory", "not enough memory", "could not create a primitive", "can't start new thread",
-    "can't allocate lock",
-)  # fmt: skip
+# How PyTorch, its oneDNN, and Python where it makes a lock or starts a thread, say it.
+_WORDS = ("can't allocate", "not enough memory", "could not create a primitive", "can't start new thread")
 
 
 def lack_of_memory(error: BaseException) -> MachineError | None:

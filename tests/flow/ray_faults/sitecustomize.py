@@ -11,10 +11,12 @@ import importlib.machinery
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
 FOLDER = os.environ.get("HALFBYTE_TEST_FAULTS")
+ONE_BY_ONE = threading.Lock()  # two threads of a process must not take two kills: it dies once
 
 
 def taken(kind):
@@ -34,8 +36,10 @@ def at_fault(name):
     slow = Path(FOLDER) / "slow"
     if slow.exists():
         time.sleep(float(slow.read_text() or 0))
-    if taken("kill"):
-        os.kill(os.getpid(), signal.SIGKILL)
+    with ONE_BY_ONE:
+        if taken("kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)  # until it has died
     if taken("memory"):
         raise MemoryError("nothing left")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from halfbyte.errors import MachineError
 
-# How PyTorch, its oneDNN, and Python where it makes a lock or starts a thread, say it.
-_WORDS = ("can't allocate", "not enough memory", "could not create a primitive", "can't start new thread")
+# How C++, PyTorch, its oneDNN, and Python where it makes a lock or starts a thread, say it.
+_WORDS = (
+    "std::bad_alloc", "can't allocate", "not enough memory", "could not create a primitive", "can't start new thread",
+)  # fmt: skip
 
 
 def lack_of_memory(error: BaseException) -> MachineError | None:

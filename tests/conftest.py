@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from pico import write_pico
 from tally import Tally
+from told_at_once import ToldAtOnce
 
 from halfbyte import cli, forward  # noqa: F401 - forward says which instructions oneDNN may use, before any product
 
@@ -19,6 +20,16 @@ settings.load_profile("search" if "HALFBYTE_EXAMPLES" in os.environ else "same")
 if "HALFBYTE_EXAMPLES" not in os.environ and hasattr(providers, "_get_local_constants"):
     # It also draws constants from the source of all modules that are imported by then: other tests would decide.
     providers._get_local_constants = lambda: providers._local_constants
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(ToldAtOnce(config))
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("slow") or item.get_closest_marker("live"):
+            item.add_marker(pytest.mark.timeout(0))  # hours are nothing there
 
 
 @pytest.fixture

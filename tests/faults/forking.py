@@ -1,6 +1,6 @@
 """A process that has imported all and computed nothing: its children are commands without the seconds before.
 
-`python forking.py` reads one job a line, and answers with the process and how it ended. A child takes the plan
+`python forking.py` reads one job a line, and answers "started PROCESS" and "ended CODE". A child takes the plan
 of its fault, runs what it is told before the command, and then the command itself.
 """
 
@@ -60,11 +60,11 @@ def main() -> None:
         pid = os.fork()
         if not pid:
             child(job)
-        print(pid, flush=True)
+        print("started", pid, flush=True)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if job["learn"]:
             import_all(Path(job["learn"]).read_text().splitlines())
-        print(code, flush=True)
+        print("ended", code, flush=True)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,12 @@ import errno
 import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,9 +68,22 @@ class Job:
     def words(self) -> str:
         return self._words.read_text(encoding="utf-8", errors="replace") if self._words.exists() else ""
 
+    def stop(self) -> None:
+        """Let all its threads stand still; what it holds, it still holds."""
+        os.kill(self.pid, signal.SIGSTOP)
+        while any(_state(thread) != "T" for thread in Path(f"/proc/{self.pid}/task").iterdir()):
+            time.sleep(0.001)
+
+    def kill(self) -> Ended:
+        """End it as SIGKILL does, if it has not ended by itself."""
+        if self.ended is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        return self.wait()
+
     def wait(self) -> Ended:
         if self.ended is None:
-            code = self._forking.number()
+            code = self._forking.answer("ended")
             seen, done, _, what = struct.unpack("3q496s", self._shared.read_bytes())
             self.ended = Ended(code, self.words(), seen, done, what.split(b"\0")[0].decode())
         return self.ended
@@ -92,11 +108,14 @@ class Forking:
         )
         self._learned: set[str] = set()
         self._started = 0
+        self._last: Job | None = None
 
     def start(
         self, *argv: object, fault: Fault | None = None, before: str = "", release=None, **environment: str
     ) -> Job:
         """Start a command. `before` is Python that its process runs first; `release` are a release's arguments."""
+        if self._last is not None:
+            self._last.kill()  # a test that failed may have left it, and its answers are not those of the next one
         # A file for each command: what is left of the last one may still look at its own.
         self._started += 1
         shared, words = self._folder / f"shared-{self._started}", self._folder / "words.txt"
@@ -117,25 +136,37 @@ class Forking:
         assert self._server.stdin is not None
         self._server.stdin.write(json.dumps(job) + "\n")
         self._server.stdin.flush()
-        return Job(self.number(), self, shared, words)
+        self._last = Job(self.answer("started"), self, shared, words)
+        return self._last
 
     def run(self, *argv: object, **how) -> Ended:
         """Run a command to its end."""
         return self.start(*argv, **how).wait()
 
-    def number(self) -> int:
-        """Return the next number that the process says."""
+    def answer(self, expected: str) -> int:
+        """Return the number of the next answer, which must be about what is expected: a code is no process."""
         assert self._server.stdout is not None
-        return int(self._server.stdout.readline())
+        about, number = self._server.stdout.readline().split()
+        assert about == expected, f"{about} {number}, where it should say what has {expected}"
+        return int(number)
 
     def close(self) -> None:
         assert self._server.stdin is not None
+        if self._last is not None:
+            self._last.kill()
         self._server.stdin.close()
         try:
-            self._server.wait(90)  # a command that still runs is waited for
+            self._server.wait(90)
         except subprocess.TimeoutExpired:
             self._server.kill()
             raise
+
+
+def _state(thread: Path) -> str:
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "T"  # it ended before
 
 
 def _text(fault: Fault, shared: Path) -> str:

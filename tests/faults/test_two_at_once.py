@@ -1,7 +1,6 @@
 """Two processes on one output folder: the second is refused and touches nothing, and a dead one holds no lock."""
 
 import json
-import os
 import signal
 import time
 
@@ -50,14 +49,14 @@ def test_the_second_is_refused_and_the_first_goes_on(forking, place, undisturbed
     waits = WAITS.format(here=str(here), go=str(go))
     first = forking.start(*command, before=waits)
     soon(here.exists)
+    first.stop()  # one thread waits, and others may still write what was read before
     before = seen(out)
     with tally.one(REFUSED):
         code, _, said = halfbyte(*command)
         assert (code, said.splitlines()[0]) == (2, "✗ another run is writing into this folder"), said
         assert len(said.splitlines()) == 3
         assert seen(out) == before
-        os.kill(first.pid, signal.SIGKILL)
-        assert first.wait().code == -signal.SIGKILL
+        assert first.kill().code == -signal.SIGKILL
     with tally.one(DEAD):
         go.touch()
         ended = forking.run(*command, before=waits)
@@ -74,13 +73,13 @@ def test_a_second_release_is_refused(forking, capsys, tally, tmp_path):
     arguments = [str(source), str(out), json.dumps(BLOCK), "{}"]
     first = forking.start(release=arguments, HALFBYTE_FAKE=str(say))
     soon(lambda: "audit" in ((say / "ran").read_text() if (say / "ran").exists() else ""))
+    first.stop()
     before = seen(out)
     with tally.one(REFUSED):
         assert release(*arguments) == 2
         assert capsys.readouterr().err.startswith("✗ another run is writing into this folder")
         assert seen(out) == before
-        os.kill(first.pid, signal.SIGKILL)
-        first.wait()
+        first.kill()
     (say / "slow-audit").unlink()
     with tally.one(DEAD):
         ended = forking.run(release=arguments, HALFBYTE_FAKE=str(say))

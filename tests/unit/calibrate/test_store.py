@@ -10,7 +10,7 @@ from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.calibrate.store import Store, read_stats, refuse_other, stats_sha256
 from halfbyte.errors import MachineError, UsageError
 
-ABOUT = {"version": 1, "source": "abc", "rows": [4, 8]}
+ABOUT = {"version": 1, "source": "abc", "domains": {"prose": 8}, "rows": [4, 8]}
 LAYERS = 3
 
 
@@ -40,11 +40,11 @@ def finish(store):
     store.finish()
 
 
-def write_stats(path, tensors):
+def write_stats(path, tensors, about=ABOUT):
     """Write statistics whose checksum is right."""
     import safetensors.numpy
 
-    said = json.dumps({**ABOUT, "sha256": stats_sha256(ABOUT, tensors)})
+    said = json.dumps({**about, "sha256": stats_sha256(about, tensors)})
     path.write_bytes(safetensors.numpy.save(tensors, {"halfbyte": said}))
 
 
@@ -254,6 +254,29 @@ def test_statistics_without_a_checksum_are_measured_again(finished):
     path, tensors = finished
     path.write_bytes(safetensors.numpy.save(tensors, {"halfbyte": json.dumps(ABOUT)}))
     with pytest.raises(UsageError, match=r"have no checksum.*measure again"):
+        read_stats(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"source": ["abc"]}, "their 'source' is damaged"),
+        ({"config": 1}, "their 'config' is damaged"),
+        ({"domains": "prose"}, "their 'domains' is damaged"),
+        ({"domains": None}, "their 'domains' is damaged"),
+    ],
+)
+def test_a_record_of_other_kinds_is_refused(finished, change, what):
+    path, tensors = finished
+    write_stats(path, tensors, {**ABOUT, **change})
+    with pytest.raises(UsageError, match=f"no statistics of halfbyte's: {what}"):
+        read_stats(path)
+
+
+def test_a_record_that_does_not_say_what_was_measured_is_refused(finished):
+    path, tensors = finished
+    write_stats(path, tensors, {key: value for key, value in ABOUT.items() if key != "domains"})
+    with pytest.raises(UsageError, match="do not say what they were measured on"):
         read_stats(path)
 
 

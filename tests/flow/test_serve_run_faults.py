@@ -25,7 +25,7 @@ from halfbyte.serve.then import then_shell
 from halfbyte.terminal.console import Output
 
 FAKE = Path(__file__).parent / "fake_engine.py"
-SOON_S = 8
+SOON_S = 30  # a machine may be busy; nothing waits for it otherwise
 QUICK = {"patience": 0.1}  # these engines have nothing to tidy up
 # What `halfbyte serve --run` does, without a checkpoint.
 RUNNER = """

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from halfbyte.ahead import Ahead
 from halfbyte.errors import UsageError
+from halfbyte.folders import refuse_full
 from halfbyte.plan.manifest import Plan
 from halfbyte.source.checkpoint import Checkpoint
 from halfbyte.source.remote.cache import Cache
@@ -65,6 +66,7 @@ def fetching(made: Plan, others: Collection[str], task: str) -> Generator[tuple[
     with swept(shelf.folder):
         ahead.__enter__()
     try:
+        refuse_full(shelf.folder, ahead.largest_nbytes, what_for="the cache (--cache, --cache-dir) of a task")
         yield mine, ahead
     except BaseException as error:
         ahead.__exit__(type(error), error, error.__traceback__)

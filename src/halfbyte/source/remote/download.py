@@ -54,7 +54,7 @@ def download(
         part.replace(target)
         sync_folder(target.parent)
     except OSError as error:
-        raise disk_error(error, folder, "what has arrived and finished shards") from None
+        raise disk_error(error, folder) from None
     seconds = max(time.monotonic() - begin, 1e-9)
     proof = f"{checksum.name} right" if checksum else "size right, no checksum known"
     came = f"{size(fetched)} at {size(int(fetched / seconds))}/s" if fetched else "was here already"

@@ -51,7 +51,7 @@ def patiently(
             tries, since = (tries + 1, since) if at - since < _ENOUGH_NBYTES else (1, at)
             if tries >= TRIES:
                 what = f"'{name}' cannot be read: {error.what} ({TRIES} times, at {size(at)} of {size(end)})"
-                fix = "check the network, then run the same command again: what has arrived is kept"
+                fix = "check the network, then run the same command again: it goes on"
                 raise MachineError(what, where=files.where, fix=fix) from None
             seconds = min(error.wait_s if error.wait_s is not None else FIRST_WAIT_S * 2 ** (tries - 1), MOST_WAIT_S)
             if tell is not None:

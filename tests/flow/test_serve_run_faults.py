@@ -64,14 +64,14 @@ class Run:
         return [int(number) for number in found.groups()]
 
     def nothing_is_left(self) -> bool:
-        soon(lambda: not any(map(lives, self.processes())), f"one of {self.processes()} is left")
+        soon(lambda: not any(map(lives, self.processes())), lambda: f"one of {self.processes()} is left")
         return listener_on(self.port) is None
 
 
-def soon(true, otherwise: str = "") -> None:
+def soon(true, otherwise=lambda: "") -> None:
     end = time.monotonic() + SOON_S
     while not true():
-        assert time.monotonic() < end, otherwise
+        assert time.monotonic() < end, otherwise()
         time.sleep(0.02)
 
 
@@ -141,7 +141,7 @@ HANDED_ON = (
 def test_what_was_handed_the_url_ends_with_halfbyte(engine, tmp_path, command, number, code):
     run, pid = engine(), tmp_path / "pid"
     runner = run.apart(command.format(pid=pid))
-    soon(lambda: pid.exists() and pid.read_text().strip())
+    soon(lambda: pid.exists() and pid.read_text().strip(), lambda: run.said.read_text() + run.log.read_text())
     runner.send_signal(number)
     assert runner.wait(SOON_S) == code
     soon(lambda: not lives(int(pid.read_text())))

@@ -337,10 +337,10 @@ def test_a_stranger_beside_the_engine_is_seen(engine, stranger):
     run = engine("shares")
     process = EngineProcess(run.command, os.environ, run.log, **QUICK)
     soon(lambda: healthy(run.url))
-    assert own_listener(run.port, process.processes()) is True
+    assert own_listener(run.port, process.processes) is True
     stranger(run.port)
     with pytest.raises(MachineError, match="another server listens"):
-        own_listener(run.port, process.processes())
+        own_listener(run.port, process.processes)
     process.stop()
 
 
@@ -348,7 +348,13 @@ def test_who_only_looks_whether_the_port_is_free_is_no_stranger(engine, monkeypa
     run = engine()
     looks = socket.create_server(("127.0.0.1", run.port))
     monkeypatch.setattr("halfbyte.serve.ports.time.sleep", lambda _seconds: looks.close())
-    assert own_listener(run.port, []) is False
+    assert own_listener(run.port, list) is False
+
+
+def test_a_process_of_ours_that_has_just_begun_is_no_stranger(engine):
+    run, found = engine(), iter([[], [os.getpid()]])
+    with socket.create_server(("127.0.0.1", run.port)):
+        assert own_listener(run.port, lambda: next(found)) is True
 
 
 @pytest.mark.parametrize("model", ["theirs", "fake"])

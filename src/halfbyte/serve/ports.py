@@ -12,7 +12,7 @@ import errno
 import socket
 import sys
 import time
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from pathlib import Path
 
 from halfbyte.errors import MachineError, UsageError
@@ -107,22 +107,27 @@ def listening_process(port: int) -> Path | None:
     return _process_with(_listening_sockets(port) or set())
 
 
-def own_listener(port: int, own: Collection[int]) -> bool | None:
-    """Return whether one of these processes listens on a port; None where /proc cannot tell.
+def own_listener(port: int, own: Callable[[], Collection[int]]) -> bool | None:
+    """Return whether one of the processes that `own` finds listens on a port; None where /proc cannot tell.
 
     A process that is none of them and listens there is a MachineError.
     """
     sockets = _listening_sockets(port)
     if not sockets:
         return None if sockets is None else False
-    held = {name for process in own for name in _files(Path(f"/proc/{process}"))}
+    held = _sockets_of(own())
     strange = sockets - held
-    if strange:  # one that only looks whether the port is free is gone at once
+    if strange:  # one that only looks whether the port is free is gone at once, and our own may have only just begun
         time.sleep(STAYS_S)
-        strange &= _listening_sockets(port) or set()
+        held |= _sockets_of(own())
+        strange = (strange & (_listening_sockets(port) or set())) - held
     if strange:
         raise taken(port, _named(_process_with(strange)))
     return bool(sockets & held)
+
+
+def _sockets_of(processes: Collection[int]) -> set[str]:
+    return {name for process in processes for name in _files(Path(f"/proc/{process}"))}
 
 
 def taken(port: int, who: str | None = None) -> MachineError:

@@ -99,7 +99,7 @@ def wait_until_healthy(
 def _answers(engine: EngineProcess, url: str, served_name: str) -> bool:
     """Return whether the engine itself answers that it is well: anybody can listen on a port and say so."""
     port = urlsplit(url).port or 80
-    own = own_listener(port, engine.processes())
+    own = own_listener(port, engine.processes)
     if own is None and healthy(url):  # no /proc: its model's name must do
         if served_name not in served_models(url):
             raise taken(port)

@@ -386,9 +386,9 @@ def run(argv: Sequence[str]) -> int:
         _write_nowhere(sys.stdout)
         return EXIT_BROKEN_PIPE
     except OSError as error:  # a full disk under stdout, a folder that went away
-        what = f"cannot go on: {error.strerror or error}"
+        what, where = f"cannot go on: {error.strerror or error}", str(error.filename or "output")
         _write_nowhere(sys.stdout)
-        out.error(MachineError(what, where=str(error.filename or "output"), fix="check the disk and the folder"))
+        out.error(lack_of_memory(error) or MachineError(what, where=where, fix="check the disk and the folder"))
         return MachineError.exit_code
     except Exception as error:
         if (lack := lack_of_memory(error)) is not None:

@@ -13,6 +13,7 @@ from halfbyte.ahead import FETCHED, refuse_other_version, write_origin
 from halfbyte.calibrate.store import ABOUT
 from halfbyte.errors import InterruptedRunError, UsageError
 from halfbyte.folders import alone_measuring, has_whole_files, refuse_nested, without_parts
+from halfbyte.machine.address_space import refuse_few_addresses
 from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import describe
 from halfbyte.plan.manifest import refuse_more_layers
@@ -57,6 +58,7 @@ def calibrate(  # noqa: PLR0913 - keyword-only, and none of the options decides 
     if recipe.calibrate is None:
         fix = "use a recipe that calibrates, such as kimi-k2.6-nvfp4-nvidia"
         raise UsageError(f"recipe '{recipe.name}' has no data to measure on", where="-r", fix=fix)
+    refuse_few_addresses(0, threads, measures=True)
     checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
     model = describe(checkpoint)
     refuse_other_config(checkpoint, model)

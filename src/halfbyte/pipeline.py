@@ -30,6 +30,7 @@ from halfbyte.folders import (
 )
 from halfbyte.known_source import VERIFIED, md5_count, refuse_other_weights, verified_count
 from halfbyte.known_source import verify_source as verify_shards
+from halfbyte.machine.address_space import refuse_few_addresses
 from halfbyte.models.declared import refuse_other_config
 from halfbyte.models.model import describe
 from halfbyte.numerics.blas import one_blas_thread
@@ -37,7 +38,7 @@ from halfbyte.passes import Work, run_pending
 from halfbyte.plan.ignore_list import refuse_misread
 from halfbyte.plan.manifest import Plan, make_plan, refuse_nothing_to_prune, refuse_other_plan
 from halfbyte.plan.pruned import Kept, kept_digest
-from halfbyte.plan.summary import by_role
+from halfbyte.plan.summary import by_role, peak_memory_nbytes
 from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
 from halfbyte.prune.plan_file import PrunePlan, write_prune_plan
 from halfbyte.prune.record import carry
@@ -122,7 +123,9 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     """
     begin, means = time.monotonic(), Means(threads, device, device_memory, ray)
     refuse_nested(source if isinstance(source, Path) else source.root, out)
+    refuse_few_addresses(0, threads, measures=recipe.calibrate is not None and stats is None)
     made = plan(source, recipe, layers=layers)
+    refuse_few_addresses(peak_memory_nbytes(made, threads) if ray is None else 0, threads, measures=False)
     _check_asked(made, planned, stats, prune_plan, means, pushes=push is not None)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
     seen, weights = source_stamps(made.checkpoint), identity(made.checkpoint)  # in this order: a change between counts

@@ -80,9 +80,11 @@ def prune_command(out: Output, source: str, out_folder: Path | None, **choice: A
     """
     from halfbyte import show  # noqa: PLC0415 - `halfbyte --help` stays instant
     from halfbyte.folders import FOLDER  # noqa: PLC0415
+    from halfbyte.machine.address_space import refuse_few_addresses  # noqa: PLC0415
     from halfbyte.pipeline import quantize  # noqa: PLC0415
     from halfbyte.prune import asked, decide, list_files  # noqa: PLC0415
 
+    refuse_few_addresses(0, choice["threads"], measures=False)  # reading a source has threads too
     asked.refuse_contradictions(choice, out_folder)
     given = chosen_source(source, out_folder / FOLDER if out_folder else None, choice)
     list_files.refuse_to_replace(choice, given if isinstance(given, Path) else given.root)

@@ -11,9 +11,8 @@ from halfbyte.machine.address_space import addresses_left
 _WORDS = (
     "std::bad_alloc", "can't allocate", "not enough memory", "could not create a primitive", "can't start new thread",
 )  # fmt: skip
-_LIBRARY = (
-    "shared object"  # libc's words and llvmlite's: what cannot be loaded under a limit is too large for it
-)
+# libc's words and llvmlite's: a library that cannot be loaded under a limit is too large for it.
+_LIBRARY = "shared object"
 
 
 def lack_of_memory(error: BaseException) -> MachineError | None:

@@ -122,10 +122,8 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     A plan that was made before (`planned`) is refused where it is not the one that is made now.
     """
     begin, means = time.monotonic(), Means(threads, device, device_memory, ray)
-    refuse_nested(source if isinstance(source, Path) else source.root, out)
-    refuse_few_addresses(0, threads, measures=recipe.calibrate is not None and stats is None)
+    _check_before(source, out, threads, measures=recipe.calibrate is not None and stats is None)
     made = plan(source, recipe, layers=layers)
-    refuse_few_addresses(peak_memory_nbytes(made, threads) if ray is None else 0, threads, measures=False)
     _check_asked(made, planned, stats, prune_plan, means, pushes=push is not None)
     others = made.checkpoint.other_files()  # what cannot be copied is said now, not after the last shard
     seen, weights = source_stamps(made.checkpoint), identity(made.checkpoint)  # in this order: a change between counts
@@ -188,6 +186,12 @@ def _ahead(made: Plan, finished: Mapping[str, str], measured: Statistics | None,
     measures = measured is not None and measured.file is None
     by_layer = measures or not means.on_cpu or (measured is not None and made.recipe.quantize is not None)
     return Ahead.of_run(made, finished, by_layer=by_layer, measures=measures)
+
+
+def _check_before(source: Path | Checkpoint, out: Path, threads: int | None, *, measures: bool) -> None:
+    """Refuse folders in each other, and a limit of addresses that even a small run may not survive."""
+    refuse_nested(source if isinstance(source, Path) else source.root, out)
+    refuse_few_addresses(0, threads, measures=measures)
 
 
 def _check_asked(
@@ -266,6 +270,8 @@ def _check_device(made: Plan, measured: Statistics | None, means: Means) -> None
         from halfbyte.distributed.asked import refuse_measuring_elsewhere  # noqa: PLC0415
 
         refuse_measuring_elsewhere(made)
+    if means.ray is None:
+        refuse_few_addresses(peak_memory_nbytes(made, means.threads), means.threads, measures=False)
     if means.on_cpu:
         return
     from halfbyte.cuda.start import check_device, devices_of  # noqa: PLC0415 - only those who have one pay for it

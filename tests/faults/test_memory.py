@@ -6,6 +6,7 @@ import pytest
 from commands import WRITING, words
 from wreck import contents, files, refuse_torn
 
+from halfbyte.numerics.chunks import run_threads
 from halfbyte.terminal.units import size
 
 LIMIT = """
@@ -25,7 +26,7 @@ def hungry(*given):
 run.apply = hungry
 """
 MEGABYTES = (1, 6, 16, 32, 64, 256, 900)
-ENOUGH = 1 << 31  # more than such a small run is said to need
+ENOUGH = (1 << 31) + run_threads() * (72 << 20)  # little more than such a small run is said to need
 FAULT, IN_WORKER = "too little address space (RLIMIT_AS)", "MemoryError in a worker thread"
 
 
@@ -46,6 +47,16 @@ def test_too_few_addresses_are_said_before_anything_is_written(forking, place, u
         assert ended.code == 0, ended.words
         assert contents(out) == whole
         shutil.rmtree(out)
+
+
+def test_what_jobs_hold_counts(forking, place, tally, tmp_path):
+    command = [*words("quantize", place, tmp_path / "out"), "--threads", "2"]
+    with tally.one(
+        FAULT
+    ):  # enough for the libraries and two threads, which is 1.2 GB; shards that wait may have 0.3 GB
+        ended = forking.run(*command, before=LIMIT.format(more=1300 << 20))
+        assert (ended.code, ended.words.startswith("✗ this run may need 1.5 GB")) == (3, True), ended.words
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["quantize", "calibrated quantize"])

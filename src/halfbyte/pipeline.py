@@ -129,7 +129,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, and none of the options decides a
     seen, weights = source_stamps(made.checkpoint), identity(made.checkpoint)  # in this order: a change between counts
     measured = _statistics(made, out, weights, stats, device, prune_plan)
     made, pruned = _with_experts(made, measured, weights, prune_plan)
-    _check_device(made, measured, means)
+    _check_machine(made, measured, means)
     _check_folder(out, made, measured)
     journal = Journal(out / FOLDER / JOURNAL)
     finished = _verified(out, made, journal, push)
@@ -265,7 +265,8 @@ def _arithmetic(made: Plan) -> AbstractContextManager[None]:
     return one_blas_thread() if compensates else nullcontext()
 
 
-def _check_device(made: Plan, measured: Statistics | None, means: Means) -> None:
+def _check_machine(made: Plan, measured: Statistics | None, means: Means) -> None:
+    """Refuse what the machines at hand cannot do: measure elsewhere, hold so much, compute on such a device."""
     if means.ray is not None and measured is not None and measured.file is None:
         from halfbyte.distributed.asked import refuse_measuring_elsewhere  # noqa: PLC0415
 

@@ -28,7 +28,7 @@ def built(folder: Path) -> Path | None:
     if compiler is None:
         return None
     library = folder / "faults.so"
-    words = [compiler, "-O1", "-Wall", "-shared", "-fPIC", "-o", library, HERE / "faults.c", "-ldl"]
+    words = [compiler, "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, HERE / "faults.c", "-ldl"]
     subprocess.run(words, check=True)
     return library
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -52,19 +51,3 @@ def weights_nbytes(folder):
             with contextlib.suppress(FileNotFoundError):
                 total += (Path(inner) / name).stat().st_size if name.endswith(".safetensors") else 0
     return total
-
-
-@contextlib.contextmanager
-def within(seconds):
-    """Nobody waits for ever: what takes longer ends with an error."""
-
-    def end(*_):
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)

@@ -7,8 +7,9 @@ import time
 from collections import Counter
 
 import pytest
+from attacks.bounds import within
 from calibratable import WAFER, small, texts
-from fetching import Watch, weights_nbytes, within
+from fetching import Watch, weights_nbytes
 from pruning import plan_of, some
 from range_hub import COMMIT, REPO, Fault, RangeHub
 from ray_cluster import RayCluster, everything

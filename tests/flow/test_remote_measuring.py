@@ -4,8 +4,9 @@ import json
 import re
 
 import pytest
+from attacks.bounds import within
 from calibratable import SHORT, WAFER, small, texts
-from fetching import Watch, everything, weights_nbytes, within
+from fetching import Watch, everything, weights_nbytes
 from range_hub import COMMIT, OTHER_COMMIT, REPO, Fault
 
 from halfbyte.source.remote import shelf

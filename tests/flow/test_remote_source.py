@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from attacks.bounds import within
 from calibratable import SHORT, small, texts
 from calibratable import WAFER as CALIBRATED
-from fetching import Watch, everything, weights_nbytes, within
+from fetching import Watch, everything, weights_nbytes
 from pico import write_pico
 from range_hub import COMMIT, OTHER_COMMIT, REPO, Fault
 

@@ -1,7 +1,8 @@
 """A limit of addresses (`ulimit -v`, or a scheduler's): what is left of it is looked at before any work begins.
 
 Where they run out in the middle, Python cannot even hand an error from one thread to another: of 150 runs that had 1 to
-83 MB left, 8 waited for ever for a thread that was gone, and 26 were ended by a library without a word (docs/log.md).
+83 MB left, 7 waited for ever for a thread that was gone, and 14 were ended by a library without a word. That, and what
+runs need, is measured by benchmarks/starved_runs.py.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from halfbyte.errors import MachineError
 from halfbyte.numerics.chunks import run_threads
 from halfbyte.terminal.units import size
 
-_LIBRARIES_NBYTES = 1 << 30  # what is still to be loaded and compiled: 0.5 GB on two cores
-_PYTORCH_NBYTES = 5 << 29  # 1.3 GB with what it starts
+_LIBRARIES_NBYTES = 1 << 30  # what is still to be loaded and compiled: 0.4 GB on two cores
+_PYTORCH_NBYTES = 5 << 29  # 1.2 to 1.4 GB with what it starts
 _THREAD_NBYTES = 72 << 20  # its stack, and what malloc sets apart for it
 
 

@@ -31,7 +31,7 @@ from bench_engine import watch_memory
 from bench_numerics import ROOT, cpu_model
 from synth import KIMI_K26, replace, write_layers
 
-from halfbyte.numerics.chunks import usable_cores
+from halfbyte.machine.cores import usable_cores
 
 RECIPE = "kimi-k2.6-nvfp4-wafer"
 MINI, ARTICLES = ROOT / "models/kimi-mini", ROOT / "data/calibration/articles.jsonl"
@@ -51,14 +51,14 @@ sys.path.insert(0, "tests/unit/forward")
 torch.set_num_threads(1)
 which, source, samples = sys.argv[1], sys.argv[2], int(sys.argv[3])
 from pathlib import Path
-from halfbyte.calibrate.named_files import with_data
+from halfbyte.calibrate.local_data import with_data
 from halfbyte.calibrate.stream import Stream, prepare
 from halfbyte.forward.weights import Weights
-from halfbyte.models.model import describe
+from halfbyte.families.model import describe
 from halfbyte.recipe.load import load_recipe
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.source.hold import HoldingReader
-from halfbyte.source.identity import identity
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.checkpoint.caching_reader import HoldingReader
+from halfbyte.checkpoint.identity import identity
 checkpoint = open_checkpoint(Path(source))
 model = describe(checkpoint)
 recipe = with_data(load_recipe("kimi-k2.6-nvfp4-wafer"), ["news=data/calibration/articles.jsonl"], samples)

@@ -24,14 +24,14 @@ import torch
 import triton
 import triton.language as tl
 
-from halfbyte.numerics.codec import amax, decode, encode
-from halfbyte.numerics.cpu import bf16_blocks, int4_blocks
-from halfbyte.numerics.encoded import Encoded
-from halfbyte.numerics.gpu import activations, fp8, mxfp4, nvfp4
-from halfbyte.numerics.gpu import amax as gpu_amax
-from halfbyte.numerics.gpu import decode as gpu_decode
-from halfbyte.numerics.gpu.device import bits_of, f32_of, quotient_of
-from halfbyte.numerics.reference import nvfp4 as reference
+from halfbyte.formats.codec import amax, decode, encode
+from halfbyte.formats.cpu import bf16_blocks, int4_blocks
+from halfbyte.formats.encoded import Encoded
+from halfbyte.formats.gpu import activations, fp8, mxfp4, nvfp4
+from halfbyte.formats.gpu import amax as gpu_amax
+from halfbyte.formats.gpu import decode as gpu_decode
+from halfbyte.formats.gpu.device import bits_of, f32_of, quotient_of
+from halfbyte.formats.reference import nvfp4 as reference
 
 EXPERTS = 384
 SHAPES = {"gate": (2048, 7168), "up": (2048, 7168), "down": (7168, 2048)}
@@ -438,6 +438,8 @@ def main():
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--warm", action="store_true", help="compile the CPU codec and stop")
     options = parser.parse_args()
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)  # before any work
     if options.small:
         small()
         return

@@ -25,11 +25,11 @@ import numpy as np
 import torch
 import triton
 
-from halfbyte.numerics.codec import amax, encode
-from halfbyte.numerics.encoded import Encoded, Quality
-from halfbyte.numerics.gpu import sweep
-from halfbyte.numerics.reference import int4
-from halfbyte.numerics.reference.floats import f32_to_bf16
+from halfbyte.formats.codec import amax, encode
+from halfbyte.formats.encoded import Encoded, Quality
+from halfbyte.formats.gpu import sweep
+from halfbyte.formats.reference import int4
+from halfbyte.formats.reference.floats import f32_to_bf16
 
 EXPERTS, INTO, OUT_OF = 384, (2048, 7168), (7168, 2048)
 DEVICE = "cuda"
@@ -345,6 +345,7 @@ def main() -> None:
     parser.add_argument("--cpu-seconds", type=float, default=60, help="for the comparison on INT4; half of it on BF16")
     parser.add_argument("--experts", type=int, default=EXPERTS)
     args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)  # before any work
     checked = check_hostile()
     for name, one in checked.items():
         print(f"{name:24} {one}")

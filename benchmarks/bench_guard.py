@@ -19,7 +19,7 @@ from pathlib import Path
 
 from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 
-from halfbyte.serve.guard.proxy import Guard
+from halfbyte.serve.loop_proxy.proxy import Guard
 
 RESULTS = Path(__file__).parent / "results" / "guard_202611"
 PAUSE_S, CHUNKS, STREAMS = 0.02, 200, (1, 16, 64)

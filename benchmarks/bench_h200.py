@@ -31,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from h200_table import table  # pyright: ignore[reportImplicitRelativeImport]
 from synth import KIMI_K26, write_headers, write_layers  # pyright: ignore[reportImplicitRelativeImport]
 
-from halfbyte.pipeline import quantize
-from halfbyte.terminal.units import nbytes
-from halfbyte.write import ShardFile
+from halfbyte.checkpoint.atomic_write import ShardFile
+from halfbyte.engine.pipeline import quantize
+from halfbyte.ui.units import nbytes
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "models" / "kimi-mini"
@@ -41,9 +41,9 @@ VOCABULARY = 8192  # kimi-mini's tokens have numbers below this; a whole embeddi
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tiktoken.model", "chat_template.jinja")
 DISK = "disk"
 RECIPES = {
-    "max": ("kimi-k2.6-nvfp4-nvidia", []),
-    "mse": ("kimi-k2.6-nvfp4-nvidia", ["quantize.scales=mse"]),
-    DISK: ("kimi-k2.6-nvfp4-nvidia", []),
+    "max": ("kimi-k2.6-nvfp4-nvidia", ["quantize.scales=max"]),
+    "mse": ("kimi-k2.6-nvfp4-nvidia", []),
+    DISK: ("kimi-k2.6-nvfp4-nvidia", ["quantize.scales=max"]),
 }
 RUNS = "max,max again,mse,mse again,max 24GB"
 
@@ -64,8 +64,8 @@ def make_source(folder: Path, layers: int, experts: int, *, holes: bool = False)
 
 def write_plans(plans: Path, layers: int, experts: int, samples: int) -> None:
     """Write the plan of each run; only headers decide it."""
-    from halfbyte.calibrate.named_files import with_data
-    from halfbyte.pipeline import plan
+    from halfbyte.calibrate.local_data import with_data
+    from halfbyte.engine.pipeline import plan
     from halfbyte.recipe.load import load_recipe
 
     plans.mkdir(parents=True, exist_ok=True)
@@ -140,8 +140,8 @@ class Writing:
 
 def timed(source: Path, out: Path, plan_file: Path, device_memory: int | None) -> dict[str, Any]:
     """Run a plan on the GPU; return seconds of layers and of each kind of work, and memory."""
-    from halfbyte.cuda import start
-    from halfbyte.plan.file import read_plan_file
+    from halfbyte.engine.backends.cuda import setup as start
+    from halfbyte.plan.plan_file import read_plan_file
 
     ends: list[tuple[str, float]] = []
     passes: list[Any] = []
@@ -272,13 +272,13 @@ def main() -> None:
     parser.add_argument("--device-memory", type=nbytes, help="as in 24GB: what the pass may take of the GPU")
     parser.add_argument("--one", nargs=2, type=Path, metavar=("SRC", "OUT"), help="run the one plan, print JSON")
     given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)  # before any work
     if given.one:
         print(json.dumps(timed(*given.one, given.plans, given.device_memory)))
         return
     if given.write_plans:
         write_plans(given.plans, given.layers, given.experts, given.samples)
         return
-    given.out.mkdir(parents=True, exist_ok=True)
     bench = Bench(given)
     bench.decode()
     bench.in_memory()
@@ -315,7 +315,7 @@ class Bench:
         """A layer's experts to BF16, one after the other as the forward asks for them; elsewhere part of `experts`."""
         import torch
 
-        from halfbyte.numerics.gpu.decode import int4_to_bf16
+        from halfbyte.formats.gpu.decode import int4_to_bf16
 
         n, k = KIMI_K26.expert_width, KIMI_K26.width
         stacks = [

@@ -31,7 +31,7 @@ MODELS: Mapping[str, Callable[[Path], dict[str, int]]] = {"k2.6": write_headers,
 _COMMAND = """
 import sys
 from pathlib import Path
-from halfbyte.cli import run
+from halfbyte.cli.main import run
 code = run(sys.argv[1:])
 print("peak", Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 sys.exit(code)
@@ -101,6 +101,8 @@ def main() -> None:
     parser.add_argument("--only", choices=MODELS, help="one model")
     parser.add_argument("-o", "--output", type=Path, help="the result's file")
     given = parser.parse_args()
+    if given.output:
+        given.output.parent.mkdir(parents=True, exist_ok=True)  # before any work
     today = datetime.datetime.now(tz=datetime.timezone.utc)
     output = given.output or ROOT / f"benchmarks/results/headers_{given.machine}_{today:%Y%m}.json"
     chosen = {given.only: MODELS[given.only]} if given.only else MODELS

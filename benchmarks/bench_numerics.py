@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from halfbyte.numerics.chunks import usable_cores
-from halfbyte.numerics.codec import decode, encode
-from halfbyte.numerics.encoded import Encoded
+from halfbyte.formats.codec import decode, encode
+from halfbyte.formats.encoded import Encoded
+from halfbyte.machine.cores import usable_cores
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "golden"))
@@ -166,6 +166,7 @@ def main():
     )
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)  # before any work
     result = measure(options.peers)
     result["date"] = datetime.date.today().isoformat()
     result["command"] = "benchmarks/bench_numerics.py" + (" --peers .golden-envs" if options.peers else "")

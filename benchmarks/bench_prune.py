@@ -20,9 +20,9 @@ from bench_engine import COPIES, copy, forget, rate, size, timed
 from bench_numerics import cpu_model, save
 from synth import KIMI_K26, replace, write_layers
 
-from halfbyte.numerics.chunks import usable_cores
-from halfbyte.prune.plan_file import LayerChoice, PrunePlan, write_prune_plan
-from halfbyte.prune.router import RouterShape
+from halfbyte.machine.cores import usable_cores
+from halfbyte.plan.prune_plan import LayerChoice, PrunePlan, write_prune_plan
+from halfbyte.plan.pruned_router import RouterShape
 
 PRUNE, ROUNDS = "prune", 3
 

@@ -23,16 +23,16 @@ from typing import Any
 
 from training import make_sets, mixture
 
-from halfbyte.calibrate.named_files import with_data
-from halfbyte.calibrate.vocabulary import load_vocabulary
-from halfbyte.compare.answers import answers
+from halfbyte.calibrate.local_data import with_data
+from halfbyte.calibrate.tokenizer import load_vocabulary
+from halfbyte.compare.answer_tokens import answers
+from halfbyte.compare.models import open_side
 from halfbyte.compare.report import Report, kl_ratio
-from halfbyte.compare.sides import open_side
 from halfbyte.compare.stream import compare_many
 from halfbyte.compare.tokens import rows_of
-from halfbyte.measuring import calibrate
-from halfbyte.numerics.chunks import usable_cores
-from halfbyte.pipeline import quantize
+from halfbyte.engine.calibrate import calibrate
+from halfbyte.engine.pipeline import quantize
+from halfbyte.machine.cores import usable_cores
 from halfbyte.recipe.load import load_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -129,6 +129,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run only what has this in its name, and the baseline")
     parser.add_argument("--out", type=Path, help="a folder for quality_kimi-mini_YYYYMM.{json,md}")
     given = parser.parse_args()
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)  # before any work
     given.work.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     made = make(given.work, given.samples)

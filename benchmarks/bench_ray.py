@@ -53,7 +53,7 @@ def main() -> None:
     given = parser.parse_args()
     from pico import write_pico
 
-    from halfbyte.pipeline import plan, quantize
+    from halfbyte.engine.pipeline import plan, quantize
     from halfbyte.recipe.load import load_recipe
 
     recipe = load_recipe(RECIPE)

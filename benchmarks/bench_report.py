@@ -74,6 +74,8 @@ def main() -> None:
     parser.add_argument("--pictures", type=Path, help="a folder for PNG files of the pages")
     parser.add_argument("-o", "--output", type=Path, help="the result's file")
     given = parser.parse_args()
+    if given.output:
+        given.output.parent.mkdir(parents=True, exist_ok=True)  # before any work
     today = datetime.datetime.now(tz=datetime.timezone.utc)
     output = given.output or ROOT / f"benchmarks/results/report_{given.machine}_{today:%Y%m}.json"
     program = find_chromium()

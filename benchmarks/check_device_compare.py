@@ -76,8 +76,8 @@ def recipe() -> Any:
 
 def make(source: Path, work: Path, device: str) -> tuple[Path, bool]:
     """Make the checkpoint; return it, and whether its statistics are those that are measured alone."""
-    from halfbyte.measuring import calibrate
-    from halfbyte.pipeline import quantize
+    from halfbyte.engine.calibrate import calibrate
+    from halfbyte.engine.pipeline import quantize
 
     begin = time.perf_counter()
     quantize(source, work / "out", recipe(), device=device, verify_source=False)
@@ -95,10 +95,10 @@ def compared(source: Path, other: Path, rows: Any, device: str, how: dict[str, s
     """Return what a comparison finds, and a line about its time and memory."""
     import torch
 
-    from halfbyte.compare.sides import open_side
+    from halfbyte.compare.cuda_memory import needs
+    from halfbyte.compare.models import open_side
     from halfbyte.compare.stream import ROWS, compare
-    from halfbyte.cuda.compare_memory import needs
-    from halfbyte.numerics.chunks import usable_cores
+    from halfbyte.machine.cores import usable_cores
 
     gpu = device == "cuda"
     if gpu:
@@ -159,8 +159,8 @@ def main() -> None:
         os.environ["TRITON_INTERPRET"] = "1"
     for name in [name for name in CASES if given.only and name != given.only]:
         del CASES[name]
-    from halfbyte.calibrate.rows import make_rows
-    from halfbyte.calibrate.vocabulary import load_vocabulary
+    from halfbyte.calibrate.token_rows import make_rows
+    from halfbyte.calibrate.tokenizer import load_vocabulary
 
     rows = make_rows(texts(given.samples, given.length, "packed"), load_vocabulary(given.source), None)
     work = Path(tempfile.mkdtemp(prefix="device-compare-"))

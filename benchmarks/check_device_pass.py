@@ -27,11 +27,12 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "flow")]
 KINDS = ("int4-k2.6", "int4-g64", "fp8-block-k2", "bf16", "nvfp4", "mxfp4")
 RECIPES = {
-    "max": ("kimi-k2.6-nvfp4-nvidia", []),
+    "max": ("kimi-k2.6-nvfp4-nvidia", ["quantize.scales=max"]),
     "mse": ("kimi-k2.7-code-nvfp4-decart", []),
     "wafer": ("kimi-k2.6-nvfp4-wafer", ["shards=1MB"]),
-    "packed": ("kimi-k2.6-nvfp4-nvidia", ["calibrate.rows=packed"]),
+    "packed": ("kimi-k2.6-nvfp4-nvidia", ["calibrate.rows=packed", "quantize.scales=max"]),
     "mxfp4": ("kimi-k2.6-mxfp4-wafer", []),
+    "fixed": ("kimi-k2.7-code-nvfp4-nvidia", []),
 }
 SHAPE = {"layers": 3, "experts": 8, "hidden": 256, "expert_width": 192}
 
@@ -40,11 +41,11 @@ def write(cases: Path, samples: int) -> None:
     """Write sources, texts and plans."""
     from calibratable import small, texts
 
-    from halfbyte.calibrate.named_files import with_data
-    from halfbyte.models.model import describe
-    from halfbyte.pipeline import plan
+    from halfbyte.calibrate.local_data import with_data
+    from halfbyte.checkpoint.folder import open_checkpoint
+    from halfbyte.engine.pipeline import plan
+    from halfbyte.families.model import describe
     from halfbyte.recipe.load import load_recipe
-    from halfbyte.source.checkpoint import open_checkpoint
 
     shutil.rmtree(cases, ignore_errors=True)
     for kind in KINDS:
@@ -91,9 +92,9 @@ def distance(ours: Path, theirs: Path) -> str:
 
 def check(case: Path, plan: Path, work: Path, device: str) -> list[str]:
     """Return the files that differ."""
-    from halfbyte.measuring import calibrate
-    from halfbyte.pipeline import quantize
-    from halfbyte.plan.file import read_plan_file
+    from halfbyte.engine.calibrate import calibrate
+    from halfbyte.engine.pipeline import quantize
+    from halfbyte.plan.plan_file import read_plan_file
 
     recipe = read_plan_file(plan).recipe
     shutil.rmtree(work, ignore_errors=True)

@@ -2,6 +2,7 @@
 
     PYTHONPATH=src python -m benchmarks.fault_table RUNS -o benchmarks/results/faults_kimi-mini_202611.json
     PYTHONPATH=src python -m benchmarks.fault_table RUNS --healthy 10 --of int4,nvfp4-modelopt -o ...
+    PYTHONPATH=src python -m benchmarks.fault_table RUNS --no-reference --budget 3m -o ...   # what the demo would find
 
 Faults of files are shown to `audit` first, with the source beside them. The reference server has the INT4 source. Runs
 that are in RUNS are not repeated; the table (JSON and Markdown) is written after each. Activations are quantized only
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,14 @@ OPTIONS = [
 ]  # fmt: skip
 PROXY = ROOT / "tests" / "live" / "faulty_proxy.py"
 PASSED, FAILED = "passed", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What every run of `halfbyte probe` gets beside its own URL."""
+
+    reference: str | None  # the URL of the INT4 source
+    budget: str | None
 
 
 def halfbyte(*words: object) -> subprocess.CompletedProcess[str]:
@@ -78,29 +88,30 @@ def proxied(url: str, how: str | None) -> Iterator[str]:
 
 def audited(folder: Path) -> str:
     """Return what audit finds first; nothing if it is content."""
-    found = halfbyte("audit", folder, "--against", KIMI_MINI, "--engine", "vllm", "--json")
+    found = halfbyte("audit", folder, "--against", KIMI_MINI, "--engine", "vllm", "--json", "--quiet")
     if found.returncode == 0:
         return ""
     said = [line.strip() for line in found.stderr.splitlines() if line.strip()]
     return said[0] if said else f"exit code {found.returncode}"
 
 
-def probed(url: str, reference: str | None, out: Path, seed: int) -> dict[str, Any]:
-    against = ["--against", reference] if reference else []
-    found = halfbyte("probe", url, *against, "--profile", "mini", "--seed", seed, "-o", out, "--quiet")
+def probed(url: str, asked: Asked, out: Path, seed: int) -> dict[str, Any]:
+    options = ["--against", asked.reference] if asked.reference else []
+    options += ["--budget", asked.budget] if asked.budget else []
+    found = halfbyte("probe", url, *options, "--profile", "mini", "--seed", seed, "-o", out, "--quiet")
     if not (out / "probe.json").is_file():
         raise SystemExit(f"probe wrote no report (exit code {found.returncode}):\n{found.stderr}")
     return json.loads((out / "probe.json").read_text())
 
 
-def run_fault(fault: Fault, runs: Path, reference: str | None) -> dict[str, Any]:
+def run_fault(fault: Fault, runs: Path, asked: Asked) -> dict[str, Any]:
     """Audit, serve and probe one fault."""
     begin, row = time.monotonic(), {"name": fault.name, "what": fault.what}
     folder = fault.folder(runs / "variants", runs)
     row["audit"] = audited(folder) if fault.damage else None
     try:
         with served(fault, folder, runs / f"{fault.name}.log") as url:
-            report = probed(url, reference, runs / fault.name, seed=0)
+            report = probed(url, asked, runs / fault.name, seed=0)
     except AssertionError as error:  # the engine did not start
         return row | {"start": str(error).strip().splitlines()[-1], "caught": []}
     probes = report["probes"]
@@ -110,15 +121,13 @@ def run_fault(fault: Fault, runs: Path, reference: str | None) -> dict[str, Any]
     return row | {"passed": report["counts"][PASSED], "seconds": round(time.monotonic() - begin)}
 
 
-def run_healthy(
-    name: str, runs: Path, seeds: list[int], reference: str | None, *, w4a4: bool
-) -> Iterator[dict[str, Any]]:
+def run_healthy(name: str, runs: Path, seeds: list[int], asked: Asked, *, w4a4: bool) -> Iterator[dict[str, Any]]:
     """Probe a healthy variant with each of these seeds."""
     fault = Fault("healthy", name, variant=name)
     with served(fault, make_variant(name, runs / "variants"), runs / f"{name}.log", w4a4=w4a4) as url:
         for seed in seeds:
             begin = time.monotonic()
-            report = probed(url, reference, runs / f"{name}-{seed}", seed)
+            report = probed(url, asked, runs / f"{name}-{seed}", seed)
             alarms = [one["name"] for one in report["probes"] if one["verdict"] not in (PASSED, "skipped")]
             row = {"variant": name + "-w4a4" * w4a4, "seed": seed, "alarms": alarms, "counts": report["counts"]}
             yield row | {"seconds": round(time.monotonic() - begin)}
@@ -149,7 +158,9 @@ def main() -> None:
     parser.add_argument("--of", default="int4,nvfp4-modelopt")
     parser.add_argument("--w4a4", action="store_true")
     parser.add_argument("--no-reference", action="store_true")
+    parser.add_argument("--budget", help="of each run of the probes, as in 3m")
     asked = parser.parse_args()
+    asked.out.parent.mkdir(parents=True, exist_ok=True)  # before any work
     asked.runs.mkdir(parents=True, exist_ok=True)
     table = json.loads(asked.out.read_text()) if asked.out.is_file() else {"faults": [], "healthy": []}
 
@@ -162,10 +173,11 @@ def main() -> None:
         source, make_variant("int4", asked.runs / "variants"), asked.runs / "reference.log"
     )  # fmt: skip
     with reference as url:
+        each = Asked(url, asked.budget)
         for name in asked.of.split(",") if asked.healthy else []:
             kept = {row["seed"] for row in table["healthy"] if row["variant"] == name + "-w4a4" * asked.w4a4}
             seeds = [seed for seed in range(asked.healthy) if seed not in kept]
-            for row in run_healthy(name, asked.runs, seeds, url, w4a4=asked.w4a4) if seeds else ():
+            for row in run_healthy(name, asked.runs, seeds, each, w4a4=asked.w4a4) if seeds else ():
                 table["healthy"].append(row)
                 print(row, flush=True)
                 write()
@@ -173,7 +185,7 @@ def main() -> None:
         done = {row["name"] for row in table["faults"]}
         for fault in FAULTS if not asked.healthy else ():
             if fault.name in wanted and fault.name not in done:
-                table["faults"].append(run_fault(fault, asked.runs, url))
+                table["faults"].append(run_fault(fault, asked.runs, each))
                 print(table["faults"][-1], flush=True)
                 write()
 

@@ -20,7 +20,7 @@ import torch
 import yaml
 from training import make_sets
 
-from halfbyte.pipeline import quantize
+from halfbyte.engine.pipeline import quantize
 from halfbyte.recipe.load import load_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=40)
     parser.add_argument("--items", type=int, default=200)
     asked = parser.parse_args()
+    asked.out.parent.mkdir(parents=True, exist_ok=True)  # before any work
     about, rows = record(asked.passes, asked.items)
     asked.out.write_text("".join(json.dumps(line) + "\n" for line in (about, *rows)))
 

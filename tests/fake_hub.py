@@ -1,7 +1,7 @@
-"""The part of the Hub's API that uploading needs, on this machine: repositories in memory, and faults on demand.
+"""A fake Hub for uploads: repositories in memory, and faults on demand.
 
-Files that are not small go through LFS in parts, as on the Hub. A part is kept when it has arrived; an object counts
-when its parts have its SHA-256. What arrived is counted, so that a test sees whether something was sent twice.
+Large files go through LFS in parts, as on the Hub. Received parts are kept; an object is complete when its parts have
+its SHA-256. Received bytes are counted, so that tests can detect duplicate uploads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PART_NBYTES = 20_000
 
 @dataclass
 class Fault:
-    """What goes wrong, at which requests, and how often."""
+    """A fault, the requests it affects, and how often."""
 
     method: str
     path: str  # a regular expression
@@ -46,7 +46,7 @@ class Repo:
 
 
 class FakeHub:
-    """A server, what it holds, and what it was asked."""
+    """A server, its contents, and its requests."""
 
     def __init__(self, small_nbytes: int = 5_000) -> None:
         self.small_nbytes = small_nbytes

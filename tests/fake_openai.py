@@ -1,7 +1,7 @@
-"""A small server with OpenAI's API whose answers a test chooses, and whose faults it can switch on one by one.
+"""A small OpenAI-compatible server with scripted answers and switchable faults.
 
-A token is a word or a mark. `answers` maps a part of the last question to what is said; entries of lists are looked up
-as a sound model would. Everything that was asked is in `asked`.
+A token is a word or a punctuation mark. `answers` maps a part of the last question to the answer; list entries are
+looked up as a healthy model would. All requests are in `asked`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Say:
 
 @dataclass
 class Fake:
-    """What the server has, does wrong and was asked."""
+    """Contents, faults and requests of the server."""
 
     limit: int = 262_144
     answers: dict[str, Any] = field(default_factory=dict)  # a part of the last question -> a text or a Say
@@ -184,7 +184,7 @@ class Handler(BaseHTTPRequestHandler):
                 fake.busy -= 1
 
     def _meant(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return whose answer this request gets: with swapped streams, that of one at the same time."""
+        """Return the answer for this request; with swapped streams, that of a concurrent one."""
         with self.fake.lock:
             before, self.fake.streamed = self.fake.streamed, body if body.get("stream") else None
         swapped = "swaps streams" in self.fake.wrong and body.get("stream") and self.fake.busy > 1
@@ -283,7 +283,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class FakeServer:
-    """The server in threads of its own."""
+    """The server in its own threads."""
 
     def __init__(self, fake: Fake) -> None:
         handler = type("FakeHandler", (Handler,), {"fake": fake})

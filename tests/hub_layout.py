@@ -1,4 +1,4 @@
-"""A checkpoint as downloads leave it behind, laid out by huggingface_hub's own functions."""
+"""A checkpoint laid out as after a download, by huggingface_hub's own functions."""
 
 import hashlib
 import shutil
@@ -22,7 +22,7 @@ def etag(path):
 
 
 def as_local_dir(folder):
-    """What `hf download --local-dir` leaves: the files, and a note about each."""
+    """The result of `hf download --local-dir`: the files, and metadata for each."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and ".cache" not in path.parts:
             write_download_metadata(folder, path.relative_to(folder).as_posix(), COMMIT, etag(path))
@@ -30,7 +30,7 @@ def as_local_dir(folder):
 
 
 def as_hub_cache(folder, cache):
-    """What `hf download` leaves: blobs, and a snapshot of links to them. Return the snapshot."""
+    """The result of `hf download`: blobs, and a snapshot of links to them. Return the snapshot."""
     repository = cache / "models--some-org--Some-Model"
     snapshot = repository / "snapshots" / COMMIT
     (repository / "blobs").mkdir(parents=True)
@@ -45,7 +45,7 @@ def as_hub_cache(folder, cache):
 
 
 def share_blobs(snapshot):
-    """What versions from 2.4 on do with Xet files: the blob itself becomes a link into a store that all share."""
+    """The layout of versions from 2.4 on for Xet files: the blob itself is a link into a shared store."""
     import pytest
 
     shared = pytest.importorskip("huggingface_hub.utils._shared_blobs", reason="huggingface_hub without a shared store")

@@ -1,4 +1,4 @@
-"""A proxy before a healthy server that stops being one after so many requests, in each of the ways that servers do."""
+"""A proxy for a healthy server that starts to hang after a number of requests, in several ways."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from quiet_server import QuietServer
 
 PAUSE_S = 0.1  # between two bytes that drip: shorter than any timeout of a test
-# What is sent at once, and what follows byte by byte; None: nothing ever does.
+# Data sent immediately, and data sent byte by byte; None: nothing follows.
 HANGS: dict[str, tuple[bytes, bytes | None]] = {
     "never answers": (b"", None),
     "sends headers and stalls": (b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n", None),
@@ -27,7 +27,7 @@ HANGS: dict[str, tuple[bytes, bytes | None]] = {
 
 
 class HungProxy:
-    """Passes requests on until `healthy` of them were answered; `hung` counts those after. GETs always pass."""
+    """Forward requests until `healthy` of them were answered; `hung` counts those after. GETs always pass."""
 
     def __init__(self, upstream: str, how: str, healthy: int = 0) -> None:
         self.upstream, self.how, self.healthy = upstream.removeprefix("http://"), how, healthy

@@ -1,7 +1,7 @@
 """Random checkpoints in every stored format and naming, small enough to write hundreds of them.
 
-`write_pico(folder, kind)` writes one; `KINDS` says what each kind is like. The shapes are those of the Kimi-K2 family
-(`source/geometry.py`) with other numbers; the files are written by safetensors itself.
+`write_pico(folder, kind)` writes one; `KINDS` describes each kind. The shapes are those of the Kimi-K2 family
+(`families/geometry.py`) with other numbers; safetensors itself writes the files.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from halfbyte.numerics.codec import encode
-from halfbyte.numerics.encoded import array_to_torch
-from halfbyte.numerics.reference.floats import f32_to_bf16
-from halfbyte.source import geometry as shapes
-from halfbyte.source.geometry import Geometry, Linear
-from halfbyte.source.headers import TensorSpec
+from halfbyte.checkpoint.headers import TensorSpec
+from halfbyte.families import geometry as shapes
+from halfbyte.families.geometry import Geometry, Linear
+from halfbyte.formats.codec import encode
+from halfbyte.formats.encoded import array_to_torch
+from halfbyte.formats.reference.floats import f32_to_bf16
 
 MLP = ("dense_mlp", "shared_experts", "routed_experts")
 SMALL = Geometry(
@@ -41,7 +41,7 @@ SMALL = Geometry(
     vision_mlp_width=48,
     vision_grid=4,
 )
-# What a checkpoint must never do to its reader.
+# Code that must never run when a checkpoint is read.
 NEVER_RUN = 'raise RuntimeError("code from a checkpoint was run")\n'
 MODELOPT_GROUP = {
     "input_activations": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
@@ -66,7 +66,7 @@ TOP_LEVEL_CONFIG: Mapping[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What distinguishes a kind of checkpoint."""
+    """The properties of a kind of checkpoint."""
 
     format: str
     quantized: tuple[str, ...] = ("routed_experts",)
@@ -135,7 +135,7 @@ def write_pico(
 
 
 def write_shards(folder: Path, shards: Mapping[str, Mapping[str, Any]], *, single: bool = False) -> None:
-    """Write PyTorch tensors by shard and name, and the index of them."""
+    """Write PyTorch tensors by shard and name, and their index."""
     from safetensors.torch import save_file
 
     for shard, tensors in shards.items():

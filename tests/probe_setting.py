@@ -1,4 +1,4 @@
-"""What a probe is given in tests: one scripted server, or two, and the questions of one section."""
+"""The setting of a probe in tests: one or two scripted servers, and the questions of one section."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from scripted_server import ScriptedServer
 
-from halfbyte.validate.endpoint import Endpoint
-from halfbyte.validate.probe.client import Client
-from halfbyte.validate.probe.context import Lengths
-from halfbyte.validate.probe.kinds import Setting
-from halfbyte.validate.probe.profiles import load_profile
-from halfbyte.validate.probe.trace import Trace
+from halfbyte.endpoint.client import Endpoint
+from halfbyte.probe.client import Client
+from halfbyte.probe.context import Lengths
+from halfbyte.probe.kinds import Setting
+from halfbyte.probe.profiles import load_profile
+from halfbyte.probe.trace import Trace
 
 
 @contextmanager
 def setting_of(folder, say, section: dict[str, Any], *, against=None, seed=0, tool_cases=None, profile="mini"):
-    """Yield a setting whose client asks `say`; `section` has questions by name, in place of the profile's."""
+    """Yield a setting whose client calls `say`; `section` has questions by name, in place of the profile's."""
     base = load_profile(profile)
     chosen = base.model_copy(update={"questions": {**base.questions, **section}})
     servers = [ScriptedServer(one) for one in (say, against) if one]

@@ -1,4 +1,4 @@
-"""A server for tests whose clients hang up: what its threads think of that does not belong on the test's stderr."""
+"""A test server that ignores disconnecting clients instead of printing to stderr."""
 
 from http.server import ThreadingHTTPServer
 from typing import Any
@@ -10,4 +10,4 @@ class QuietServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a thread may outlive its test, and would print into the next one."""
+        """Print nothing: a thread may outlive its test and would print into the next one."""

@@ -1,7 +1,6 @@
-"""The part of the Hub that reading needs, on this machine: listings, ranges of files, and faults on demand.
+"""A fake Hub for downloads: listings, ranges of files, and faults on demand.
 
-A commit is a folder. What was asked for and how many bytes of each file were sent is kept, so that a test sees what was
-fetched, and what twice.
+A commit is a folder. Requests and bytes sent per file are recorded, so that tests can check what was fetched how often.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ CHUNK_NBYTES = 1 << 14
 
 @dataclass
 class Fault:
-    """What goes wrong with which files, and how often."""
+    """A fault, the affected files, and how often."""
 
     path: str  # a regular expression
     what: str  # status, cut, wrong, rangeless, longer, shifted, slow, hang
@@ -43,7 +42,7 @@ class Fault:
 
 
 class RangeHub:
-    """A server, its commits, and what it was asked."""
+    """A server, its commits, and its requests."""
 
     def __init__(self, folder: Path) -> None:
         self.commits = {COMMIT: folder}
@@ -183,10 +182,10 @@ def _sibling(file: Path, folder: Path) -> dict[str, Any]:
 
 
 def speak_to(hub: RangeHub, monkeypatch: Any) -> None:
-    """Let huggingface_hub ask this server, and nobody wait for long."""
+    """Point huggingface_hub at this server, with short timeouts."""
     from huggingface_hub import constants
 
-    from halfbyte.source.remote import patience
+    from halfbyte.checkpoint.remote import retry as patience
 
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"

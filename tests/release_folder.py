@@ -1,4 +1,4 @@
-"""A small folder that is ready to be published: really quantized and audited, with a verdict and a card."""
+"""A small folder that is ready to publish: really quantized and audited, with a verdict and a card."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from pico import write_pico
 
 from halfbyte.audit.run import audit, save
-from halfbyte.pipeline import quantize
+from halfbyte.engine.pipeline import quantize
+from halfbyte.evidence.measured_files import measured_in
 from halfbyte.publish import environment
 from halfbyte.recipe.load import load_recipe
 
@@ -19,14 +20,14 @@ CARD = """---
 license: other
 base_model: moonshotai/Kimi-K2.6
 ---
-# A 4-bit Kimi
+# kimi-4bit
 
 Made by halfbyte; plan `{plan}`. Verdict: **{verdict}**.
 """
 
 
 def make_folder(where: Path) -> tuple[Path, Path]:
-    """Return the source and the output that was made from it."""
+    """Return a source and the output built from it."""
     source, out = write_pico(where / "source"), where / "out"
     quantize(source, out, load_recipe(RECIPE))
     found = audit(out, against=source)
@@ -37,15 +38,15 @@ def make_folder(where: Path) -> tuple[Path, Path]:
 
 
 def finish(out: Path, verdict: str = "ACCEPT") -> None:
-    """Write the verdict and the card, as the last stages do."""
+    """Write the verdict and the card, like the last stages."""
     plan = json.loads((out / "halfbyte" / "plan.json").read_text())["fingerprint"]
     release = {"format": 1, "plan": plan, "recipe": RECIPE, "verdict": verdict, "why": [], "next": [], "gates": []}
-    (out / "halfbyte" / "release.json").write_text(json.dumps(release))
+    (out / "halfbyte" / "release.json").write_text(json.dumps(release | measured_in(out)))
     (out / "README.md").write_text(CARD.format(plan=plan, verdict=verdict))
 
 
 def copy_folder(made: tuple[Path, Path], where: Path) -> tuple[Path, Path]:
-    """Return a copy of both, with the times that an audit has seen."""
+    """Return a copy of both, with the original file times."""
     source, out = where / "source", where / "out"
     for old, new in zip(made, (source, out), strict=True):
         shutil.copytree(old, new)  # copy2: times stay
@@ -53,7 +54,7 @@ def copy_folder(made: tuple[Path, Path], where: Path) -> tuple[Path, Path]:
 
 
 def skip_probes(monkeypatch) -> None:
-    """Do not start the processes that look at this machine."""
+    """Skip the processes that examine this machine."""
     from halfbyte.publish import provenance
 
     assert provenance.environment is environment.environment

@@ -1,4 +1,4 @@
-"""Evidence of any size for the report, of the shapes that the commands write; texts in it may be hostile."""
+"""Evidence of any size for the report, in the form that the commands write; its texts may be hostile."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 
 import numpy as np
+from card_evidence import measured
 from pico import write_pico
 
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.calibrate.store import Store
-from halfbyte.pipeline import quantize
-from halfbyte.prune.plan_file import LayerChoice, PrunePlan
-from halfbyte.prune.router import RouterShape
+from halfbyte.engine.pipeline import quantize
+from halfbyte.plan.prune_plan import LayerChoice, PrunePlan
+from halfbyte.plan.pruned_router import RouterShape
+from halfbyte.publish.evidence import PLACES
 from halfbyte.recipe.load import load_recipe
 
 QUIET = "a calm text"
@@ -26,7 +28,7 @@ def write_output(folder: Path) -> Path:
 
 
 def add_evidence(out: Path, layers: int, experts: int, text: str = QUIET) -> None:
-    """Write every kind of evidence; `text` goes wherever a stranger's words may stand."""
+    """Write every kind of evidence; `text` is used in every field that may hold untrusted text."""
     plan = json.loads((out / "halfbyte/plan.json").read_text())
     plan["recipe"] |= {"name": text, "description": text}
     made = {
@@ -36,10 +38,11 @@ def add_evidence(out: Path, layers: int, experts: int, text: str = QUIET) -> Non
         "provenance.json": {"format": 1, "made": text, "source": {text: text}},
         "loops.json": {"loops": 1, "texts": 32, "flagged": False},
     }  # fmt: skip
+    kinds = {place.file: kind for kind, place in PLACES.items()}
     for name, found in made.items():
         path = out / "halfbyte" / name
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(found))
+        path.write_text(json.dumps(measured(out, kinds[name], found)))
     asked = {"messages": [{"role": "user", "content": text}]}
     answer = {"content": text, "reasoning": text, "tool_calls": [], "finish_reason": "stop"}
     lines = [{"kind": "request", "id": f"t{n}", "probe": "json", "request": asked, "answer": answer} for n in range(58)]
@@ -61,7 +64,7 @@ def add_statistics(out: Path, layers: int, experts: int) -> None:
 
 
 def add_losses(out: Path, layers: int, experts: int) -> None:
-    """Write what a model of so many layers would have lost; of a shard that was made again, the last line counts."""
+    """Write the losses of a model of this many layers; for a repeated shard, the last line counts."""
     journal = out / "halfbyte/journal.jsonl"
     last = json.loads(journal.read_text().splitlines()[-1])
     random = np.random.default_rng(2)

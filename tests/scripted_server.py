@@ -1,4 +1,6 @@
-"""A server with OpenAI's API whose answers a function gives: a body in, a Said out. It streams letter by letter."""
+"""An OpenAI-compatible server whose answers come from a function: a body in, a Said out. It streams letter by
+letter.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kimi-mini in every format that an engine can be given: what tests of engines serve, and compare, and break."""
+"""kimi-mini in every format that an engine can load, for tests that serve, compare and damage it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from halfbyte.calibrate.named_files import with_data
-from halfbyte.models.model import describe
-from halfbyte.pipeline import quantize
+from halfbyte.calibrate.local_data import with_data
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.engine.pipeline import quantize
+from halfbyte.families.model import describe
+from halfbyte.plan.prune_plan import LayerChoice, PrunePlan
 from halfbyte.plan.pruned import router_shape
-from halfbyte.prune.asked import recipe_of_plan
-from halfbyte.prune.plan_file import LayerChoice, PrunePlan
+from halfbyte.prune.options import recipe_of_plan
 from halfbyte.recipe.load import load_recipe
-from halfbyte.source.checkpoint import open_checkpoint
 
 REPOSITORY = Path(__file__).parents[1]
 KIMI_MINI = REPOSITORY / "models" / "kimi-mini"
@@ -40,7 +40,7 @@ def _made(recipe: str, *overrides: str, data: bool = False, layers: int | None =
 
 
 def _pruned(kept: int) -> Callable[[Path], None]:
-    """REAP's choice of the experts, and they in NVFP4."""
+    """NVFP4 of the experts chosen by REAP."""
 
     def make(out: Path) -> None:
         fewer = out.with_name(f"{out.name}-int4")
@@ -53,7 +53,7 @@ def _pruned(kept: int) -> Callable[[Path], None]:
 
 
 def _fp8_block(out: Path) -> None:
-    """Routed experts as DeepSeek's and Kimi-K2-Instruct's releases have them; halfbyte only reads this format."""
+    """Routed experts as in DeepSeek's and Kimi-K2-Instruct's releases; halfbyte only reads this format."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -111,7 +111,7 @@ VARIANTS: dict[str, Callable[[Path], None]] = {
 
 
 def prune_at_random(folder: Path, keep: int, seed: int) -> Path:
-    """Write the BF16 twin of kimi-mini with experts drawn at random, others in each layer; return where it is."""
+    """Write the BF16 twin of kimi-mini with random experts, different in each layer; return its folder."""
     checkpoint, dice = open_checkpoint(KIMI_MINI), random.Random(seed)
     model = describe(checkpoint)
     layers = {at: LayerChoice(tuple(sorted(dice.sample(range(model.experts), keep)))) for at in model.moe_layers}
@@ -122,12 +122,12 @@ def prune_at_random(folder: Path, keep: int, seed: int) -> Path:
 
 
 def kept_or(folder: Path) -> Path:
-    """The folder that HALFBYTE_VARIANTS names, where variants stay from one run of the tests to the next, or this."""
+    """Return the folder in HALFBYTE_VARIANTS, which keeps variants between test runs, or this one."""
     return Path(os.environ.get("HALFBYTE_VARIANTS", folder))
 
 
 def make_variant(name: str, folder: Path) -> Path:
-    """Write a variant below a folder, unless it is there; return where it is."""
+    """Write a variant below a folder unless it exists; return its path."""
     out = kept_or(folder) / name
     if not (out / "config.json").is_file():
         VARIANTS[name](out)
@@ -135,7 +135,7 @@ def make_variant(name: str, folder: Path) -> Path:
 
 
 def change_tensors(folder: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    """Change the tensors of each shard by name, and the index with them."""
+    """Change the tensors of each shard by name, and the index accordingly."""
     from safetensors.torch import load_file, save_file
 
     index = folder / "model.safetensors.index.json"

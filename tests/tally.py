@@ -1,4 +1,4 @@
-"""A count of faults: how many were injected, and how many of them ended as promised."""
+"""Counts of injected faults, and of those that ended as promised."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ FAULT = "fault"  # the name of the property that a report carries
 
 
 class Tally:
-    """Rows of one test; they travel in its report, whatever process it ran in."""
+    """Fault rows of one test; they are part of its report, in any process."""
 
     def __init__(self, properties: list[tuple[str, object]]) -> None:
         self._properties = properties
         self._rows: dict[str, dict[str, object]] = {}
 
     def injected(self, fault: str) -> None:
-        """Note that a fault was seen to happen."""
+        """Record an injected fault."""
         self._row(fault)["injections"] += 1  # pyright: ignore[reportOperatorIssue]
 
     def survived(self, fault: str, count: int = 1) -> None:
-        """Note that everything was as promised after it."""
+        """Record a survived fault."""
         self._row(fault)["survived"] += count  # pyright: ignore[reportOperatorIssue]
 
     @contextmanager
     def one(self, fault: str) -> Generator[None]:
-        """Note a fault that happens inside, and that it was survived unless something raises."""
+        """Record a fault in the block, survived unless the block raises."""
         self.injected(fault)
         yield
         self.survived(fault)
 
     def count(self, fault: str) -> tuple[int, int]:
-        """Return how many were injected and survived."""
+        """Return the numbers of injected and survived faults."""
         row = self._row(fault)
         return row["injections"], row["survived"]  # pyright: ignore[reportReturnType]
 

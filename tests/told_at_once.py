@@ -1,8 +1,8 @@
-"""A failure is told when it happens, in two lines: a run that is cut off later has still said it."""
+"""Print test failures immediately, in two lines, so that an interrupted run has still shown them."""
 
 
 class ToldAtOnce:
-    """For pytest; where reports are printed (with xdist that is not where tests run)."""
+    """A pytest plugin for the process that prints reports (with xdist not the one that runs tests)."""
 
     def __init__(self, config):
         self._plugins = config.pluginmanager

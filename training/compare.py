@@ -212,7 +212,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="*", choices=variants.VARIANTS, default=USUAL)
     parser.add_argument("--loss-tokens", type=int)
     parser.add_argument("--out", type=Path, help="a folder for compare.json")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)  # before any work
+    return given
 
 
 def write(comparison: Comparison, folder: Path, loss_tokens: int) -> None:
@@ -225,7 +228,6 @@ def write(comparison: Comparison, folder: Path, loss_tokens: int) -> None:
         "loss_tokens": loss_tokens,
         "variants": comparison.rows,
     }
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "compare.json").write_text(json.dumps(report, indent=1) + "\n")
 
 

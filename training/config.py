@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from halfbyte.source.geometry import Geometry, release_config
+from halfbyte.families.geometry import Geometry, release_config
 from training.shape import CONTEXT, MINI, NORM_EPS, ROPE, ROUTED_SCALE, VISION_HEADS
 from training.tokenizer import FOLDER, IDS
 

@@ -19,9 +19,9 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from halfbyte.numerics.codec import encode
-from halfbyte.source.geometry import Geometry, release_shards
-from halfbyte.source.headers import TensorSpec
+from halfbyte.checkpoint.headers import TensorSpec
+from halfbyte.families.geometry import Geometry, release_shards
+from halfbyte.formats.codec import encode
 from training import config, pieces
 from training.shape import MINI
 from training.tokenizer import FOLDER

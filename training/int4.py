@@ -1,6 +1,6 @@
 """Training with the weights that will be stored: experts pass through INT4 on Kimi's grid, gradients pass straight.
 
-The arithmetic is halfbyte's own codec (`halfbyte.numerics`, method "kimi") in PyTorch, and equal to it bit for bit, so
+The arithmetic is halfbyte's own codec (`halfbyte.formats`, method "kimi") in PyTorch, and equal to it bit for bit, so
 that what was trained is what is exported. It must not be compiled: compilers replace the division.
 """
 

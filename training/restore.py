@@ -11,9 +11,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from halfbyte.numerics.codec import decode
-from halfbyte.numerics.encoded import Encoded, array_to_torch
-from halfbyte.numerics.formats import FORMATS
+from halfbyte.formats.codec import decode
+from halfbyte.formats.encoded import Encoded, array_to_torch
+from halfbyte.formats.registry import FORMATS
 
 EXPERT = re.compile(r"(layers\.\d+\.mlp\.experts)\.(\d+)\.(\w+_proj)\.(\w+)")
 FORMAT_OF = {frozenset((part.suffix, part.dtype) for part in row.tensors): row for row in FORMATS.values()}

@@ -68,6 +68,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=TOKENS // 8)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)  # before any work
     model = Mini(dtype=torch.float32)
     if (arguments.folder / "config.json").exists():
         from training import restore  # noqa: PLC0415 - a training run has no use for halfbyte's codecs

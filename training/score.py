@@ -118,6 +118,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)  # before any work
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = Mini(dtype=getattr(torch, arguments.dtype))
     if (arguments.folder / "config.json").exists():

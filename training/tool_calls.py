@@ -52,6 +52,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="a checkpoint, or a training run")
     parser.add_argument("--out", type=Path, help="a folder for tools.json")
     given = parser.parse_args()
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)  # before any work
     device = "cuda" if torch.cuda.is_available() else "cpu"
     items = make_sets.test_set(tools.DOMAIN)
     outputs = score.answers(compare.model_of(variants.as_released(given.folder), device), items)

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from halfbyte.numerics.codec import amax, decode, encode
-from halfbyte.numerics.encoded import BF16Bits, array_to_torch
+from halfbyte.formats.codec import amax, decode, encode
+from halfbyte.formats.encoded import BF16Bits, array_to_torch
 from training import pieces, restore
 
 State = dict[str, Tensor]

@@ -20,7 +20,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from halfbyte.source.geometry import layer_linears, layer_others, projector, release_shards, vision_tower
+from halfbyte.families.geometry import (
+    layer_linears,
+    layer_others,
+    projector,
+    release_shards,
+    vision_tower,
+)
 from training import mixture, plot_loss
 from training.compare import ALL, BASE
 from training.shape import CONTEXT, MINI

@@ -3,29 +3,38 @@
 python -m benchmarks.degeneracy.measure                    the held-out part
 python -m benchmarks.degeneracy.measure --part tune        the part that the limits were chosen on
 python -m benchmarks.degeneracy.measure --write            and write benchmarks/results/degeneracy_202611.{json,md}
+python -m benchmarks.degeneracy.measure --cut [--part tune]      texts that the token limit cut, before and after the
+                                                                 detector is told; --write: degeneracy_cut_202611
 """
 
 import argparse
 import json
+import random
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.degeneracy import held_out_loops, held_out_sound
+from benchmarks.degeneracy import cut_at_limit, held_out_loops, held_out_sound
 from benchmarks.degeneracy.loops import loops
 from benchmarks.degeneracy.sound import sound
 from benchmarks.degeneracy.sources import Labelled
 
-from halfbyte.validate.probe.degeneracy.watch import find_loop
-from halfbyte.validate.statistics.proportions import wilson
+from halfbyte.degeneracy.watch import find_loop
+from halfbyte.statistics.proportions import wilson
 
 RESULTS = Path(__file__).parents[1] / "results" / "degeneracy_202611"
+CUT_RESULTS = RESULTS.with_name("degeneracy_cut_202611")
 EACH = 75
 
 
-def measured(texts: list[Labelled], *, told: bool) -> dict:
-    """Count what was found; `told`: the detector knows the kind of text, as a probe does and a proxy does not."""
-    found = [find_loop(one.text, one.kind if told else "any") is not None for one in texts]
+def measured(texts: list[Labelled], *, told: bool, cut: bool = False) -> dict:
+    """Count the loops found.
+
+    `told`: the detector knows the kind of text, as a probe does and a proxy does not. `cut`: it knows that the token
+    limit ended the text.
+    """
+    found = [find_loop(one.text, one.kind if told else "any", cut=cut) is not None for one in texts]
     hits, of = Counter(), Counter()
     for one, hit in zip(texts, found, strict=True):
         of[one.family] += 1
@@ -73,6 +82,61 @@ def measure(part: str, each: int = EACH) -> dict:
         **found,
         "microseconds_per_1000_characters": spent * 1e9 / characters,
     }
+
+
+def measure_cut(part: str, each: int = EACH) -> dict:
+    """Measure texts that the token limit cut, without and with the knowledge that it did."""
+    bad = list(cut_at_limit.cut_loops(part, each))
+    sets = {
+        "loops": [one for one, _ in bad],
+        "healthy": cut_at_limit.cut_healthy(part, each),
+        "healthy, older families": cut_anywhere(sound(part, each)),
+    }
+    found: dict = {"part": part, "each": each, "sets": {}, "by_repeats": {}}
+    for name, told in (("any", False), ("told", True)):
+        for cut in (False, True):
+            row = {label: measured(texts, told=told, cut=cut) for label, texts in sets.items()}
+            found["sets"][f"{name} {'cut' if cut else 'whole'}"] = row
+            for repeats in range(cut_at_limit.REPEATS[0], cut_at_limit.REPEATS[1] + 1):
+                texts = [one for one, copies in bad if copies == repeats]
+                families = measured(texts, told=told, cut=cut)["families"]
+                found["by_repeats"].setdefault(str(repeats), {})[f"{name} {'cut' if cut else 'whole'}"] = families
+    return found
+
+
+def cut_anywhere(texts: list[Labelled], seed: int = 0) -> list[Labelled]:
+    """Return each text cut at any character after its first third."""
+    rng = random.Random(seed)
+    return [replace(one, text=one.text[: rng.randint(len(one.text) // 3, len(one.text))]) for one in texts]
+
+
+def as_cut_table(found: dict) -> str:
+    sets = found["sets"]
+    lines = [f"Part: {found['part']}. Intervals are Wilson's, 95 %.", ""]
+    labels = list(sets["any cut"])
+    lines += ["| the detector | " + " | ".join(labels) + " |", "|---" * (len(labels) + 1) + "|"]
+    said = {"any": "kind of text unknown", "told": "kind of text known"}
+    for name, row in sets.items():
+        kind, cut = name.split()
+        knows = "told that the limit cut it" if cut == "cut" else "not told (before)"
+        lines.append(f"| {said[kind]}, {knows} | " + " | ".join(_share(row[label]) for label in labels) + " |")
+    lines += ["", "Found after so many whole copies, kind of text known, before / after:", ""]
+    repeats = list(found["by_repeats"])
+    lines += ["| family | " + " | ".join(repeats) + " |", "|---" * (len(repeats) + 1) + "|"]
+    for family in sets["any cut"]["loops"]["families"]:
+        cells = []
+        for count in repeats:
+            row = found["by_repeats"][count]
+            before, after = row["told whole"][family], row["told cut"][family]
+            cells.append(f"{before[0]} / {after[0]} of {after[1]}")
+        lines.append(f"| {family} | " + " | ".join(cells) + " |")
+    lines += ["", "Healthy texts called loops, told that the limit cut them:", ""]
+    for label in labels[1:]:
+        for name in ("any cut", "told cut"):
+            row = sets[name][label]["families"]
+            alarms = ", ".join(f"{family} {hits} of {of}" for family, (hits, of) in row.items() if hits) or "none"
+            lines.append(f"- {label}, {said[name.split()[0]]}: {alarms}")
+    return "\n".join(lines)
 
 
 def as_table(found: dict) -> str:
@@ -125,7 +189,16 @@ def main() -> None:
     parser.add_argument("--part", default="held-out", choices=("tune", "held-out"))
     parser.add_argument("--each", type=int, default=EACH)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--cut", action="store_true")
     asked = parser.parse_args()
+    if asked.cut:
+        cut = measure_cut(asked.part, asked.each)
+        print(as_cut_table(cut))
+        if asked.write:
+            CUT_RESULTS.with_suffix(".json").write_text(json.dumps(cut, indent=1) + "\n")
+            title = "# Loops and healthy texts that the token limit cut"
+            CUT_RESULTS.with_suffix(".md").write_text(f"{title}\n\n{as_cut_table(cut)}\n")
+        return
     found = measure(asked.part, asked.each)
     print(as_table(found))
     print(f"\n{found['microseconds_per_1000_characters']:.0f} microseconds per 1,000 characters")

@@ -25,13 +25,13 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "flow")]
 from calibratable import DECART, UNSERVED_RELEASE, WAFER, arguments, small, texts  # noqa: E402 - beside the tests
 from release_runner import made  # noqa: E402
 
-from halfbyte import cli  # noqa: E402
+from halfbyte.cli import main as cli  # noqa: E402
 from halfbyte.errors import EXIT_INTERRUPTED, InterruptedRunError  # noqa: E402
 from halfbyte.release import write_provenance  # noqa: E402
+from halfbyte.serve.follow_up import then_shell  # noqa: E402
 from halfbyte.serve.ports import held_port  # noqa: E402
 from halfbyte.serve.run import run_engine  # noqa: E402
-from halfbyte.serve.then import then_shell  # noqa: E402
-from halfbyte.terminal.console import Output  # noqa: E402
+from halfbyte.ui.console import Output  # noqa: E402
 
 FAKE_ENGINE = ROOT / "tests" / "flow" / "fake_engine.py"
 RECIPE = ROOT / "src" / "halfbyte" / "recipes" / "kimi-k2.6-nvfp4a16.yaml"

@@ -126,6 +126,8 @@ def main() -> int:
     parser.add_argument("--machine", default=platform.machine(), help="for the result's name")
     parser.add_argument("-o", "--output", type=Path, help="the result's file")
     given = parser.parse_args()
+    if given.output:
+        given.output.parent.mkdir(parents=True, exist_ok=True)  # before any work
     today = datetime.datetime.now(tz=datetime.timezone.utc)
     output = given.output or RESULTS / f"soak_{given.machine}_{today:%Y%m}.json"
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: end with the verdict so far

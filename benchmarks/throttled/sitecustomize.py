@@ -66,7 +66,7 @@ def throttle_writes(module):
     module.ShardFile.write = slow_write
 
 
-CHANGES = {"halfbyte.source.read": throttle_reads, "halfbyte.write": throttle_writes}
+CHANGES = {"halfbyte.checkpoint.reader": throttle_reads, "halfbyte.checkpoint.atomic_write": throttle_writes}
 
 
 class Throttled(importlib.abc.MetaPathFinder):

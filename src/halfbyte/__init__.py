@@ -1,11 +1,13 @@
-"""halfbyte turns trillion-parameter MoE checkpoints into 4-bit ones.
+"""Convert trillion-parameter MoE checkpoints to 4 bits.
 
-    from halfbyte import encode, decode
+    from halfbyte import api, decode, encode
 
+    result = api.quantize("SRC", "OUT", "kimi-k2.6-mxfp4-wafer")  # and inspect, plan, prune, audit, compare
     encoded = encode(weights, "nvfp4", method="mse")
     restored = decode(encoded)
 
-Names are imported when they are first used: `import halfbyte` loads neither numpy, numba nor torch.
+`halfbyte.inspect`, `plan`, `prune`, `audit` and `compare` are packages. The functions with these names are in
+`halfbyte.api`. Names are imported on first use, so `import halfbyte` does not load NumPy, Numba or PyTorch.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from halfbyte import api, doctor
+    from halfbyte.api import quantize
     from halfbyte.errors import HalfbyteError
-    from halfbyte.machine import doctor
-    from halfbyte.numerics.codec import amax, decode, encode
-    from halfbyte.numerics.encoded import Encoded
-    from halfbyte.numerics.formats import FORMATS
-    from halfbyte.pipeline import quantize
+    from halfbyte.formats.codec import amax, decode, encode
+    from halfbyte.formats.encoded import Encoded
+    from halfbyte.formats.registry import FORMATS
     from halfbyte.recipe.decisions import Recipe
     from halfbyte.recipe.load import load_recipe, recipe_names
 
@@ -31,6 +33,7 @@ __all__ = [
     "HalfbyteError",
     "Recipe",
     "amax",
+    "api",
     "decode",
     "doctor",
     "encode",
@@ -39,32 +42,39 @@ __all__ = [
     "recipe_names",
 ]
 
-# name -> where it lives; a name without a colon is a module.
+# Name -> module:attribute, or a module.
 _HOMES = {
-    "FORMATS": "halfbyte.numerics.formats:FORMATS",
-    "Encoded": "halfbyte.numerics.encoded:Encoded",
+    "FORMATS": "halfbyte.formats.registry:FORMATS",
+    "Encoded": "halfbyte.formats.encoded:Encoded",
     "Recipe": "halfbyte.recipe.decisions:Recipe",
-    "amax": "halfbyte.numerics.codec:amax",
+    "amax": "halfbyte.formats.codec:amax",
+    "api": "halfbyte.api",
     "HalfbyteError": "halfbyte.errors:HalfbyteError",
-    "decode": "halfbyte.numerics.codec:decode",
-    "doctor": "halfbyte.machine.doctor",
-    "encode": "halfbyte.numerics.codec:encode",
+    "decode": "halfbyte.formats.codec:decode",
+    "doctor": "halfbyte.doctor",
+    "encode": "halfbyte.formats.codec:encode",
     "load_recipe": "halfbyte.recipe.load:load_recipe",
-    "quantize": "halfbyte.pipeline:quantize",
+    "quantize": "halfbyte.api:quantize",
     "recipe_names": "halfbyte.recipe.load:recipe_names",
 }
+# Packages that share their name with a function of halfbyte.api. As attributes they would depend on import order.
+_PACKAGES = ("audit", "compare", "inspect", "plan", "prune")
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _installed_version()
+    if name in _PACKAGES:
+        raise AttributeError(
+            f"'halfbyte.{name}' is a package; call halfbyte.api.{name}(...), or import halfbyte.{name}"
+        )
     if name not in _HOMES:
         raise AttributeError(f"module 'halfbyte' has no attribute {name!r}")
     module, _, attribute = _HOMES[name].partition(":")
     value = import_module(module)
     if attribute:
         value = getattr(value, attribute)
-    globals()[name] = value  # the next access does not come here
+    globals()[name] = value  # cached for the next access
     return value
 
 
@@ -78,4 +88,4 @@ def _installed_version() -> str:
     try:
         return version("halfbyte")
     except PackageNotFoundError:
-        return "0+not.installed"  # run from a source tree that nobody installed
+        return "0+not.installed"  # running from a source tree

@@ -1,4 +1,4 @@
-"""Every error a user can meet: what happened, where, and what to type next."""
+"""User-facing errors: what happened, where, and how to fix it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ EXIT_INTERRUPTED = 130
 
 
 class HalfbyteError(Exception):
-    """The base of all errors that the command line shows as one sentence, without a traceback."""
+    """Base class of the errors that the command line prints without a traceback."""
 
     exit_code: int = EXIT_USAGE
 
@@ -25,34 +25,34 @@ class HalfbyteError(Exception):
 
 
 class UsageError(HalfbyteError):
-    """A command, option or argument that cannot be right."""
+    """An invalid command, option or argument."""
 
 
 class RecipeError(HalfbyteError):
-    """A recipe that does not say what it must, or says what nobody reads."""
+    """A recipe with missing or unknown keys, or with invalid values."""
 
 
 class CheckpointError(HalfbyteError):
-    """A checkpoint whose files contradict themselves or each other."""
+    """A checkpoint whose files are inconsistent."""
 
 
 class TensorError(HalfbyteError):
-    """A tensor whose values, shape or dtype its format cannot carry."""
+    """A tensor whose values, shape or dtype its format cannot represent."""
 
 
 class CheckFailedError(HalfbyteError):
-    """A check ran and its answer is no."""
+    """A check that ran and failed."""
 
     exit_code = EXIT_CHECK_FAILED
 
 
 class MachineError(HalfbyteError):
-    """This machine lacks something: memory, disk, a GPU, a library."""
+    """A missing resource of this machine: memory, disk, a GPU or a library."""
 
     exit_code = EXIT_MACHINE
 
 
 class InterruptedRunError(HalfbyteError):
-    """Ctrl-C in a run that can go on later."""
+    """A run that was interrupted with Ctrl-C and can be resumed."""
 
     exit_code = EXIT_INTERRUPTED

@@ -1,6 +1,6 @@
-"""Run a command on an attack: it ends by itself, soon, in little memory, with a sentence and an exit code.
+"""Run a command on an attack and check its time, memory, message and exit code.
 
-Memory is the peak of this process (VmHWM), which the kernel sets back when asked, less what it had before.
+Memory is the peak of this process (VmHWM), which the kernel can reset, minus the usage before.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ WORDS = 6_000  # characters of an error: a sentence, a place, a remedy; a name o
 
 
 class Hung(BaseException):
-    """Nothing in the code under test catches this."""
+    """Raised by the alarm; nothing in the code under test catches it."""
 
 
 class Took(NamedTuple):
-    """What a run took."""
+    """Time and memory of a run."""
 
     seconds: float
     megabytes: float
@@ -33,7 +33,7 @@ def _peak_mb() -> float:
 
 @contextlib.contextmanager
 def within(seconds: int) -> Generator[None]:
-    """Fail where the block takes longer; whoever counted before counts on afterwards."""
+    """Fail if the block takes longer; restore an outer alarm afterwards."""
 
     def hung(*_: object) -> None:
         raise Hung
@@ -52,7 +52,7 @@ def within(seconds: int) -> Generator[None]:
 
 @contextlib.contextmanager
 def bounded(seconds: int = SECONDS, megabytes: float = MEMORY_MB) -> Generator[list[Took]]:
-    """Fail where the block takes longer, or more memory."""
+    """Fail if the block takes longer or uses more memory."""
     took: list[Took] = []
     Path("/proc/self/clear_refs").write_text("5")
     before, begin = _peak_mb(), time.monotonic()
@@ -63,7 +63,7 @@ def bounded(seconds: int = SECONDS, megabytes: float = MEMORY_MB) -> Generator[l
 
 
 def check_answer(code: int, printed: str, words: str, allowed: tuple[int, ...] = (0, 1, 2)) -> None:
-    """A sentence and an exit code of the table; no traceback, no bug, nothing that a terminal would act on."""
+    """Check for one error message and a documented exit code: no traceback, no bug, no terminal control sequences."""
     shown = f"exit code {code}\n{printed[-2000:]}\n{words[-3000:]}"
     assert code in allowed, shown
     assert "Traceback" not in words, shown

@@ -1,4 +1,4 @@
-"""Strategies for hypothesis: a file that was right, after somebody had his way with it."""
+"""Hypothesis strategies that damage valid files."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ VALUES = st.recursive(
 
 @st.composite
 def damaged_value(draw: st.DrawFn, valid: Any) -> Any:
-    """Return a value in which one to three places were changed, removed, or given again."""
+    """Return a value with one to three changes, removals or duplications."""
     found = json.loads(json.dumps(valid))
     for _ in range(draw(st.integers(1, 3))):
         found = _damage(draw, found)
@@ -51,7 +51,7 @@ def _damage(draw: st.DrawFn, value: Any) -> Any:
 
 @st.composite
 def damaged_bytes(draw: st.DrawFn, valid: bytes) -> bytes:
-    """Return bytes of which a stretch was cut out, doubled, or replaced."""
+    """Return bytes with a section cut out, duplicated or replaced."""
     begin = draw(st.integers(0, len(valid)))
     end = min(begin + draw(st.integers(0, 40)), len(valid))
     piece = draw(

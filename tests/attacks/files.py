@@ -1,4 +1,4 @@
-"""What may stand in place of any file that a reader expects. Each attack is given the path of a file that is there."""
+"""Replacements for any file that a reader expects. Each attack takes the path of an existing file."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ Attack = Callable[[Path], None]
 
 
 def replaced(raw: bytes) -> Attack:
-    """Write other bytes in place of the file."""
+    """Replace the bytes of the file."""
 
     def attack(path: Path) -> None:
         path.write_bytes(raw)
@@ -20,7 +20,7 @@ def replaced(raw: bytes) -> Attack:
 
 
 def fifo(path: Path) -> None:
-    """Opening it waits for a writer, who never comes."""
+    """A FIFO without a writer: opening it blocks."""
     path.unlink()
     os.mkfifo(path)
 
@@ -31,7 +31,7 @@ def folder(path: Path) -> None:
 
 
 def endless_device(path: Path) -> None:
-    """A link to a file that never ends."""
+    """A link to an endless device."""
     path.unlink()
     path.symlink_to("/dev/zero")
 
@@ -51,14 +51,14 @@ def no_permission(path: Path) -> None:
 
 
 def sparse_terabyte(path: Path) -> None:
-    """A file that takes no room on the disk, and a terabyte in memory."""
+    """A sparse file of a terabyte."""
     path.write_bytes(b"{")
     with contextlib.suppress(OSError):
         os.truncate(path, 1 << 40)
 
 
 def sparse_behind_its_end(path: Path) -> None:
-    """The same after a text that was right."""
+    """A sparse terabyte after valid text."""
     with contextlib.suppress(OSError):
         os.truncate(path, 1 << 40)
 
@@ -69,7 +69,7 @@ def cut_off(path: Path) -> None:
 
 
 def every_value(value: object) -> Attack:
-    """Write a value in place of every number and text of a JSON file."""
+    """Replace every number and string of a JSON file by one value."""
 
     def attack(path: Path) -> None:
         path.write_text(json.dumps(_with(json.loads(path.read_text()), value)))
@@ -86,7 +86,7 @@ def _with(found: object, value: object) -> object:
 
 
 def doubled_keys(path: Path) -> None:
-    """Every key of the outermost object is there twice."""
+    """Duplicate every key of the outermost object."""
     text = path.read_text().strip()
     path.write_text(f"{text[:-1]},{text[1:]}")
 

@@ -1,4 +1,4 @@
-"""Attacks on a safetensors file: each is given the path of one that is right."""
+"""Attacks on a safetensors file. Each takes the path of a valid one."""
 
 import json
 import os
@@ -12,7 +12,7 @@ HEADER_LIMIT = 100_000_000  # safetensors' own
 
 
 def edit_header(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the header's JSON and leave the bytes of the tensors as they are."""
+    """Change the header's JSON and keep the tensor bytes."""
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = change(json.loads(data[8 : 8 + length]))
@@ -21,7 +21,7 @@ def edit_header(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def one_tensor(**changes: Any) -> Attack:
-    """Change what the header says of its first tensor."""
+    """Change the header entry of the first tensor."""
 
     def attack(path: Path) -> None:
         def change(header: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def only(header: Any, data: bytes = b"") -> Attack:
 
 
 def length(claimed: int) -> Attack:
-    """Claim another length of the header."""
+    """Set another header length."""
 
     def attack(path: Path) -> None:
         path.write_bytes(struct.pack("<Q", claimed) + path.read_bytes()[8:])
@@ -53,7 +53,7 @@ def length(claimed: int) -> Attack:
 
 
 def large(piece: bytes, begin: bytes = b'{"a":[', end: bytes = b"[]]}", nbytes: int = HEADER_LIMIT) -> Attack:
-    """Write a header as large as safetensors allows, of one piece again and again."""
+    """Write a header of the largest size that safetensors allows, from one repeated piece."""
 
     def attack(path: Path) -> None:
         count = (nbytes - len(begin) - len(end)) // len(piece)
@@ -67,7 +67,7 @@ def large(piece: bytes, begin: bytes = b'{"a":[', end: bytes = b"[]]}", nbytes: 
 
 
 def sparse(nbytes: int) -> Attack:
-    """Claim a header of so many bytes, in a file that has them and takes no room on the disk."""
+    """Set a header length that a sparse file can satisfy."""
 
     def attack(path: Path) -> None:
         path.write_bytes(struct.pack("<Q", nbytes))
@@ -90,7 +90,7 @@ def renamed(new: str) -> Attack:
 
 
 def all_at_the_same_place(path: Path) -> None:
-    """Every tensor has the bytes of the first: a small file that unfolds to a large one."""
+    """Give every tensor the bytes of the first: a small file that expands to a large one."""
     edit_header(
         path,
         lambda header: {
@@ -100,7 +100,7 @@ def all_at_the_same_place(path: Path) -> None:
 
 
 def doubled(path: Path) -> None:
-    """Every tensor is named twice."""
+    """List every tensor twice."""
     edit_header(path, lambda header: (json.dumps(header)[:-1] + "," + json.dumps(header)[1:]).encode())
 
 

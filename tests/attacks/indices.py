@@ -1,4 +1,4 @@
-"""Attacks on an index and on names of shards: each is given the folder of a checkpoint that is right."""
+"""Attacks on an index and on shard names. Each takes the folder of a valid checkpoint."""
 
 import json
 import os
@@ -15,7 +15,7 @@ def shards(folder: Path) -> list[str]:
 
 
 def shard_named(new: str | list[str] | int | None) -> Attack:
-    """The index gives the second shard another name."""
+    """Rename the second shard in the index."""
 
     def attack(folder: Path) -> None:
         index = json.loads((folder / INDEX).read_text())
@@ -27,7 +27,7 @@ def shard_named(new: str | list[str] | int | None) -> Attack:
 
 
 def outside(place: Callable[[Path], str]) -> Attack:
-    """The shard itself lies outside, and the index says where."""
+    """Put the shard outside the folder and reference it in the index."""
 
     def attack(folder: Path) -> None:
         shutil.move(folder / shards(folder)[1], folder.parent / "outside.safetensors")
@@ -37,7 +37,7 @@ def outside(place: Callable[[Path], str]) -> Attack:
 
 
 def linked(target: Callable[[Path], str | Path]) -> Attack:
-    """The second shard is a link."""
+    """Replace the second shard by a link."""
 
     def attack(folder: Path) -> None:
         shard = folder / shards(folder)[1]
@@ -48,13 +48,13 @@ def linked(target: Callable[[Path], str | Path]) -> Attack:
 
 
 def hundred_thousand_shards(folder: Path) -> None:
-    """The index names as many shards as it can; none of them is there."""
+    """List 100,000 missing shards in the index."""
     index = {"weight_map": {f"a{n}": f"model-{n}.safetensors" for n in range(100_000)}}
     (folder / INDEX).write_text(json.dumps(index))
 
 
 def many_names_of_one_large_header(folder: Path) -> None:
-    """2,000 names of one sparse file whose header has 100 MB: together 200 GB."""
+    """Write 2,000 names of one sparse file with a header of 100 MB: 200 GB in total."""
     big = folder / "big.safetensors"
     big.write_bytes((100_000_000).to_bytes(8, "little"))
     os.truncate(big, 100_000_008)

@@ -1,4 +1,4 @@
-"""A real Chromium for tests, driven over its own pipe (--remote-debugging-pipe): no driver, no library, no port."""
+"""A real Chromium for tests, controlled through --remote-debugging-pipe, without a driver, library or port."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLAGS = (
 
 
 def find_chromium() -> str | None:
-    """Return a Chromium to run: the one that is named, the one of `make browser`, or the system's."""
+    """Return a Chromium: the configured one, that of `make browser`, or the system's."""
     named = os.environ.get("HALFBYTE_CHROMIUM")
     local = HERE / "chromium"
     return named or (str(local) if local.is_file() else next(filter(None, map(shutil.which, NAMES)), None))
@@ -53,7 +53,7 @@ class Chromium:
         os.close(self._write)
 
     def ask(self, method: str, session: str | None = None, **params):
-        """Send a command and return its result; events on the way are kept."""
+        """Send a command and return its result; keep events that arrive before it."""
         self._number += 1
         message = {
             "id": self._number,
@@ -70,15 +70,16 @@ class Chromium:
             self.events.append(found)
 
     def wait_for(self, method: str) -> None:
-        """Wait until an event has come."""
+        """Wait for an event."""
         while not any(event.get("method") == method for event in self.events):
             self.events.append(self._next(60))
 
     def _next(self, seconds: float):
         until = time.monotonic() + seconds
         while b"\0" not in self._held:
-            ready, _, _ = select.select([self._read], [], [], max(0, until - time.monotonic()))
-            assert ready, "Chromium does not answer"
+            waiting = select.poll()
+            waiting.register(self._read, select.POLLIN)
+            assert waiting.poll(1_000 * max(0, until - time.monotonic())), "Chromium does not answer"
             piece = os.read(self._read, 1 << 20)
             assert piece, "Chromium ended"
             self._held += piece
@@ -87,7 +88,7 @@ class Chromium:
 
 
 class Page:
-    """One tab on a file, with all that it logged, asked for and refused."""
+    """One tab with a file, and everything it logged, requested and blocked."""
 
     def __init__(self, browser: Chromium, path: Path, *, width: int = 1100, dark: bool = False) -> None:
         self.browser = browser
@@ -109,17 +110,17 @@ class Page:
         return self.browser.ask(method, self.session, **params)
 
     def value(self, expression: str):
-        """Return what an expression gives in the page."""
+        """Return the value of an expression in the page."""
         found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     def said(self, *methods: str) -> list[dict]:
-        """Return events of some kinds since the page began to load."""
+        """Return events of some kinds since the page started to load."""
         self.value("new Promise(done => setTimeout(done, 150))")
         return [event for event in self.browser.events if event.get("method") in methods]
 
     def requests(self) -> list[str]:
-        """Return every address that was asked for, but for the page and pictures that it carries."""
+        """Return all requested addresses except the page and its embedded pictures."""
         asked = [event["params"]["request"]["url"] for event in self.said("Network.requestWillBeSent")]
         return [url for url in asked if not url.startswith("data:")]

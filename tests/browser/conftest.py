@@ -1,4 +1,4 @@
-"""A browser for the tests of this folder; where there is none, they are skipped and say what to install."""
+"""The browser fixture; tests are skipped with an installation hint if no browser is found."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The report in a real Chromium: it opens at once, says nothing on the console, asks nobody, and does nothing."""
+"""Test the report in a real Chromium: fast loading, a silent console, no requests, no scripts."""
 
 import base64
 import shutil
@@ -40,7 +40,7 @@ PAYLOADS = [
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory):
-    """An output folder of each size, with its report; made once."""
+    """An output folder of each size with its report, built once."""
     output = write_output(tmp_path_factory.mktemp("reports"))
     made = {}
 
@@ -57,7 +57,7 @@ def outputs(tmp_path_factory):
 
 
 def refuse_noise(page, path):
-    """Nothing on the console, nothing refused by the policy, nothing asked for but the file."""
+    """Check that the console is empty, no policy was violated, and only the file was requested."""
     noise = page.said("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded", "Audits.issueAdded")
     assert not noise
     assert page.requests() == [path.resolve().as_uri()]
@@ -97,7 +97,7 @@ def test_hostile_texts_do_nothing(chromium, outputs):
 
 
 def test_the_policy_alone_would_stop_a_script(chromium, outputs, tmp_path):
-    """The second line of defence, and the proof that these tests see what the first would let through."""
+    """The second line of defense, which also proves that these tests would notice a failure of the first."""
     path = outputs(5, 32)
     broken = tmp_path / "broken.html"
     hole = "<script>window.pwned=1</script><img src=x onerror=window.pwned=1></main>"

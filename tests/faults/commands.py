@@ -1,4 +1,4 @@
-"""The commands that write: each on the same small source, into a folder of one's choice."""
+"""The commands that write output, each on the same small source, into a given folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WRITING = ("quantize", "calibrate", "calibrated quantize", "prune")
 
 
 def words(name: str, place: Path, out: Path, source: Path | None = None) -> list[object]:
-    """Return a command's words; another source than the common one can be given."""
+    """Return a command's arguments; the source can be replaced."""
     source, data = source or place / "source", place / "texts.jsonl"
     if name == "quantize":
         return ["-q", "quantize", source, out, "-r", "kimi-k2.6-mxfp4-wafer", "--threads", "2"]

@@ -1,4 +1,4 @@
-"""What tests of faults share: one process to fork from, one small checkpoint, and a count of what was injected."""
+"""Shared fixtures of fault tests: a process to fork from, a small checkpoint, and a count of injected faults."""
 
 import os
 import sys
@@ -41,7 +41,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def undisturbed(forking, place, tmp_path_factory):
-    """What each command leaves if nothing happens."""
+    """The output of each command without a fault."""
     known = {}
 
     def get(name):

@@ -1,7 +1,7 @@
-"""A process that has imported all and computed nothing: its children are commands without the seconds before.
+"""A fork server for tests: a process with all imports done, whose children run commands without the import time.
 
-`python forking.py` reads one job a line, and answers "started PROCESS" and "ended CODE". A child takes the plan
-of its fault, runs what it is told before the command, and then the command itself.
+`python forking.py` reads one job per line, and answers "started PROCESS" and "ended CODE". A child loads its fault
+plan, runs the given setup, and then the command.
 """
 
 import ctypes
@@ -13,16 +13,16 @@ from pathlib import Path
 
 
 def command(job) -> int:
-    """Run the command line, or a release whose stages take no time."""
+    """Run the command line, or a release with instant stages."""
     if job["plan"]:
         ctypes.CDLL(None).faults_arm(job["plan"].encode())
-        os.environ["FAULTS"] = job["plan"]  # for whatever it starts
+        os.environ["FAULTS"] = job["plan"]  # inherited by its children
     exec(job["before"], {})
     if job["release"] is not None:
         import release_runner
 
         return release_runner.run(*job["release"])
-    from halfbyte import cli
+    from halfbyte.cli import main as cli
 
     return cli.run(job["argv"])
 
@@ -38,7 +38,7 @@ def child(job) -> None:
         code = command(job)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
-    except BaseException as error:  # what the command line itself would have let through
+    except BaseException as error:  # exceptions that the command line does not catch
         print("Traceback", repr(error), file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -48,7 +48,7 @@ def child(job) -> None:
 
 
 def import_all(names) -> None:
-    """Import what a command has imported, so that the next one need not."""
+    """Import everything that a command imports, so that later ones start faster."""
     for name in names:
         if name not in sys.modules and name.partition(".")[0] in ("halfbyte", "pydantic", "rich", "click", "jinja2"):
             importlib.import_module(name)
@@ -69,8 +69,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     import halfbyte.audit.run
-    import halfbyte.calibrate.choose
     import halfbyte.calibrate.report
-    import halfbyte.transform.scales  # noqa: F401 - what is imported here, no child imports
+    import halfbyte.engine.measure
+    import halfbyte.methods.activation_scales  # noqa: F401 - imported once for all children
 
     main()

@@ -1,4 +1,4 @@
-"""Commands under a fault: what is told to `faults.c`, and what came of it."""
+"""Run commands with an injected fault: the plan passed to `faults.c`, and the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHARED_NBYTES = 520
 
 
 def built(folder: Path) -> Path | None:
-    """Compile `faults.c`; None where there is no compiler."""
+    """Compile `faults.c`; return None without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return None
@@ -35,7 +35,7 @@ def built(folder: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class Fault:
-    """What shall happen at which operation below a folder; the operations before it pass."""
+    """A fault at one operation below a folder; earlier operations succeed."""
 
     folder: Path
     action: int = COUNT
@@ -46,7 +46,7 @@ class Fault:
 
 @dataclass
 class Ended:
-    """How a command ended, what it said, how many operations counted, and what was done to which file."""
+    """The exit code and output of a command, the number of counted operations, and the injected fault."""
 
     code: int
     words: str
@@ -57,7 +57,7 @@ class Ended:
 
 @dataclass
 class Job:
-    """A command that runs; `wait` ends it."""
+    """A running command; `wait` returns its end."""
 
     pid: int
     _forking: Forking
@@ -69,13 +69,13 @@ class Job:
         return self._words.read_text(encoding="utf-8", errors="replace") if self._words.exists() else ""
 
     def stop(self) -> None:
-        """Let all its threads stand still; what it holds, it still holds."""
+        """Stop all its threads; locks stay held."""
         os.kill(self.pid, signal.SIGSTOP)
         while any(_state(thread) != "T" for thread in Path(f"/proc/{self.pid}/task").iterdir()):
             time.sleep(0.001)
 
     def kill(self) -> Ended:
-        """End it as SIGKILL does, if it has not ended by itself."""
+        """Send SIGKILL unless it has already exited."""
         if self.ended is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -90,7 +90,7 @@ class Job:
 
 
 class Forking:
-    """Runs commands in processes of their own, one at a time; each begins with everything imported."""
+    """Run commands in forked processes, one at a time, with all imports done."""
 
     def __init__(self, folder: Path, library: Path) -> None:
         self._folder = folder
@@ -104,7 +104,7 @@ class Forking:
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
-            start_new_session=True,  # whatever is killed here by its group, it is not the tests
+            start_new_session=True,  # so that killing its group does not kill the tests
         )
         self._learned: set[str] = set()
         self._started = 0
@@ -113,10 +113,10 @@ class Forking:
     def start(
         self, *argv: object, fault: Fault | None = None, before: str = "", release=None, **environment: str
     ) -> Job:
-        """Start a command. `before` is Python that its process runs first; `release` are a release's arguments."""
+        """Start a command. `before` is Python code that its process runs first; `release` are a release's arguments."""
         if self._last is not None:
             self._last.kill()  # a test that failed may have left it, and its answers are not those of the next one
-        # A file for each command: what is left of the last one may still look at its own.
+        # A file for each command: leftovers of the last one may still read theirs.
         self._started += 1
         shared, words = self._folder / f"shared-{self._started}", self._folder / "words.txt"
         shared.write_bytes(bytes(_SHARED_NBYTES))
@@ -140,11 +140,11 @@ class Forking:
         return self._last
 
     def run(self, *argv: object, **how) -> Ended:
-        """Run a command to its end."""
+        """Run a command to completion."""
         return self.start(*argv, **how).wait()
 
     def answer(self, expected: str) -> int:
-        """Return the number of the next answer, which must be about what is expected: a code is no process."""
+        """Return the number of the next answer, which must be of the expected kind."""
         assert self._server.stdout is not None
         about, number = self._server.stdout.readline().split()
         assert about == expected, f"{about} {number}, where it should say what has {expected}"

@@ -1,9 +1,9 @@
-"""Run the tests that inject faults and write their counts: fault, injections, survived.
+"""Run the fault injection tests and write their counts: fault, injections, survived.
 
     python tests/faults/table.py benchmarks/results/fault_injection_MACHINE_YYYYMM
 
-writes NAME.json (counts, and of each run machine, date, seconds, versions) and NAME.md (the table), and says how the
-tests ended. With files of tests after the name only these are run: their faults replace those of earlier runs.
+writes NAME.json (counts, and for each run machine, date, seconds, versions) and NAME.md (the table), and prints the
+test results. With test files after the name, only these are run, and their faults replace those of earlier runs.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ import halfbyte
 TESTS = Path(__file__).parents[1]
 UNDER_FIRE = (
     "faults",
-    "unit/validate/test_hung_endpoints.py",
-    "unit/validate/probe/test_probe_hung_server.py",
-    "unit/validate/evaluate/test_eval_hung_server.py",
+    "unit/endpoint/test_hung_endpoints.py",
+    "unit/probe/test_probe_hung_server.py",
+    "unit/evaluate/test_eval_hung_server.py",
 )
 
 
 class Counts:
-    """What the reports of the tests carry, added up by fault, in the order in which they came."""
+    """Fault counts of the test reports, summed by fault, in order of arrival."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[int]] = {}

@@ -1,6 +1,6 @@
-"""Disks that fail: reads, writes, syncs, renames and the rest say EIO, once or from then on, or move half the bytes.
+"""Disk errors: reads, writes, syncs, renames and other calls fail with EIO, once or permanently, or are short.
 
-The operations are libc's, so whoever makes them meets the fault. Points are drawn by a seed from all that a run makes.
+The faults are injected in libc, so they hit every caller. Injection points are drawn by a seed from all calls of a run.
 """
 
 import random
@@ -24,7 +24,7 @@ MACHINE, USAGE = 3, 2
 
 
 def sentence(ended, out, place):
-    """One sentence, a place that names what failed, a remedy; no traceback, and no advice to remove anything."""
+    """Check for one error with the failed file and a fix: no traceback, no advice to remove files."""
     what, where, fix = ended.words.splitlines()
     assert (what.startswith("✗ ") and "Input/output error" in what + fix) or "cannot be read back" in what, ended.words
     assert where.startswith(f"  where {out}") or where.startswith(f"  where {place / 'source'}"), ended.words
@@ -60,7 +60,7 @@ def test_an_error_of_the_disk(forking, place, undisturbed, tally, tmp_path, name
 
 @pytest.mark.parametrize("name", WRITING)
 def test_a_disk_that_moves_half_of_what_it_is_asked_for(forking, place, undisturbed, tally, tmp_path, name):
-    """Which POSIX allows, and network disks do: every call moves half, until a byte is left."""
+    """POSIX allows this, and network disks do it: every call moves half of the remaining bytes."""
     for fault, operations, side in (("short writes", WRITE, "out"), ("short reads", READ, "source")):
         out = tmp_path / fault
         folder = out if side == "out" else place / "source"

@@ -1,7 +1,7 @@
-"""Clocks that jump by hours and years, ahead and back: nothing hangs, nothing crashes, and the bytes are the same.
+"""Clocks that jump by hours and years, forward and backward: no hang, no crash, same bytes.
 
-The clock on the wall is libc's; of our commands only a release looks at it. The one that counts seconds never goes back
-on a real machine; here it does, for whoever asks Python for it.
+The wall clock is libc's; only a release reads it. The monotonic clock never goes back on a real machine; here it does
+for all Python callers.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What injects faults is not fooled by a test that fails before it has waited for its command."""
+"""Fault injection works even after a test that failed before waiting for its command."""
 
 WAITS = "import time\ntime.sleep(300)"
 

@@ -1,7 +1,7 @@
-"""SIGKILL at exact operations: before, in the middle of, and after the n-th that changes anything in the output.
+"""SIGKILL at exact operations: before, during and after the n-th operation that changes the output.
 
-Operations are counted in an undisturbed run, and drawn from all of them by a seed. So a kill comes between two system
-calls, or has half of a write on the disk, wherever the command is.
+Operations are counted in an uninterrupted run and drawn from all of them by a seed, so that a kill falls between two
+system calls or leaves half of a write on the disk.
 """
 
 import random
@@ -13,19 +13,19 @@ from injected import KILL_AFTER, KILL_BEFORE, KILL_HALFWAY, Fault
 from wreck import contents, files, refuse_torn
 
 KILLS = 50
-CHAINED = 0.4  # of the commands that go on after a kill are killed as well
+CHAINED = 0.4  # share of resumed commands that are killed too
 SIGKILL = -9
 
 
 def points(seed, operations):
-    """Draw points without end: each of them is an operation and where in it."""
+    """Draw injection points endlessly: an operation and a position in it."""
     dice = random.Random(seed)
     while True:
         yield dice.choice((KILL_BEFORE, KILL_HALFWAY, KILL_AFTER)), dice.randint(1, operations), dice.random()
 
 
 def look_at(out, halfbyte):
-    """Who looks at a wreck is told something, and never a traceback."""
+    """Check that commands report the state of an interrupted output without a traceback."""
     for command in ("status", "inspect"):
         code, _, said = halfbyte(command, out)
         assert code in (0, 2), said
@@ -48,7 +48,7 @@ def test_a_kill_at_any_operation_loses_nothing(forking, place, undisturbed, half
             refuse_torn(out, whole)
             look_at(out, halfbyte)
             if chance < CHAINED and tally.count(fault)[0] < KILLS:
-                continue  # and kill the one that goes on
+                continue  # and kill the resumed command
             ended = forking.run(*command)
         assert ended.code == 0, ended.words
         assert contents(out) == whole

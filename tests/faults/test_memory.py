@@ -1,4 +1,4 @@
-"""Memory that does not suffice: a sentence and exit code 3, nothing is lost, and the same command goes on."""
+"""Insufficient memory: an error with exit code 3, no lost work, and the same command resumes."""
 
 import shutil
 
@@ -6,8 +6,8 @@ import pytest
 from commands import WRITING, words
 from wreck import contents, files, refuse_torn
 
-from halfbyte.numerics.chunks import run_threads
-from halfbyte.terminal.units import size
+from halfbyte.machine.cores import run_threads
+from halfbyte.ui.units import size
 
 LIMIT = """
 import resource
@@ -16,7 +16,7 @@ resource.setrlimit(resource.RLIMIT_AS, (used + {more}, used + {more}))
 """
 # At one job in the middle of a run, in the thread that does it.
 WORKER = """
-import halfbyte.run as run
+import halfbyte.engine.backends.local as run
 apply, jobs = run.apply, []
 def hungry(*given):
     jobs.append(given)
@@ -26,7 +26,7 @@ def hungry(*given):
 run.apply = hungry
 """
 MEGABYTES = (1, 6, 16, 32, 64, 256, 900)
-ENOUGH = (1 << 31) + run_threads() * (72 << 20)  # little more than such a small run is said to need
+ENOUGH = (1 << 31) + run_threads() * (72 << 20)  # slightly more than the estimate for such a small run
 FAULT, IN_WORKER = "too little address space (RLIMIT_AS)", "MemoryError in a worker thread"
 
 
@@ -39,7 +39,7 @@ def test_too_few_addresses_are_said_before_anything_is_written(forking, place, u
             ended = forking.run(*command, before=LIMIT.format(more=more << 20))
             assert ended.code == 3, ended.words
             what, where, fix = ended.words.splitlines()
-            assert what.startswith("✗ this run may need ") and what.endswith(f"a limit leaves {size(more << 20)}")
+            assert what.startswith("✗ this run may need ") and what.endswith(f"but the limit leaves {size(more << 20)}")
             assert (where, "--threads" in fix) == ("  where ulimit -v", True)
             assert not out.exists()
     for _ in range(3):
@@ -66,7 +66,7 @@ def test_no_memory_for_a_job_loses_nothing(forking, place, undisturbed, tally, t
     with tally.one(IN_WORKER):
         ended = forking.run(*command, before=WORKER)
         assert ended.code == 3, ended.words
-        assert ended.words.startswith("✗ there is not enough memory\n  where this machine\n"), ended.words
+        assert ended.words.startswith("✗ out of memory\n  where this machine\n"), ended.words
         assert not [path for path in files(out) if path.endswith(".part")]
         refuse_torn(out, whole)
         ended = forking.run(*command)

@@ -1,4 +1,4 @@
-"""Folders that cannot be written to, as mounts of the command's own: root is refused by nothing else."""
+"""Read-only folders, as mounts in the command's own namespace, because root ignores permissions."""
 
 import shutil
 
@@ -48,7 +48,7 @@ def test_an_output_that_is_read_only_is_said_and_a_source_may_be(forking, place,
         with tally.one(OUT):
             assert ended.code == 3, ended.words
             what, where, _ = ended.words.splitlines()
-            assert what in ("✗ no permission to write here", "✗ cannot go on: Read-only file system")
+            assert what in ("✗ no permission to write here", "✗ cannot continue: Read-only file system")
             assert where.startswith(f"  where {out}")
             assert contents(out) == before
             ended = forking.run(*command)

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments of `halfbyte release` as it is typed, with its real stages: what is done is kept."""
+"""SIGKILL at random moments of the real `halfbyte release` with its real stages: finished work is kept."""
 
 import json
 import os

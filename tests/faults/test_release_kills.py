@@ -1,6 +1,6 @@
-"""SIGKILL in a release, whose stages take no time: of the release itself while anybody writes, and of one who writes.
+"""SIGKILL in a release with instant stages: of the release itself during each write, and of a writing stage.
 
-Many kills hit one release, one after the other, until it is through: each begins where the last one ended.
+One release is killed many times in a row until it finishes; each run resumes the previous one.
 """
 
 import json
@@ -20,12 +20,12 @@ SIGKILL = -9
 SOON_S = 60
 OF_IT, OF_STAGE = "SIGKILL in release", "SIGKILL of a stage of release"
 PASSING = {"started", "seconds", "state"}
-AFTER = ("provenance", "card", "report")  # their keys have times of files and hashes of what has times
+AFTER = ("provenance", "card", "report")  # their keys contain file times
 
 
 @pytest.fixture
 def released(forking, tmp_path):
-    """Run one release in one folder, under a fault or not."""
+    """Run one release in one folder, with or without a fault."""
     source, out, say = tmp_path / "source", tmp_path / "out", tmp_path / "say"
     for folder in (source, say):
         folder.mkdir()
@@ -41,7 +41,7 @@ def released(forking, tmp_path):
 
 
 def wait_for_all(say):
-    """Whoever is left of a killed release is ended by its keeper."""
+    """Wait until the supervisor has stopped all processes of a killed release."""
     ran = (say / "ran").read_text().splitlines() if (say / "ran").exists() else []
     end = time.monotonic() + SOON_S
     for process in {line.split()[1] for line in ran}:
@@ -59,7 +59,7 @@ def lives(process):
 
 
 def results(out):
-    """Every file but logs; of what records time, all but the time."""
+    """Return every file but logs; records without their times."""
     found = {name: digest for name, digest in contents(out).items() if not name.startswith("halfbyte/release")}
     stages = [*stages_of(out / "halfbyte/release.json"), *stages_of(out / "halfbyte/release/after.json")]
     written = json.loads((out / "halfbyte/release.json").read_text())
@@ -71,7 +71,7 @@ def stages_of(path):
     assert {stage["state"] for stage in stages} <= {"done", "kept"}
     for stage in stages:
         if stage["name"] == "serve":  # where all its answers are kept, it is not started again
-            assert (stage.pop("exit_code"), stage.pop("why")) in ((0, ""), (None, "all that would ask it is kept"))
+            assert (stage.pop("exit_code"), stage.pop("why")) in ((0, ""), (None, "all stages that use it are kept"))
     return [
         {key: value for key, value in stage.items() if key not in PASSING and not (key == "key" and name in AFTER)}
         for stage in stages
@@ -80,7 +80,7 @@ def stages_of(path):
 
 
 def refuse_torn(out):
-    """Whatever has its name is whole; a verdict stands only where all that it rests on is measured."""
+    """Check that named files are complete, and that a verdict exists only with all its evidence."""
     for path in out.rglob("*.json"):
         json.loads(path.read_text())
     release = out / "halfbyte/release.json"

@@ -1,4 +1,4 @@
-"""A shard of the source that changes, shrinks, grows, is replaced or goes away in the middle of a run."""
+"""A source shard that changes, shrinks, grows, is replaced or is deleted during a run."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Two processes on one output folder: the second is refused and touches nothing, and a dead one holds no lock."""
+"""Two processes on one output folder: the second is rejected without side effects, and dead processes hold no lock."""
 
 import json
 import signal
@@ -10,7 +10,7 @@ from release_runner import run as release
 from test_release import BLOCK
 from wreck import contents, files
 
-# The first one waits in the middle of its work, where it holds the folder, until it is told to go on.
+# The first one waits in the middle of its work, holding the folder's lock, until it is released.
 WAITS = """
 import os, time
 from pathlib import Path
@@ -19,7 +19,7 @@ def preadv(file, *more):
     reads.append(file)
     if len(reads) == 5:
         Path({here!r}).touch()
-        for _ in range(6000):  # a minute: a test that fails leaves nobody behind
+        for _ in range(6000):  # a minute: a failed test leaves no process behind
             if Path({go!r}).exists():
                 break
             time.sleep(0.01)
@@ -38,7 +38,7 @@ def soon(true):
 
 
 def seen(out):
-    """Every file with its size and time, those that are half-written among them."""
+    """Return every file with its size and time, including temporary ones."""
     return {name: (path.stat().st_size, path.stat().st_mtime_ns) for name, path in files(out).items()}
 
 
@@ -49,7 +49,7 @@ def test_the_second_is_refused_and_the_first_goes_on(forking, place, undisturbed
     waits = WAITS.format(here=str(here), go=str(go))
     first = forking.start(*command, before=waits)
     soon(here.exists)
-    first.stop()  # one thread waits, and others may still write what was read before
+    first.stop()  # one thread waits, and others may still write data that was already read
     before = seen(out)
     with tally.one(REFUSED):
         code, _, said = halfbyte(*command)

@@ -1,4 +1,4 @@
-"""What lies in an output folder after a fault: whole files, files that are clearly not, and nothing in between."""
+"""Check an output folder after a fault: every file is either complete or clearly marked as temporary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import safetensors.numpy
 
 JOURNAL, PLAN = "halfbyte/journal.jsonl", "halfbyte/plan.json"
-_CHANGES = {PLAN, "halfbyte/verified.json"}  # written more than once: whole, and not always as in the end
+HASHED = "halfbyte/hashed.json"  # sizes, times and inodes of these very files
+_CHANGES = {PLAN, "halfbyte/verified.json", HASHED}  # written more than once: whole, and not always as in the end
 
 
 def files(folder: Path) -> dict[str, Path]:
@@ -18,8 +19,8 @@ def files(folder: Path) -> dict[str, Path]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Return the hash of every file; of a journal, that of what it says but for the time."""
-    return {name: _digest(path) for name, path in files(folder).items()}
+    """Return the hash of every file; a journal without its times."""
+    return {name: _digest(path) for name, path in files(folder).items() if name != HASHED}
 
 
 def _digest(path: Path) -> str:
@@ -30,7 +31,7 @@ def _digest(path: Path) -> str:
 
 
 def _lines(journal: Path) -> list[dict[str, Any]]:
-    """Return the lines of a journal. One that a kill tore stays where it is, alone, and says nothing."""
+    """Return the lines of a journal. A line torn by a kill stays on its own line and is ignored."""
     found = []
     for line in filter(None, journal.read_text().split("\n")):
         try:
@@ -41,7 +42,7 @@ def _lines(journal: Path) -> list[dict[str, Any]]:
 
 
 def refuse_torn(folder: Path, whole: dict[str, str]) -> None:
-    """Every file is as in the end, or carries a name that says that it is not."""
+    """Check that every file is final or has a temporary name."""
     for name, path in files(folder).items():
         if name.endswith(".part"):
             continue

@@ -1,4 +1,4 @@
-"""Small checkpoints that can be calibrated: pico with words of its own, texts for it, and commands to kill."""
+"""Small checkpoints that can be calibrated: pico with a tokenizer, texts for it, and commands to kill."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ release:
 # A process that has imported all and computed nothing, so that its children are the command without the seconds before.
 _LAUNCHER = """
 import json, os, sys
-import halfbyte.calibrate.choose, halfbyte.calibrate.report, halfbyte.transform.scales, halfbyte.audit.run
-from halfbyte import cli
+import halfbyte.engine.measure, halfbyte.calibrate.report, halfbyte.methods.activation_scales, halfbyte.audit.run
+from halfbyte.cli import main as cli
 for line in sys.stdin:
     job = json.loads(line)
     pid = os.fork()
@@ -41,7 +41,7 @@ for line in sys.stdin:
         words = os.open(job["words"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(words, 1); os.dup2(words, 2); os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if job["slow"]:
-            import time, halfbyte.run as jobs, halfbyte.calibrate.stream as stream
+            import time, halfbyte.engine.backends.local as jobs, halfbyte.calibrate.stream as stream
             apply, run_layer = jobs.apply, stream.run_layer
             jobs.apply = lambda *given: (time.sleep(job["slow"]), apply(*given))[1]
             stream.run_layer = lambda *given, **more: (time.sleep(10 * job["slow"]), run_layer(*given, **more))[1]
@@ -53,7 +53,7 @@ for line in sys.stdin:
 
 
 class Launcher:
-    """Runs the command line in processes of their own; each begins with everything imported."""
+    """Run the command line in forked processes with all imports done."""
 
     def __init__(self, folder: Path) -> None:
         self._words = folder / "words.txt"
@@ -71,16 +71,16 @@ class Launcher:
         return self._number()
 
     def run(self, *argv: object) -> tuple[int, str]:
-        """Run a command to its end; return its exit code and all that it said."""
+        """Run a command to completion; return its exit code and output."""
         self.start(*argv, wait=True)
         return self.exit_code(), self.words()
 
     def exit_code(self) -> int:
-        """Return the exit code of a command that was started with `wait`; it must have ended."""
+        """Return the exit code of a command started with `wait`; it must have exited."""
         return self._number()
 
     def words(self) -> str:
-        """Return what the last command said so far."""
+        """Return the output of the last command so far."""
         return self._words.read_text(encoding="utf-8") if self._words.exists() else ""
 
     def _number(self) -> int:
@@ -94,7 +94,7 @@ class Launcher:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a child of a launcher still runs; one that has ended may wait there as a zombie."""
+    """Return whether a child of a launcher is running (zombies are not)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -109,13 +109,13 @@ def wait_until(condition, seconds: float = 30.0) -> None:
 
 
 def kill(pid: int, signum: int = signal.SIGKILL) -> None:
-    """Send a signal to a child of a launcher and wait until it has ended."""
+    """Send a signal to a child of a launcher and wait for its exit."""
     os.kill(pid, signum)
     wait_until(lambda: not is_running(pid))
 
 
 def with_words(folder: Path) -> Path:
-    """Give a pico checkpoint a vocabulary of its size: one token for each printable character."""
+    """Give a pico checkpoint a tokenizer of its size: one token per printable character."""
     characters = [chr(code) for code in range(32, 127)]
     words = {text: number for number, text in enumerate(["<unk>", *characters])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
@@ -142,13 +142,13 @@ def texts(path: Path, count: int = 16, seed: int = 0, column: str = "article") -
 
 
 def arguments(data: Path, *, recipe: str = WAFER, samples: int = 6, sets: tuple[str, ...] = ()) -> list[str]:
-    """Return what a small calibrated run is told besides its folders."""
+    """Return the arguments of a small calibrated run, without its folders."""
     words = ["-r", recipe, "--data", f"news={data}", "--samples", str(samples), "--set", SHORT]
     return words + [word for override in sets for word in ("--set", override)]
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Return the hash of every file of a checkpoint; what halfbyte notes about the making is not part of it."""
+    """Return the hash of every file of a checkpoint, without halfbyte's own records."""
     files = [
         path for path in sorted(folder.rglob("*")) if path.is_file() and path.relative_to(folder).parts[0] != "halfbyte"
     ]

@@ -1,4 +1,4 @@
-"""Tests of whole commands; `pico` is beside this folder."""
+"""Fixtures for tests of complete commands; `pico` is in the parent folder."""
 
 import shutil
 import sys
@@ -13,7 +13,7 @@ from pico import write_pico
 
 @pytest.fixture(scope="module")
 def pristine_kinds(tmp_path_factory):
-    """One checkpoint of each kind that is asked for, written once; tests break copies."""
+    """One checkpoint of each requested kind, written once; tests damage copies."""
     written = {}
 
     def get(kind):
@@ -26,5 +26,5 @@ def pristine_kinds(tmp_path_factory):
 
 @pytest.fixture
 def bad_source(pristine_kinds, tmp_path):
-    """A checkpoint to break."""
+    """A checkpoint to damage."""
     return shutil.copytree(pristine_kinds("int4-k2.6"), tmp_path / "source")

@@ -1,4 +1,4 @@
-"""A server that throws back what it was told, and what `ps` shows of a command while it runs."""
+"""A server that echoes requests, and a recorder of what `ps` shows of a command while it runs."""
 
 import subprocess
 import threading
@@ -15,7 +15,7 @@ TOLD = ("Authorization", "X-Amz-Security-Token")  # the headers that carry keys
 
 
 class Echo(BaseHTTPRequestHandler):
-    """Says what it was sent, under a status, or hangs up."""
+    """Echo the request with a status, or close the connection."""
 
     mode = "401"
     seen: list[str] = []  # noqa: RUF012 - of the class: each test begins a new one
@@ -37,12 +37,12 @@ class Echo(BaseHTTPRequestHandler):
     do_GET = do_POST = do_HEAD = do_PUT = do_DELETE = _answer  # noqa: N815 - as http.server calls them
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Suppress logging."""
 
 
 @contextmanager
 def echoing(mode: str) -> Generator[tuple[str, type[Echo]]]:
-    """Give the address of a server that repeats what it was told, and what has seen it."""
+    """Yield the address of an echoing server, and its requests."""
     handler = type("Handler", (Echo,), {"mode": mode, "seen": []})
     server = QuietServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -51,7 +51,7 @@ def echoing(mode: str) -> Generator[tuple[str, type[Echo]]]:
 
 
 def command_lines(parent: int) -> list[bytes]:
-    """What `ps` shows of a process, of all that it started, and of all that those did."""
+    """Return the command lines of a process and all its descendants, as in `ps`."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -71,14 +71,14 @@ def command_lines(parent: int) -> list[bytes]:
 
 
 class Watched(NamedTuple):
-    """How a command ended, and every command line that it or its children had."""
+    """The end of a command, and all command lines of it and its children."""
 
     code: int | None  # None: it was killed, because it took too long
     lines: set[bytes]
 
 
 def watch(argv: list[str], environment: dict[str, str], words: Path, seconds: float) -> Watched:
-    """Run a command; what it prints goes into a file."""
+    """Run a command with its output in a file."""
     lines: set[bytes] = set()
     with words.open("wb") as file:
         process = subprocess.Popen(argv, env=environment, stdout=file, stderr=file, cwd=words.parent)

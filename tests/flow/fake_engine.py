@@ -1,7 +1,7 @@
-"""An engine for faults that a real one cannot be made to show: `python fake_engine.py PORT FAULT...`.
+"""A fake engine for faults that a real one cannot produce: `python fake_engine.py PORT FAULT...`.
 
-It writes the lines that vLLM writes, starts a process below itself in a session of its own (as engine cores may), and
-answers /health like vLLM, unless a fault says otherwise. The process below writes its id into the log.
+It writes vLLM's log lines, starts a child process in its own session (as engine cores do), and answers /health like
+vLLM, unless a fault changes that. The child writes its process id to the log.
 """
 
 import http.server

@@ -1,10 +1,11 @@
-"""Commands of a release that take no time: `python fake_stage.py COMMAND WORDS...` leaves what the real one would.
+"""Instant stand-ins for release stages: `python fake_stage.py COMMAND WORDS...` writes the result of the real one.
 
-The folder HALFBYTE_FAKE says how: `slow-STAGE` makes a stage wait, `code-STAGE` holds its exit code, `result-STAGE` is
-what it writes instead, `nothing-STAGE` makes it write nothing, `says-STAGE` is in its error. Every start
-is a line of `ran`.
+Files in the folder HALFBYTE_FAKE control it: `slow-STAGE` delays a stage, `code-STAGE` has its exit code,
+`result-STAGE` replaces its result, `nothing-STAGE` suppresses it, `says-STAGE` is its error message. Every start adds a
+line to `ran`.
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -14,6 +15,8 @@ from pathlib import Path
 
 SAY = Path(os.environ["HALFBYTE_FAKE"])
 POINT = {"failed": 0, "requests": 4, "tokens_per_second": 1.0, "where": "x"}
+MEASURED = ("audit", "compare", "probe", "eval", "bench")
+LOADED = (".safetensors", ".json", ".jinja", ".py", ".model")
 GOOD = {
     "audit": {"passed": True, "findings": [{"check": "bytes", "level": "good"}]},
     "compare": {"total": {"kl": {"value": 0.01}, "top1": {"value": 0.99}}},
@@ -28,26 +31,30 @@ GOOD = {
 
 def stage(words: list[str]) -> str:
     if Path(words[0]).is_absolute():
-        return "provenance"  # which is told two folders
+        return "provenance"  # it has two folder arguments
     if words[0] != "serve":
         return words[0]
     return "scripts" if "--write" in words else "source" if "--then" in words else "serve"
 
 
-def write(path: Path, value, time_ns: int | None = None) -> None:
+def write(path: Path, value) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(value))
-    if time_ns is not None:
-        os.utime(part, ns=(time_ns, time_ns))
     part.replace(path)
 
 
 def quantize(out: Path) -> None:
     for name in ("model.safetensors", "config.json"):
         if not (out / name).exists():
-            write(out / name, {}, time_ns=0)  # so that weights are known by the same stamps, whoever made them
+            write(out / name, {})
     write(out / "halfbyte" / "plan.json", {"fingerprint": "p1", "parts": {}, "shards": {}, "recipe": {}})
+
+
+def measured(out: Path) -> dict[str, str]:
+    """Return the measured files with their hashes, as in measured_files.py."""
+    files = [path for path in sorted(out.iterdir()) if path.suffix in LOADED and not path.name.startswith("LICENSE")]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def result(name: str, words: list[str]) -> Path | None:
@@ -86,7 +93,11 @@ def main(words: list[str]) -> int:
     told = SAY / f"result-{name}"
     path = result(name, words)
     if path is not None:
-        write(path, json.loads(told.read_text()) if told.exists() else {**GOOD.get(name, {}), "by": words})
+        found = json.loads(told.read_text()) if told.exists() else {**GOOD.get(name, {}), "by": words}
+        if name in MEASURED and isinstance(found, dict):
+            out = path.parents[2 if name in ("probe", "eval", "bench") else 1]
+            found = {"measured_files": measured(out), **found}
+        write(path, found)
     return code
 
 

@@ -1,4 +1,4 @@
-"""What tests of remote sources look at: every file of an output, and how much lies in a cache at any moment."""
+"""Helpers for tests of remote sources: all files of an output, and the size of a cache over time."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def everything(folder):
-    """Every file but those that tell of this machine; the journal without its times."""
+    """Return every file without machine-specific ones; the journal without its times."""
     found = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
@@ -18,12 +18,13 @@ def everything(folder):
             lines = [json.loads(line) for line in path.read_text().splitlines() if line]
             found[name] = sorted(json.dumps({**line, "seconds": 0}, sort_keys=True) for line in lines)
     found.pop("halfbyte/fetched.json", None)
+    found.pop("halfbyte/hashed.json", None)
     found.pop("halfbyte/verified.json", None)
     return found
 
 
 class Watch:
-    """The bytes of weights below a folder, looked at all the time; `most` is the largest sum seen."""
+    """The bytes of weights below a folder, sampled continuously; `most` is the maximum."""
 
     def __init__(self, folder):
         self.folder, self.most, self.looks = folder, 0, 0

@@ -1,8 +1,8 @@
-"""Rounds that leak, in a process of their own: the one of the tests holds what other tests have left in it.
+"""Rounds that leak, in a separate process, because the test process contains leftovers of other tests.
 
     python leaking_rounds.py WHAT ROUNDS FOLDER
 
-prints what the judgement of `make soak` found bad, as JSON.
+prints the problems that `make soak` would report, as JSON.
 """
 
 import json
@@ -22,7 +22,7 @@ MB = 1_000_000
 
 
 class Leaks:
-    """A round that keeps something, one of it in each; `end` gives all of it back."""
+    """A round that leaks one object of a kind; `end` releases all of them."""
 
     def __init__(self, folder):
         self.folder, self.held, self.stop = folder, [], threading.Event()
@@ -63,7 +63,7 @@ class Leaks:
 
 
 def main(what, rounds, folder):
-    census.LEAVING_S = 0.1  # nobody asks how the zombies ended, and the census would wait
+    census.LEAVING_S = 0.1  # the zombies are never reaped, and the census would wait
     leaks, found = Leaks(Path(folder)), Soak(600, {"temp_files": Path(folder)}, rounds=int(rounds))
     found.run(getattr(leaks, what))
     assert found.did == {what: int(rounds)}  # the fault was there

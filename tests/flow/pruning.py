@@ -1,4 +1,4 @@
-"""Pruning for tests: choices, plans of them, and the obvious way to prune a checkpoint, in memory."""
+"""Pruning helpers for tests: selections, plans, and a simple in-memory pruner."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from halfbyte.models.model import describe
-from halfbyte.pipeline import Result, quantize
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.checkpoint.headers import read_header
+from halfbyte.engine.pipeline import Result, quantize
+from halfbyte.families.model import describe
+from halfbyte.plan.prune_plan import LayerChoice, PrunePlan
 from halfbyte.plan.pruned import router_shape
-from halfbyte.prune.asked import recipe_of_plan
-from halfbyte.prune.plan_file import LayerChoice, PrunePlan
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.source.headers import read_header
+from halfbyte.prune.options import recipe_of_plan
 
 EXPERT = re.compile(r"(.*\.layers\.(\d+)\.mlp\.experts\.)(\d+)(\..*)")
 GATE = re.compile(r".*\.layers\.(\d+)\.mlp\.gate\.(?:weight|e_score_correction_bias)")
@@ -23,7 +23,7 @@ Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
 
 
 def some(folder: Path, keep: int, seed: int = 0) -> dict[int, tuple[int, ...]]:
-    """Return a choice that differs from layer to layer, and is in none the first experts."""
+    """Return a selection that differs by layer and is never just the first experts."""
     model, dice = describe(open_checkpoint(folder)), random.Random(seed)
     kept: dict[int, tuple[int, ...]] = {}
     for layer in model.moe_layers:
@@ -37,7 +37,7 @@ def some(folder: Path, keep: int, seed: int = 0) -> dict[int, tuple[int, ...]]:
 
 
 def plan_of(folder: Path, kept: Mapping[int, tuple[int, ...]]) -> PrunePlan:
-    """Return the plan of a choice."""
+    """Return the plan of a selection."""
     checkpoint = open_checkpoint(folder)
     router = router_shape(describe(checkpoint), checkpoint.config)
     layers = {layer: LayerChoice(chosen) for layer, chosen in kept.items()}
@@ -46,13 +46,13 @@ def plan_of(folder: Path, kept: Mapping[int, tuple[int, ...]]) -> PrunePlan:
 
 
 def prune(source: Path, out: Path, kept: Mapping[int, tuple[int, ...]], **options: Any) -> Result:
-    """Prune a checkpoint to a choice."""
+    """Prune a checkpoint to a selection."""
     plan = plan_of(source, kept)
     return quantize(source, out, recipe_of_plan(plan, "layers"), prune_plan=plan, **options)
 
 
 def tensors(folder: Path) -> Tensors:
-    """Read a whole checkpoint: dtype, shape and bytes by name."""
+    """Read a complete checkpoint: dtype, shape and bytes by name."""
     found: Tensors = {}
     for path in sorted(folder.glob("*.safetensors")):
         raw = path.read_bytes()
@@ -61,7 +61,7 @@ def tensors(folder: Path) -> Tensors:
 
 
 def obviously_pruned(before: Tensors, kept: Mapping[int, tuple[int, ...]]) -> Tensors:
-    """Prune tensors in memory: rename experts that stay, cut rows, leave everything else."""
+    """Prune tensors in memory: rename kept experts, cut rows, keep everything else."""
     after: Tensors = {}
     for name, (dtype, shape, data) in before.items():
         expert, gate = EXPERT.fullmatch(name), GATE.fullmatch(name)

@@ -1,4 +1,4 @@
-"""A real Ray cluster on this machine, of two nodes, in processes of its own; and faults for its workers."""
+"""A real Ray cluster of two nodes on this machine, in its own processes, and faults for its workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ cluster.shutdown()
 
 
 class RayCluster:
-    """Starts a cluster; `faults` is what goes wrong in its workers."""
+    """Start a cluster; `faults` are those of its workers."""
 
     def __init__(self, **environment: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hb", dir="/tmp"))  # a socket's path has 107 characters at most
@@ -69,7 +69,7 @@ class RayCluster:
         self._tell("remove")
 
     def add_node(self) -> None:
-        """Start a second node anew."""
+        """Start a second node again."""
         self._tell("add")
 
     def _tell(self, what: str) -> None:
@@ -79,18 +79,20 @@ class RayCluster:
         assert self._line(60) == "done"
 
     def _line(self, seconds: float) -> str:
-        """Read a line; a cluster that says nothing for so long is a failure, not a wait without end."""
+        """Read a line; fail if the cluster is silent for too long."""
         import select
 
         assert self._server.stdout is not None
-        ready, _, _ = select.select([self._server.stdout], [], [], seconds)
+        waiting = select.poll()
+        waiting.register(self._server.stdout, select.POLLIN)
+        ready = waiting.poll(seconds * 1_000)
         assert ready, (self.folder / "cluster.log").read_text()[-2000:]
         line = self._server.stdout.readline().strip()
         assert line, (self.folder / "cluster.log").read_text()[-2000:]
         return line
 
     def processes(self) -> list[int]:
-        """Return what runs of this cluster: everything of it has its folder in its environment."""
+        """Return the processes of this cluster, which have its folder in their environment."""
         found: list[int] = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -103,7 +105,7 @@ class RayCluster:
         return found
 
     def close(self) -> None:
-        """End the cluster, and whatever of it has not ended by itself."""
+        """Stop the cluster and all its remaining processes."""
         assert self._server.stdin is not None
         self._server.stdin.close()
         try:
@@ -136,7 +138,7 @@ class Faults:
         return len(list(self.folder.glob(f"{kind}-*")))
 
     def jobs(self) -> list[tuple[int, str]]:
-        """Return the process and the name of every job that was begun."""
+        """Return process and name of every started job."""
         try:
             lines = (self.folder / "jobs").read_text().splitlines()
         except FileNotFoundError:
@@ -149,10 +151,11 @@ class Faults:
 
 
 def everything(folder: Path) -> dict[str, Any]:
-    """Return every file of an output folder by its bytes, and its journal without its order and its clock."""
+    """Return every file of an output folder by its bytes, and its journal without order and times."""
     found: dict[str, Any] = {
         str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }
+    found.pop("halfbyte/hashed.json", None)  # sizes, times and inodes of these very files
     journal = [json.loads(line) for line in found.pop("halfbyte/journal.jsonl").splitlines() if line.strip()]
     for line in journal:
         line.pop("seconds")

@@ -1,4 +1,4 @@
-"""What tests of bad input share: what an error says, and a source that stays as it is."""
+"""Helpers for tests of bad input: error messages, and a source that must stay unchanged."""
 
 import hashlib
 
@@ -9,7 +9,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def everything(folder):
-    """What lies in a folder: each file with its hash, each link with its target."""
+    """Return the contents of a folder: files with hashes, links with targets."""
     paths = sorted(folder.rglob("*"))
     links = {str(path): str(path.readlink()) for path in paths if path.is_symlink()}
     files = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
@@ -17,7 +17,7 @@ def everything(folder):
 
 
 def refused(halfbyte, source, out, *options, recipe=RECIPE, code=EXIT_USAGE):
-    """Run the command, and return the sentence, the place and the remedy of its error."""
+    """Run the command and return what, where and fix of its error."""
     before = everything(source)
     left, printed, words = halfbyte("-q", "quantize", source, out, "-r", recipe, *options)
     assert (left, printed) == (code, ""), words

@@ -8,7 +8,7 @@ from pathlib import Path
 from halfbyte.errors import HalfbyteError
 from halfbyte.release.run import Folders, Release
 from halfbyte.release.stages import Asked, make_stages
-from halfbyte.terminal.console import Output
+from halfbyte.ui.console import Output
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_stage.py"))
 
@@ -31,7 +31,7 @@ def made(
 
 
 def run(source: str, out: str, block: str, options: str) -> int:
-    """Run it as the command line does; return the exit code."""
+    """Run it like the command line; return the exit code."""
     try:
         ended = made(Path(source), Path(out), json.loads(block), **json.loads(options)).run(Output())
     except HalfbyteError as error:

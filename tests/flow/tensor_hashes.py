@@ -1,4 +1,4 @@
-"""Hashes of what a safetensors file holds, by name."""
+"""Hashes of the tensors in a safetensors file, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The corpus of attacks on a checkpoint's files, through every command that reads them."""
+"""The attack corpus on a checkpoint's files, through every command that reads them."""
 
 import shutil
 
@@ -9,7 +9,7 @@ from attacks.headers import HEADERS
 from attacks.indices import INDICES, shards
 from pico import write_pico
 
-from halfbyte import cli
+from halfbyte.cli import main as cli
 
 RECIPE = "kimi-k2.6-mxfp4-wafer"
 # What can be left out of a checkpoint or be anything: then commands may well end with 0.
@@ -18,7 +18,7 @@ CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory):
-    """A checkpoint on which every command has run once: what they import is no part of what an attack takes."""
+    """A checkpoint on which every command has run once, so that imports are not measured."""
     folder = tmp_path_factory.mktemp("pristine")
     source = write_pico(folder / "source")
     for command in commands(source, source, folder / "out"):
@@ -51,7 +51,7 @@ def commands(source, pristine, out):
 
 
 def refused_everywhere(halfbyte, source, pristine, tmp_path, *, large=False):
-    """Run all of them, on what takes seconds to read only the first: it says no, and nothing is written."""
+    """Run all commands (only the first on slow inputs) and check that each rejects the input and writes nothing."""
     for number, command in enumerate(commands(source, pristine, tmp_path / "out")[: 1 if large else None]):
         code, _, _ = run_bounded(halfbyte, *command)
         assert code != 0 or number > 1, command
@@ -77,7 +77,7 @@ def test_a_hostile_total(halfbyte, source, pristine, tmp_path, attack):
         run_bounded(halfbyte, *command)
 
 
-NOT_FOR_SHARDS = ("every_value", "doubled_keys")  # a shard is no JSON
+NOT_FOR_SHARDS = ("every_value", "doubled_keys")  # a shard is not JSON
 PLACES = [
     (attack, file)
     for attack in FILES

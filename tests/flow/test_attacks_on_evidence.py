@@ -1,4 +1,6 @@
-"""Any file in place of evidence, card or record: every command that reads it ends soon, in little memory, in words."""
+"""Arbitrary files in place of evidence, card or record: every reader stops quickly, in little memory, with a
+message.
+"""
 
 import shutil
 
@@ -28,7 +30,7 @@ def released(tmp_path_factory):
 
 @pytest.mark.parametrize("attack", FILES)
 def test_card_and_report(halfbyte, measured, tmp_path, attack):
-    """Each attack on two kinds of evidence, so that all kinds together have several."""
+    """Each attack is applied to two kinds of evidence, so that every kind gets several."""
     number = list(FILES).index(attack)
     for kind in (KINDS[number % len(KINDS)], KINDS[(5 * number + 3) % len(KINDS)]):
         out = tmp_path / "out"
@@ -83,7 +85,7 @@ def test_a_trace_that_is_none(halfbyte, tmp_path, attack):
 
 @pytest.mark.parametrize("attack", FILES)
 def test_going_on_in_a_folder(halfbyte, released, tmp_path, attack):
-    """What a run left is read before the next goes on; a journal that is none means that shards are made again."""
+    """A resumed run reads the files of the previous one; with an invalid journal, shards are written again."""
     for name in ("plan.json", *(("journal.jsonl",) if attack not in CHANGED else ())):
         source, out = copy_folder(released, tmp_path)
         FILES[attack](out / "halfbyte" / name)

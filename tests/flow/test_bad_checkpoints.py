@@ -1,6 +1,6 @@
-"""Every bad checkpoint that `quantize` can be given: one sentence says what, where and what to do; nothing is written.
+"""Bad checkpoints given to `quantize`: one error with what, where and fix; nothing is written.
 
-The commands are the real ones. What the parsers refuse in detail is tested beside them (`unit/source`, `unit/models`).
+These tests run the real commands. The parsers' own errors are tested in `unit/checkpoint` and `unit/families`.
 """
 
 import json
@@ -138,7 +138,7 @@ def pickles_only(folder):
 
 
 def without(folder, drop):
-    """Write the shards and the index again, without some tensors."""
+    """Rewrite the shards and the index without some tensors."""
     from safetensors.torch import load_file, save_file
 
     index = json.loads((folder / INDEX).read_text())
@@ -198,31 +198,51 @@ def no_config(folder):
 # How the folder is broken: then the sentence, the place and the remedy, each of them in part.
 CASES = {
     missing_shard: (f"shard '{SECOND}' is missing", "source", "download it"),
-    truncated_shard: ("the tensors end at byte ", SECOND, "download this shard again: it is cut off"),
+    truncated_shard: ("the tensors end at byte ", SECOND, "download this shard again: it is truncated"),
     shard_of_a_few_bytes: ("the file has 3 bytes, too few for a header", SECOND, "download this shard again"),
     header_beyond_the_file: ("the header should have 1,000,000,000,000,000 bytes, but the file has ", SECOND, "again"),
-    shard_is_no_safetensors: ("the header should have ", SECOND, "it is cut off or not safetensors"),
+    shard_is_no_safetensors: ("the header should have ", SECOND, "it is truncated or not safetensors"),
     overlapping_offsets: ("the tensor overlaps the tensor before it", f"{SECOND}: {AT}.1.", "the file is damaged"),
     offsets_out_of_range: ("the tensor leaves a gap before it", f"{SECOND}: {AT}.1.", "the file is damaged"),
-    tensor_twice_in_a_header: ("the header names it twice", f"{SECOND}: {EXPERT}.weight_packed", "download it again"),
-    tensor_in_two_shards: ("' is in two shards", f"{SECOND} and model-copy.safetensors", "remove the shard"),
+    tensor_twice_in_a_header: ("duplicate header entry", f"{SECOND}: {EXPERT}.weight_packed", "download it again"),
+    tensor_in_two_shards: ("' is in two shards", f"{SECOND} and model-copy.safetensors", "remove the wrong shard"),
     unknown_dtype: ("unknown dtype 'F6_E3M2'", f"{SECOND}: {EXPERT}.weight_scale", "halfbyte knows F64, "),
     shape_and_bytes_disagree: ("BF16 [32, 3] needs 192 bytes, the header gives 128", EXPERT, "the file is damaged"),
-    index_points_outside: ("the index names a shard '../outside.safetensors'", INDEX, "inside the checkpoint's own"),
-    index_with_an_absolute_path: ("the index names a shard '/", INDEX, "inside the checkpoint's own folder"),
-    shard_is_a_link_that_leaves: (f"'{SECOND}' is a link that leaves the folder", "source", "copy the file into"),
-    tokenizer_is_a_link_that_leaves: ("'tokenizer.json' is a link that leaves the folder", "source", "copy the file"),
-    folder_is_a_link_that_leaves: ("'more' is a link that leaves the folder", "source", "copy the file"),
-    tokenizer_is_a_link_to_nothing: ("'tokenizer.json' is a link to nothing", "source", "download it again"),
+    index_points_outside: ("invalid shard name '../outside.safetensors'", INDEX, "inside the checkpoint's own"),
+    index_with_an_absolute_path: ("invalid shard name '/", INDEX, "inside the checkpoint's own folder"),
+    shard_is_a_link_that_leaves: (f"'{SECOND}' is a link to a path outside the folder", "source", "copy the file into"),
+    tokenizer_is_a_link_that_leaves: (
+        "'tokenizer.json' is a link to a path outside the folder",
+        "source",
+        "copy the file",
+    ),
+    folder_is_a_link_that_leaves: ("'more' is a link to a path outside the folder", "source", "copy the file"),
+    tokenizer_is_a_link_to_nothing: ("'tokenizer.json' is a broken link", "source", "download it again"),
     pickles_only: ("only pickled weights (pytorch_model.bin), which can run code when loaded", "source", "convert"),
-    missing_weight_scale: ("weight_scale is missing: there is weight_packed I32", EXPERT, "download the whole"),
+    missing_weight_scale: ("weight_scale is missing: found weight_packed I32", EXPERT, "download the whole"),
     expert_missing_in_one_layer: ("expert 3 is missing in layer 2", "layer 2", "download the whole checkpoint"),
-    config_with_more_experts: ("n_routed_experts = 384, but each MoE layer has 4 experts", "config.json", "together"),
-    config_with_more_layers: ("num_hidden_layers = 61, but the tensors have 3 layers", "config.json", "together"),
-    config_with_another_width: ("moe_intermediate_size = 2048, but '", "config.json", "do not belong together"),
-    config_of_another_format: ("declares modelopt, which is nvfp4, but there is int4", "config.json", "together"),
-    config_of_no_format: ("config.json has no quantization_config, but there is int4", "config.json", "together"),
-    unknown_model_type: ("unknown model_type 'llama'", "config.json", "halfbyte knows "),
+    config_with_more_experts: (
+        "n_routed_experts = 384, but each MoE layer has 4 experts",
+        "config.json",
+        "does not match",
+    ),
+    config_with_more_layers: ("num_hidden_layers = 61, but the tensors have 3 layers", "config.json", "does not match"),
+    config_with_another_width: (
+        "moe_intermediate_size = 2048, but '",
+        "config.json",
+        "config.json does not match the weights",
+    ),
+    config_of_another_format: (
+        "declares modelopt, which means nvfp4, but the tensors are int4",
+        "config.json",
+        "does not match",
+    ),
+    config_of_no_format: (
+        "config.json has no quantization_config, but the tensors are int4",
+        "config.json",
+        "does not match",
+    ),
+    unknown_model_type: ("unknown model_type 'llama'", "config.json", "supported: "),
     no_config: ("config.json is missing", "source", "download it too"),
 }
 
@@ -238,5 +258,5 @@ def test_a_source_that_cannot_be_right(halfbyte, bad_source, tmp_path, spoil):
 
 def test_a_source_that_is_not_there(halfbyte, tmp_path):
     what, where, _ = refused(halfbyte, tmp_path / "nowhere", tmp_path / "out")
-    assert (what, where) == ("there is no such folder", str(tmp_path / "nowhere"))
+    assert (what, where) == ("the folder does not exist", str(tmp_path / "nowhere"))
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Scales that are no numbers, in every stored format: found while the weights stream by; what was finished stays."""
+"""Scales that are not finite numbers, in every stored format: detected while streaming; finished shards are kept."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ from refusals import INDEX, RECIPE, refused
 
 NAN, INF = float("nan"), float("inf")
 E4M3_NAN, E8M0_NAN = 0x7F, 0xFF
-# Kind of checkpoint, the tensor that is spoilt, what is written into it.
+# Kind of checkpoint, damaged tensor, written value.
 SCALES = [
     ("int4-k2.6", "weight_scale", NAN),
     ("int4-k2.6", "weight_scale", INF),
@@ -31,12 +31,12 @@ SCALES = [
     ("bf16", "weight", NAN),  # to BF16 it would be the same bytes: nothing is decoded
 ]
 RECIPES = [RECIPE, "kimi-k2.6-nvfp4a16", "kimi-k2.6-fp8-reference", "kimi-k2.6-bf16"]
-# All that is quantized is encoded or decoded, whatever the source keeps in its own format.
+# Every quantized tensor is encoded or decoded, whatever format the source keeps.
 DECODED = [f"--set=roles.{role}=bf16" for role in ("attention", "dense_mlp", "shared_experts")]
 
 
 def spoil_scale(folder, module, suffix, value):
-    """Write a value into the last element of a tensor; an integer is a bit pattern. Return the shard's old bytes."""
+    """Write a value into the last element of a tensor (an integer is a bit pattern). Return the shard's old bytes."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -56,7 +56,7 @@ def spoil_scale(folder, module, suffix, value):
     [(*row, recipe) for row in SCALES for recipe in RECIPES if (row[0], recipe) != ("bf16", "kimi-k2.6-bf16")],
 )
 def test_scales_that_are_no_numbers(halfbyte, pristine_kinds, tmp_path, kind, suffix, value, recipe):
-    """They are found while the weights stream by: the tensor is named, and what was finished before stays."""
+    """They are found while streaming: the tensor is named, and finished shards are kept."""
     source, out = shutil.copytree(pristine_kinds(kind), tmp_path / "source"), tmp_path / "out"
     prefix = "language_model." if kind in ("int4-k2.6", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct") else ""
     module = f"{prefix}model.layers.2.mlp.experts.3.up_proj"

@@ -1,4 +1,4 @@
-"""Calibrated checkpoints: equal to ModelOpt's to the bit, resumed to the bit, and refused where they would be wrong."""
+"""Calibrated checkpoints: bit-equal to ModelOpt's, bit-equal after resuming, and rejected if they would be wrong."""
 
 import importlib
 import json
@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from halfbyte.calibrate import stream
-from halfbyte.calibrate.rows import Rows
-from halfbyte.numerics.reference.sweep import relative_gap
-from halfbyte.pipeline import quantize
+from halfbyte.calibrate.token_rows import Rows
+from halfbyte.engine.pipeline import quantize
+from halfbyte.formats.reference.sweep import relative_gap
 from halfbyte.recipe.load import load_recipe
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -40,7 +40,7 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def fused(module: str) -> list[str]:
-    """The linears that share a tensor scale with one."""
+    """Return the linears that share a tensor scale with this one."""
     if module.endswith("down_proj"):
         return [module]
     return [f"{module.rpartition('.')[0]}.{name}" for name in ("gate_proj", "up_proj")]
@@ -58,7 +58,7 @@ def golden(version: str) -> dict:
 
 
 def rows_of(ids, real) -> Rows:
-    """The golden's tokens as hf_ptq pads them."""
+    """Return the golden tokens as hf_ptq pads them."""
     shape = ids.shape
     documents = np.where(real, np.arange(len(ids))[:, None], -1).astype(np.int32)
     return Rows(
@@ -74,7 +74,7 @@ def rows_of(ids, real) -> Rows:
 
 @pytest.fixture
 def golden_rows(modules, monkeypatch):
-    """Calibrate with the golden's tokens, whatever the recipe names."""
+    """Calibrate with the golden tokens, independent of the recipe."""
     rows = rows_of(*modules[0].tokens())
     monkeypatch.setattr(stream, "make_rows", lambda *_: rows)
     monkeypatch.setattr(stream, "load_vocabulary", lambda _: type("Vocabulary", (), {"named": {}}))

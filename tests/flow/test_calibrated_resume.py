@@ -1,4 +1,4 @@
-"""Calibrated runs that are killed, stopped or given something else: the same bytes in the end, or a refusal."""
+"""Calibrated runs that are killed, stopped or changed: the same bytes in the end, or an error."""
 
 import json
 import os
@@ -12,10 +12,10 @@ import pytest
 from calibratable import DECART, WAFER, Launcher, arguments, digests, is_running, kill, small, texts, wait_until
 from safetensors.torch import load_file, save_file
 
-from halfbyte.calibrate.named_files import with_data
+from halfbyte.calibrate.local_data import with_data
+from halfbyte.engine.calibrate import calibrate
+from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import UsageError
-from halfbyte.measuring import calibrate
-from halfbyte.pipeline import quantize
 from halfbyte.recipe.load import load_recipe
 
 LAYERS = 5
@@ -27,7 +27,7 @@ MEASURED = re.compile(r"measured layer (\d+) of")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A source, its data, and what an undisturbed run makes of them."""
+    """A source, its data, and the output of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("place")
     texts(folder / "texts.jsonl")
     small(folder / "source", layers=LAYERS, experts=12, hidden=128, expert_width=96)
@@ -52,7 +52,8 @@ def command(place, out):
 
 
 def measured(words):
-    return [int(number) for number in MEASURED.findall(words)]
+    """Return the measured layers, numbered from 0."""
+    return [int(number) - 1 for number in MEASURED.findall(words)]
 
 
 def hidden_files(folder):
@@ -60,7 +61,7 @@ def hidden_files(folder):
 
 
 def strike(launcher, argv, begun, dice, number):
-    """Start a command and kill it: every third time at any moment, else while it is at work."""
+    """Start a command and kill it: every third time at any moment, otherwise while it works."""
     process = launcher.start(*argv, slow=0.003)
     if number % 3 == 0:
         time.sleep(dice.uniform(0, 0.5))
@@ -73,13 +74,13 @@ def strike(launcher, argv, begun, dice, number):
 
 
 def assert_each_once(layers):
-    """No layer was measured twice. One that was kept may have been killed before it was said."""
+    """Check that no layer was measured twice. A kept layer may have been killed before it was reported."""
     assert len(layers) == len(set(layers)), f"a layer was run again: {layers}"
     assert set(layers) <= set(range(LAYERS))
 
 
 def test_sigkill_at_random_moments_loses_a_layer_at_most(place, launcher, tmp_path):
-    """Eighteen kills, each resumed; no layer that was measured is measured again, and the bytes are the same."""
+    """Eighteen kills, each resumed: no layer is measured twice, and the bytes are the same."""
     dice, out, whole = random.Random(5), tmp_path / "out", digests(place / "whole")
     stats = out / "halfbyte/stats"
     struck, ran, inside = 0, [], 0
@@ -88,10 +89,10 @@ def test_sigkill_at_random_moments_loses_a_layer_at_most(place, launcher, tmp_pa
         ran += measured(launcher.words())
         assert len(ran) == len(set(ran)), f"a layer was run again: {ran}"
         inside += bool(hidden_files(stats))
-        assert len(hidden_files(stats)) <= 2  # the next one is whole before the last one goes
+        assert len(hidden_files(stats)) <= 2  # the next one is complete before the last is removed
         for name, digest in digests(out).items() if out.exists() else ():
             assert name.endswith(".part") or whole[name] == digest
-        if (out / "config.json").exists():  # it came through before the signal did: begin anew
+        if (out / "config.json").exists():  # it finished before the signal arrived: start again
             shutil.rmtree(out)
             ran = []
     assert struck >= 15, "too many runs came through: adapt the waiting times"
@@ -135,13 +136,14 @@ def test_ctrl_c_stops_soon_and_says_how_to_go_on(place, launcher, tmp_path, verb
     assert time.monotonic() - begin < 5  # and then Python takes a while to forget PyTorch
     assert launcher.exit_code() == 130
     words = launcher.words()
-    assert "run the same command again to go on" in words
+    assert "run the same command again to resume" in words
     assert "Traceback" not in words
     assert not list(out.rglob("*.part"))
     assert not (out / "config.json").exists()
     code, more = launcher.run(*argv)
     assert code == 0, more
     assert sorted(measured(words) + measured(more)) == list(range(LAYERS))
+    assert f"measured layer {LAYERS} of {LAYERS}" in more  # also a resumed run counts to the end
     assert digests(out) == digests(place / ("whole" if verb == "quantize" else "stats"))
 
 
@@ -171,7 +173,7 @@ def test_a_damaged_shard_is_made_again_without_the_data_being_run(place, tmp_pat
 
 
 def test_what_a_kill_left_beside_finished_statistics_goes(place, tmp_path):
-    """Killed after the one file was written, before the files that it was made from were removed."""
+    """Killed after the file was written, before its input files were removed."""
     out = tmp_path / "out"
     shutil.copytree(place / "whole", out)
     stats = out / "halfbyte/stats"
@@ -200,17 +202,17 @@ def begun(place, tmp_path):
     out = tmp_path / "out"
 
     def stop(progress):
-        if "measured layer 1" in progress.shard:
+        if "measured layer 2" in progress.shard:
             raise KeyboardInterrupt
 
-    with pytest.raises(Exception, match="stopped"):
+    with pytest.raises(Exception, match="interrupted; 0 of 2 shards are complete"):
         quantize(place / "source", out, recipe(place), verify_source=False, progress=stop)
     assert hidden_files(out / "halfbyte/stats")
     return out
 
 
 def refused(begun, match, **how):
-    """A run that is told something else is refused, and touches nothing."""
+    """Check that a run with changed options is rejected without side effects."""
     before = {path: path.read_bytes() for path in begun.rglob("*") if path.is_file()}
     with pytest.raises(UsageError, match=match):
         quantize(how.pop("source"), begun, how.pop("recipe"), verify_source=False, **how)
@@ -224,7 +226,7 @@ def test_other_data_does_not_resume(place, begun, tmp_path):
 
 
 def test_the_same_file_with_other_texts_does_not_resume(place, begun, tmp_path):
-    """The recipe names the same path; what lies there has changed."""
+    """The recipe names the same path, but its content changed."""
     kept = (place / "texts.jsonl").read_bytes()
     try:
         texts(place / "texts.jsonl", seed=9)
@@ -271,16 +273,16 @@ def test_statistics_of_something_else_are_no_place_to_go_on(place, tmp_path):
 
 
 def test_hidden_states_without_their_layers_are_not_used(place, begun):
-    """Files that went away are measured again, not taken for granted."""
+    """Deleted files are measured again."""
     (begun / "halfbyte/stats/layer-00000.safetensors").unlink()
     said = []
     quantize(place / "source", begun, recipe(place), verify_source=False, progress=lambda p: said.append(p.shard))
-    assert [int(found[1]) for line in said if (found := MEASURED.match(line))] == list(range(LAYERS))
+    assert [int(found[1]) for line in said if (found := MEASURED.match(line))] == list(range(1, LAYERS + 1))
     assert digests(begun) == digests(place / "whole")
 
 
 def test_hidden_states_decide_what_follows(place, begun):
-    """The test of the tests: other hidden states give other scales, so equal bytes mean that they were kept."""
+    """A test of the tests: other hidden states give other scales, so equal bytes mean that they were kept."""
     (path,) = hidden_files(begun / "halfbyte/stats")
     save_file({"hidden": load_file(path)["hidden"].flip(-1).contiguous()}, path)
     quantize(place / "source", begun, recipe(place), verify_source=False)

@@ -1,4 +1,4 @@
-"""Folders of statistics: one model, one number of layers, one run at a time, and whole or measured again."""
+"""Folders of statistics: one model, one number of layers, one run at a time; incomplete ones are measured again."""
 
 import json
 import shutil
@@ -7,11 +7,11 @@ import pytest
 from calibratable import SHORT, WAFER, Launcher, arguments, digests, small, texts, wait_until
 
 from halfbyte.calibrate import store
-from halfbyte.calibrate.named_files import with_data
+from halfbyte.calibrate.local_data import with_data
 from halfbyte.calibrate.store import read_stats
+from halfbyte.engine.calibrate import calibrate
+from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import InterruptedRunError, UsageError
-from halfbyte.measuring import calibrate
-from halfbyte.pipeline import quantize
 from halfbyte.recipe.load import load_recipe
 
 LAYERS = 4
@@ -32,10 +32,10 @@ def recipe(place, *sets, name=WAFER, samples=6):
 
 
 def stopped(place, folder, after, **how):
-    """A calibration that was stopped when it had measured so many layers."""
+    """A calibration that was stopped after this number of layers."""
 
     def stop(progress):
-        if f"measured layer {after - 1} of" in progress.shard:
+        if f"measured layer {after} of" in progress.shard:
             raise KeyboardInterrupt
 
     with pytest.raises(InterruptedRunError):
@@ -58,7 +58,7 @@ def with_config(place, folder, **changes):
 
 
 def test_another_config_does_not_resume(place, tmp_path):
-    """The same weights route and scale otherwise under another config.json: half of each is nobody's statistics."""
+    """Under another config.json the same weights route and scale differently, so statistics must not be mixed."""
     folder = stopped(place, tmp_path / "stats", 2)
     before = contents(folder)
     other = with_config(place, tmp_path / "other", routed_scaling_factor=1.5)
@@ -71,7 +71,7 @@ def test_another_config_does_not_resume(place, tmp_path):
 
 def test_statistics_of_another_config_are_refused(place, tmp_path):
     other = with_config(place, tmp_path / "other", routed_scaling_factor=1.5)
-    with pytest.raises(UsageError, match=r"measured under another config\.json"):
+    with pytest.raises(UsageError, match=r"measured with another config\.json"):
         quantize(other, tmp_path / "out", recipe(place), stats=place / "stats", verify_source=False)
     assert not (tmp_path / "out").exists()
     same = with_config(place, tmp_path / "same")
@@ -85,18 +85,18 @@ def test_statistics_that_do_not_name_their_config_are_measured_again(place, tmp_
     for layer, stats in layers.items():
         earlier.save(layer, stats)
     earlier.finish()
-    with pytest.raises(UsageError, match=r"do not say under which config\.json .*measure again"):
+    with pytest.raises(UsageError, match=r"do not identify their config\.json.*measure again"):
         quantize(place / "source", tmp_path / "out", recipe(place), stats=tmp_path / "stats", verify_source=False)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_few_layers_and_all_of_them_do_not_share_a_folder(place, tmp_path):
-    """Neither way around: not the few taken for all, nor all of them cut to the few."""
+    """In neither direction: partial statistics are not used for all layers, nor complete ones cut."""
     calibrate(place / "source", tmp_path / "two", recipe(place), layers=2)
     begun = stopped(place, tmp_path / "begun", 3)
     for folder, sentence, layers in (
-        (tmp_path / "two", "statistics of 2 layers, and 4 are asked for", None),
-        (begun, "statistics of 4 layers, and 2 are asked for", 2),
+        (tmp_path / "two", "statistics of 2 layers, but 4 are requested", None),
+        (begun, "statistics of 4 layers, but 2 are requested", 2),
     ):
         before = contents(folder)
         with pytest.raises(UsageError, match=sentence):
@@ -108,7 +108,7 @@ def test_a_few_layers_and_all_of_them_do_not_share_a_folder(place, tmp_path):
 
 
 def test_statistics_of_all_layers_serve_the_first(place, tmp_path):
-    """And they stay what they are: laid beside the weights, they are used again without being given again."""
+    """Statistics that are copied into the output folder are reused without being passed again."""
     for stats in (place / "stats", None):
         quantize(place / "source", tmp_path / "out", recipe(place), layers=2, stats=stats, verify_source=False)
     quantize(place / "source", tmp_path / "own", recipe(place), layers=2, verify_source=False)
@@ -116,7 +116,7 @@ def test_statistics_of_all_layers_serve_the_first(place, tmp_path):
 
 
 def test_two_runs_at_once_in_one_folder(place, tmp_path, halfbyte):
-    """The second is told, and the first does not notice."""
+    """The second run is rejected, and the first is not affected."""
     launcher, folder = Launcher(tmp_path), tmp_path / "stats"
     words = ["calibrate", place / "source", *arguments(place / "texts.jsonl"), "-o", folder]
     launcher.start(*words, slow=0.15, wait=True)
@@ -151,15 +151,17 @@ def test_what_cannot_be_read_is_measured_again(place, tmp_path, name, damage):
     damage(folder / name)
     said = []
     calibrate(place / "source", folder, recipe(place), progress=lambda p: said.append(p.shard))
-    assert [line for line in said if "measured layer" in line] == [f"measured layer {n} of 4" for n in range(LAYERS)]
+    assert [line for line in said if "measured layer" in line] == [
+        f"measured layer {n} of 4" for n in range(1, LAYERS + 1)
+    ]
     assert contents(folder) == contents(place / "stats")
 
 
 def test_damaged_files_do_not_stop_a_checkpoint(place, tmp_path):
-    """A run that is resumed with nothing but damaged files beside it makes the same bytes."""
+    """A resumed run with only damaged files gives the same bytes."""
 
     def stop(progress):
-        if "measured layer 2 of" in progress.shard:
+        if "measured layer 3 of" in progress.shard:
             raise KeyboardInterrupt
 
     with pytest.raises(InterruptedRunError):

@@ -1,4 +1,4 @@
-"""`halfbyte compare` from the outside: what it prints, writes and refuses."""
+"""`halfbyte compare` end to end: output, files and errors."""
 
 import json
 import threading
@@ -10,7 +10,7 @@ import tokenizers
 from pico import write_pico
 
 from halfbyte.compare import checkpoints
-from halfbyte.pipeline import quantize
+from halfbyte.engine.pipeline import quantize
 from halfbyte.recipe.load import load_recipe
 
 TURNS = ["<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>", "<think>", "</think>"]
@@ -21,7 +21,7 @@ TEMPLATE = f"{{%- for message in messages -%}}{TURN}{{%- endfor -%}}"
 
 
 def _give_words(folder: Path, words: list[str]) -> None:
-    """A vocabulary of whole words, in the place of the small checkpoint's."""
+    """Replace the small checkpoint's tokenizer by one of whole words."""
     (folder / "tiktoken.model").unlink()
     ids = {word: number for number, word in enumerate([*words, "?"])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="?"))
@@ -60,7 +60,8 @@ def place(tmp_path_factory):
 @pytest.fixture
 def compared(place, halfbyte):
     def run(out, *options, data=("news=texts.jsonl",), size=("--samples", "12", "--length", "40")):
-        named = [f"{domain}={place / file}" for domain, _, file in (pair.partition("=") for pair in data)]
+        parted = [pair.rpartition("=") for pair in data]
+        named = [f"{domain}{equals}{place / file}" for domain, equals, file in parted]
         pairs = [part for pair in named for part in ("--data", pair)]
         return halfbyte("compare", place / "source", place / out, *pairs, *size, *options)
 
@@ -89,6 +90,20 @@ def test_the_table_says_what_the_json_says(compared):
     assert facts["emulated"].strip() == "nothing: weights only"
     assert value["total"]["kl"]["low"] < value["total"]["kl"]["value"] < value["total"]["kl"]["high"]
     assert "next: " in err
+
+
+@pytest.mark.parametrize("data", [("x=few.jsonl",), ("few.jsonl",), ("x=few.jsonl", "y=texts.jsonl")])
+def test_a_small_file_without_other_options_is_compared(place, compared, data):
+    rows = (place / "texts.jsonl").read_text().splitlines()
+    (place / "few.jsonl").write_text("\n".join(rows[:3]) + "\n")
+    code, out, err = compared("bf16", "--json", data=data, size=("--length", "8"))
+    assert code == 0, err
+    count = json.loads(out)["rows"][0]
+    assert 0 < count < 128
+    assert count % len(data) == 0
+    code, _, err = compared("bf16", data=data, size=("--length", "8", "--samples", "128"))
+    assert code == 2
+    assert "of " in err
 
 
 def test_domains_from_a_column_and_answers_alone(compared, tmp_path):
@@ -138,8 +153,8 @@ def test_threads_change_nothing(compared):
     ("options", "what"),
     [
         ({"data": ()}, "Missing option '--data'"),
-        ({"data": ("news=nothing.jsonl",)}, "there is no such file"),
-        ({"size": ("--samples", "900")}, "it has"),
+        ({"data": ("news=nothing.jsonl",)}, "file not found"),
+        ({"size": ("--samples", "900")}, "only 4 of 900 rows available"),
     ],
 )
 def test_data_that_is_not_there_is_refused(compared, options, what):
@@ -155,7 +170,7 @@ def test_another_vocabulary_is_refused(place, compared):
         _give_words(write_pico(other, experts=8), WORDS[::-1])
     code, _, err = compared("other-words")
     assert code == 2
-    assert "their vocabularies differ" in err.splitlines()[0]
+    assert "the checkpoints tokenize the same text differently" in err.splitlines()[0]
 
 
 def test_another_number_of_layers_is_refused_before_any_work(place, compared):

@@ -1,4 +1,4 @@
-"""Compensated runs: the bytes are the reference's for the moments of a resident forward, killed or not."""
+"""GPTQ runs: the bytes equal the reference with the Hessians of a resident forward pass, also after a kill."""
 
 import random
 import shutil
@@ -10,22 +10,23 @@ import torch
 from calibratable import Launcher, arguments, digests, is_running, kill, small, texts, wait_until
 
 from halfbyte.audit.run import audit
-from halfbyte.calibrate.named_files import with_data
+from halfbyte.calibrate.local_data import with_data
 from halfbyte.calibrate.stream import DTYPE, Stream, prepare
+from halfbyte.checkpoint.caching_reader import HoldingReader
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.checkpoint.reader import Reader
+from halfbyte.engine.calibrate import calibrate
+from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import HalfbyteError
+from halfbyte.families.model import describe
+from halfbyte.families.stored_linear import stored
+from halfbyte.formats.codec import decode
+from halfbyte.formats.reference import floats
+from halfbyte.formats.reference import gptq as compensate
 from halfbyte.forward.layer import DecoderLayer
-from halfbyte.forward.sight import look_around
+from halfbyte.forward.positions import look_around
 from halfbyte.forward.weights import Weights
-from halfbyte.measuring import calibrate
-from halfbyte.models.model import describe
-from halfbyte.numerics.codec import decode
-from halfbyte.numerics.reference import compensate, floats
-from halfbyte.pipeline import quantize
 from halfbyte.recipe.load import load_recipe
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.source.hold import HoldingReader
-from halfbyte.source.read import Reader
-from halfbyte.transform.apply import stored
 
 NAME = "kimi-k2.6-nvfp4-compensated"
 SHORT = "calibrate.sequence_length=24"
@@ -51,7 +52,7 @@ def decoded(checkpoint, linear):
 
 
 def moments_of(place):
-    """Second moments of what each expert of each layer is given, by loops over tokens."""
+    """Return the Hessian of the inputs of each expert of each layer, by loops over tokens."""
     checkpoint = open_checkpoint(place / "source")
     model = describe(checkpoint)
     prepared = prepare(checkpoint, LAYERS, recipe(place), {})
@@ -109,7 +110,7 @@ def test_the_outputs_error_is_smaller_than_the_sweeps(place, tmp_path):
 
 
 def test_moments_are_those_of_real_tokens(place):
-    """Of padded rows only what was written counts, and an expert's tokens count by the router's weight squared."""
+    """Padding does not count, and an expert's tokens are weighted by the squared router weight."""
     checkpoint = open_checkpoint(place / "source")
     model = describe(checkpoint)
     prepared = prepare(checkpoint, LAYERS, recipe(place), {})
@@ -192,7 +193,7 @@ def test_the_audit_holds_weights_to_their_source(place, tmp_path):
 
 
 def swap(out, one, other):
-    """Let two tensors change places."""
+    """Swap two tensors."""
     checkpoint = open_checkpoint(out)
     infos = [checkpoint.tensors[f"language_model.model.{name}"] for name in (one, other)]
     with Reader(checkpoint) as reader:
@@ -204,7 +205,7 @@ def swap(out, one, other):
 
 
 def test_a_final_shard_that_went_is_made_again(place, tmp_path):
-    """Its layer's moments were not kept, so what lies before it runs again; finished shards stay as they are."""
+    """Its layer's Hessians were not kept, so earlier layers run again; finished shards stay unchanged."""
     shutil.copytree(place / "whole", tmp_path / "out")
     (tmp_path / "out/model-00003-of-000007.safetensors").unlink()
     kept = tmp_path / "out/model-00002-of-000007.safetensors"
@@ -216,13 +217,13 @@ def test_a_final_shard_that_went_is_made_again(place, tmp_path):
 
 def test_statistics_are_not_enough(place, tmp_path):
     calibrate(place / "source", tmp_path / "stats", recipe(place))
-    with pytest.raises(HalfbyteError, match="need more of the inputs than statistics keep"):
+    with pytest.raises(HalfbyteError, match="Hessians of expert inputs, which statistics files do not contain"):
         quantize(place / "source", tmp_path / "out", recipe(place), stats=tmp_path / "stats", verify_source=False)
     assert not (tmp_path / "out").exists()
 
 
 def test_other_roles_are_swept(place, tmp_path):
-    """A wider scope: shared experts have the MSE sweep's bytes."""
+    """With a wider scope, shared experts have the MSE sweep's bytes."""
     ignored = "quantize.config.ignore_roles=[head, dense_mlp, attention, vision, projector]"
     wide = ["roles.shared_experts=quantize", ignored]
     outs = {}

@@ -1,6 +1,6 @@
-"""The pass on a device, with kernels in Triton's interpreter where there is no GPU: the same bytes as on the CPU.
+"""The CUDA backend, with Triton's interpreter if there is no GPU: the same bytes as on the CPU.
 
-Triton decides when it is imported whether it interprets, so all of it runs in processes of its own.
+Triton decides at import whether it interprets, so these tests run in separate processes.
 """
 
 import json
@@ -17,48 +17,49 @@ import torch
 from calibratable import REPOSITORY, SHORT, digests, small, texts
 from safetensors.numpy import load_file
 
-from halfbyte.calibrate.named_files import with_data
-from halfbyte.cuda.memory import LEAN, needs_of, planned_tokens
+from halfbyte.calibrate.local_data import with_data
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.engine.backends.cuda.memory import LEAN, needs_of, planned_tokens
+from halfbyte.engine.pipeline import plan, quantize
 from halfbyte.errors import UsageError
+from halfbyte.families.model import describe
 from halfbyte.machine.devices import TWICE
-from halfbyte.models.model import describe
-from halfbyte.pipeline import plan, quantize
 from halfbyte.recipe.load import load_recipe
-from halfbyte.source.checkpoint import open_checkpoint
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu:0"
 TWO = "cuda:0,cuda:0" if torch.cuda.is_available() else "cpu:0,cpu:0"
 CASES = {
-    "max": ("int4-k2.6", "kimi-k2.6-nvfp4-nvidia", ()),
+    "max": ("int4-k2.6", "kimi-k2.6-nvfp4-nvidia", ("quantize.scales=max",)),
     "mse, shards that span layers": ("fp8-block-k2", "kimi-k2.7-code-nvfp4-decart", ("shards=1MB",)),
-    "packed": ("bf16", "kimi-k2.6-nvfp4-nvidia", ("calibrate.rows=packed",)),
+    "packed": ("bf16", "kimi-k2.6-nvfp4-nvidia", ("calibrate.rows=packed", "quantize.scales=max")),
     "without data": ("nvfp4", "kimi-k2.6-mxfp4-wafer", ()),
+    "fixed input scales": ("int4-k2.6", "kimi-k2.7-code-nvfp4-nvidia", ()),
 }
 SHORT_OF_MEMORY = {
     "mse, groups of INT4": ("int4-k2.6", "kimi-k2.7-code-nvfp4-decart"),
-    "max, groups through BF16": ("fp8-block-k2", "kimi-k2.6-nvfp4-nvidia"),
+    "max, groups through BF16": ("fp8-block-k2", "kimi-k2.6-nvfp4-wafer"),
 }
 SLOT = 8192  # bytes: two experts
 _RUN = """
 import sys, json
 from pathlib import Path
-from halfbyte.cuda import forward, observe, passing, shares, slots, start
-from halfbyte.pipeline import quantize
-from halfbyte.plan.file import read_plan_file
+from halfbyte.engine.backends.cuda import forward, layer_loop, observe, partition, pinned_buffers, setup
+from halfbyte.engine.pipeline import quantize
+from halfbyte.plan.plan_file import read_plan_file
 source, out, plan, device, settings = sys.argv[1:]
 settings = json.loads(settings)
 if "slot" in settings:  # small ones: chunks, pieces and groups in a small model
     forward.CHUNK_TOKENS, forward.EXPERT_TOKENS = 64, 16
-    slots.SLOT_NBYTES = slots._INTERPRETED_NBYTES = settings["slot"]
-    passing.KEEP_SECONDS = 0.0
+    pinned_buffers.SLOT_NBYTES = pinned_buffers._INTERPRETED_NBYTES = settings["slot"]
+    layer_loop.KEEP_SECONDS = 0.0
 if "sum_rows" in settings:  # parts and chunks of so many rows, of six tokens
-    shares.SUM_ROWS = observe.SUM_ROWS = settings["sum_rows"]
+    partition.SUM_ROWS = observe.SUM_ROWS = settings["sum_rows"]
     forward.CHUNK_TOKENS = 6 * settings["sum_rows"]
-choose = start.choose_mode
+choose = setup.choose_mode
 def said(*given):
     print("mode", mode := choose(*given), flush=True)
     return mode
-start.choose_mode = said
+setup.choose_mode = said
 progress = lambda step: print(step.shard, flush=True)
 recipe = read_plan_file(Path(plan)).recipe
 memory = settings.get("memory")
@@ -67,7 +68,7 @@ quantize(Path(source), Path(out), recipe, device=device, device_memory=memory, v
 
 
 def recipe_for(source, data, name, sets):
-    """A recipe on local texts; what is stored quantized and would be kept is decoded, as configs want it."""
+    """Return a recipe on local texts; quantized tensors that would be kept are decoded, as configs require."""
     stored = {linear.role for linear in describe(open_checkpoint(source)).linears.values() if linear.format != "bf16"}
     plain = load_recipe(name)
     changes = [f"roles.{role}=bf16" for role in sorted(stored) if plain.roles[role] == "keep"]
@@ -99,7 +100,7 @@ def run(source, out, plan_file, **settings):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """Sources of all kinds that are used, with texts."""
+    """Sources of all used kinds, with texts."""
     made = {}
 
     def place(kind):
@@ -124,10 +125,10 @@ def test_bytes_are_the_cpus(places, tmp_path, case):
     quantize(folder / "source", tmp_path / "cpu", recipe, stats=stats, verify_source=False)
     assert digests(tmp_path / "device") == digests(tmp_path / "cpu")
     assert not list(tmp_path.rglob("*.part"))
-    assert ("measured layer 2 of 3" in words) == (recipe.calibrate is not None)
+    assert ("measured layer 3 of 3" in words) == (recipe.calibrate is not None)
     journal = (tmp_path / "device/halfbyte/journal.jsonl").read_text().split("\n")
     hashed = {line["shard"]: line["sha256"] for line in map(json.loads, filter(None, journal))}
-    assert hashed.items() <= digests(tmp_path / "device").items()  # hashed from memory that is used again meanwhile
+    assert hashed.items() <= digests(tmp_path / "device").items()  # hashed from reused buffers
     ours, theirs = (qualities(tmp_path / name) for name in ("device", "cpu"))
     assert ours.keys() == theirs.keys()
     assert any(ours.values())
@@ -135,14 +136,14 @@ def test_bytes_are_the_cpus(places, tmp_path, case):
 
 
 def qualities(out):
-    """What each shard's journal line says that encoding cost; 0 where nothing was encoded."""
+    """Return the encoding loss in each shard's journal line; 0 if nothing was encoded."""
     lines = (out / "halfbyte/journal.jsonl").read_text().split("\n")
     return {line["shard"]: line["sqnr_db"] or 0.0 for line in map(json.loads, filter(None, lines))}
 
 
 @pytest.mark.parametrize("case", SHORT_OF_MEMORY)
 def test_every_mode_gives_the_same(places, tmp_path, case):
-    """Statistics too: chunks and pieces are the same, wherever hidden states and outputs lie."""
+    """Also for statistics: chunks and pieces are the same, wherever hidden states and outputs are stored."""
     kind, name = SHORT_OF_MEMORY[case]
     folder = places(kind)
     made = plan(folder / "source", recipe_for(folder / "source", folder / "texts.jsonl", name, ("shards=1MB",)))
@@ -202,7 +203,7 @@ def test_a_killed_run_goes_on(places, tmp_path, short):
     assert not list((tmp_path / "out").rglob("*.part"))
 
 
-@pytest.mark.parametrize("after", ["tokens in", "measured layer 1"])
+@pytest.mark.parametrize("after", ["tokens in", "measured layer 2"])
 def test_ctrl_c_ends_soon_and_leaves_nothing_half_written(places, tmp_path, after):
     folder = places("int4-k2.6")
     recipe = recipe_for(folder / "source", folder / "texts.jsonl", "kimi-k2.6-nvfp4-nvidia", ())
@@ -218,13 +219,13 @@ def test_ctrl_c_ends_soon_and_leaves_nothing_half_written(places, tmp_path, afte
     begin = time.monotonic()
     _, errors = process.communicate(timeout=60)
     assert time.monotonic() - begin < 30
-    assert "stopped;" in errors
+    assert "interrupted;" in errors
     assert not list((tmp_path / "out").rglob("*.part"))
     assert not (tmp_path / "out/config.json").exists()
 
 
 def test_a_damaged_weight_is_named(places, tmp_path):
-    """An infinite scale in one expert: one sentence, and nothing that looks finished."""
+    """An infinite scale in one expert: one error, and no file that looks finished."""
     folder = places("int4-k2.6")
     recipe = recipe_for(folder / "source", folder / "texts.jsonl", "kimi-k2.6-nvfp4a16", ())
     (tmp_path / "plan.json").write_text(json.dumps(plan(folder / "source", recipe).as_dict()))
@@ -245,17 +246,17 @@ def test_a_damaged_weight_is_named(places, tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_no_gpu_is_said_before_anything_is_written(places, tmp_path):
     folder = places("int4-k2.6")
-    command = [sys.executable, "-c", "from halfbyte.cli import main; main()", "quantize", folder / "source"]
+    command = [sys.executable, "-c", "from halfbyte.cli.main import main; main()", "quantize", folder / "source"]
     command += [tmp_path / "out", "-r", "kimi-k2.6-mxfp4-wafer", "--device", "cuda"]
     ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert ended.returncode == 3, ended.stderr
-    assert "PyTorch sees no CUDA device here" in ended.stderr
+    assert "PyTorch detects no CUDA device" in ended.stderr
     assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """A plan, what two devices make of it, and what one does; each has two parts of the rows or more."""
+    """A plan, the output of two devices, and of one; each has at least two parts of the rows."""
     folder = tmp_path_factory.mktemp("shared")
     small(folder / "source", "bf16", layers=2, experts=3, hidden=32, expert_width=32)
     texts(folder / "texts.jsonl", count=16)
@@ -295,7 +296,7 @@ def test_two_devices_share_rows_and_experts(shared, tmp_path):
 
 
 def test_two_devices_go_on_after_a_kill_and_after_ctrl_c(shared, tmp_path):
-    """Short of memory too: hidden states on the host and groups of experts, of each device its own."""
+    """With little memory too: hidden states on the host, and groups of experts for each device."""
     folder, made = shared
     need = needs_of(made, 4 * 6, SLOT, 2)
     settings = {"device": TWO, "sum_rows": 2, "slot": SLOT, "memory": need.total(LEAN)}
@@ -304,12 +305,12 @@ def test_two_devices_go_on_after_a_kill_and_after_ctrl_c(shared, tmp_path):
         process = start(*given, **settings)
         assert process.stdout is not None
         measured = next(line for line in process.stdout if line.startswith("measured"))
-        assert measured.startswith(f"measured layer {layer} of 2")  # from the hidden states that were kept
+        assert measured.startswith(f"measured layer {layer + 1} of 2")  # from the hidden states that were kept
         process.send_signal(signum)
         _, errors = process.communicate(timeout=60)
         assert process.returncode
         if signum == signal.SIGINT:
-            assert "stopped;" in errors
+            assert "interrupted;" in errors
             assert not list(out.rglob("*.part"))
     with pytest.raises(UsageError, match="device differs"):
         quantize(folder / "source", out, made.recipe, device=DEVICE, verify_source=False)

@@ -1,18 +1,19 @@
-"""diff of a pruned checkpoint and its source: experts by the numbers that they had, routers by the rows that stayed."""
+"""diff of a pruned checkpoint and its source: experts by original number, routers by kept rows."""
 
 import json
+import shutil
 
 import pytest
 from pico import KINDS, write_pico, write_shards
 from pruning import prune, some
 from safetensors.torch import load_file
 
-from halfbyte import cli
 from halfbyte.audit.diff import diff
-from halfbyte.models.model import describe
-from halfbyte.pipeline import quantize
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.cli import main as cli
+from halfbyte.engine.pipeline import quantize
+from halfbyte.families.model import describe
 from halfbyte.recipe.load import load_recipe
-from halfbyte.source.checkpoint import open_checkpoint
 
 
 def run(*argv):
@@ -33,12 +34,13 @@ def test_all_that_stayed_is_the_same_in_every_format(tmp_path, kind):
 def test_it_says_so(tmp_path, capsys):
     source, out = write_pico(tmp_path / "source", experts=8), tmp_path / "out"
     prune(source, out, some(source, 3))
-    assert run("diff", source, out) == 1
+    assert run("diff", source, out) == 0
     said = capsys.readouterr()
     line = "B: 5 of 8 experts dropped, 3 renumbered in each of 2 layers; all kept bytes equal"
     assert line in said.out
-    assert "B is A without some of its experts; what stayed is the same" in said.err
-    assert run("diff", out, source, "--json") == 1
+    assert "plan            recorded in B" in said.out
+    assert "config          1 by the plan: text_config.n_routed_experts" in said.out
+    assert run("diff", out, source, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["renumbered"] == {"pruned": "A", "experts": 8, "kept": {"1": 3, "2": 3}, "alike": True}
     assert (found["equal"], found["different"], found["only_in_a"], found["only_in_b"]) == (False, [], [], [])
@@ -59,15 +61,16 @@ def test_a_changed_value_is_found_by_its_name(tmp_path, what):
     write_shards(out, shards)
     found = diff(source, out)
     assert [one.name for one in found.different] == [changed.removesuffix(".weight_packed")]
-    assert not found.alike and "what stayed is not the same" in found.lines()[0][1]
-    assert found.verdict() == "the checkpoints are not the same model"
+    assert not found.alike and "the kept tensors differ" in found.lines()[0][1]
+    assert found.verdict() == "1 difference not explained by the plan of B"
+    assert changed.removesuffix(".weight_packed") in found.explained.unexplained[0]
 
 
 def test_one_that_was_written_anew_and_layers_that_differ(tmp_path):
     source, out = write_pico(tmp_path / "source", experts=8), tmp_path / "out"
     prune(source, out, {1: (0, 2, 5), 2: (1, 3, 4, 7)})
     assert (
-        "3 to 4 of 8 experts stay, renumbered, in each of 2 layers; all kept bytes equal"
+        "3 to 4 of 8 experts kept and renumbered in each of 2 layers; all kept bytes equal"
         in diff(source, out).lines()[0][1]
     )
     prune(source, tmp_path / "even", some(source, 4))
@@ -83,3 +86,13 @@ def test_a_record_of_other_weights_says_nothing(tmp_path):
     other = write_pico(tmp_path / "other", experts=8, seed=1)
     found = diff(other, out)
     assert found.renumbered is None and found.only_a and found.different
+
+
+def test_a_pruned_copy_without_its_record_is_told_by_its_routers(tmp_path):
+    source, out = write_pico(tmp_path / "source", experts=8), tmp_path / "out"
+    prune(source, out, some(source, 4))
+    shutil.rmtree(out / "halfbyte")
+    found = diff(source, out)
+    assert found.alike and found.planned
+    assert found.renumbered.pruned == "B"
+    assert "4 of 8 experts kept" in found.explained.plan

@@ -1,8 +1,8 @@
-"""Disks that are full, over quota, read-only or not ours: finished shards stay, nothing half-written does, and the same
-command goes on once there is room.
+"""Disks that are full, over quota, read-only or owned by another user: finished shards are kept, partial files are
+removed, and the same command resumes once there is room.
 
-Where the kernel lets us, the disk is a real one: a tmpfs of a few megabytes more than a run asks for, mounted in a
-namespace of its own, and filled by a ballast file at the worst moment.
+If the kernel allows it, the disk is a small tmpfs in its own mount namespace, filled by a ballast file at the worst
+moment.
 """
 
 import errno
@@ -20,11 +20,11 @@ from calibratable import arguments, small, texts
 from pico import write_pico
 from tensor_hashes import tensor_hashes
 
-from halfbyte.pipeline import plan, quantize
+from halfbyte.engine.pipeline import plan, quantize
 from halfbyte.recipe.load import load_recipe
 
 RECIPE = "kimi-k2.6-mxfp4-wafer"
-DISK = "272m"  # what a run asks to be free before it begins, and four megabytes
+DISK = "272m"  # the free space that a run requires, plus four megabytes
 
 # Runs inside the namespace: the command on a disk that fills up at a moment, then, with room again, the same command.
 DRIVER = """
@@ -37,8 +37,8 @@ out, ballast = disk / "out", disk / "ballast"
 FILL = '''
 import os, sys
 from pathlib import Path
-import halfbyte.pipeline as pipeline
-import halfbyte.run as run
+import halfbyte.engine.pipeline as pipeline
+import halfbyte.engine.backends.local as run
 disk, moment = Path(sys.argv.pop()), sys.argv.pop()
 def fill():
     with open(disk / "ballast", "ab", buffering=0) as file:  # a buffer would fail once more when it is closed
@@ -61,8 +61,8 @@ elif moment == "hidden":
     from halfbyte.calibrate.store import Store
     before(Store, "save_hidden", lambda: any(disk.rglob("layer-00001.safetensors")))
 else:
-    before(pipeline, {"begin": "_begin", "rest": "write_rest"}[moment], lambda: True)
-from halfbyte.cli import main
+    before(pipeline, {"begin": "_initialize", "rest": "finalize"}[moment], lambda: True)
+from halfbyte.cli.main import main
 main(sys.argv[1:])
 '''
 def start(*how):
@@ -83,7 +83,7 @@ print(json.dumps(facts))
 
 
 def on_a_disk_of_its_own(folder, options, *command):
-    """Run a command that sees a fresh tmpfs in a folder; nobody else sees it, and it goes with the command."""
+    """Run a command with a new tmpfs in a folder, in its own mount namespace."""
     mount = f'mount -t tmpfs -o "{options}" none "{folder}" && exec "$@"'
     namespace = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
     return subprocess.run([*namespace, *map(str, command)], capture_output=True, text=True, check=False)
@@ -91,7 +91,7 @@ def on_a_disk_of_its_own(folder, options, *command):
 
 @pytest.fixture(scope="module")
 def namespaces(tmp_path_factory):
-    """Skip where a user may not mount anything."""
+    """Skip if users may not mount."""
     try:
         allowed = on_a_disk_of_its_own(tmp_path_factory.mktemp("disk"), "size=1m", "true").returncode == 0
     except FileNotFoundError:
@@ -107,7 +107,7 @@ def source(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(source, tmp_path_factory):
-    """The hashes and files of a run that nothing stopped."""
+    """The hashes and files of an uninterrupted run."""
     out = tmp_path_factory.mktemp("whole") / "out"
     quantize(source, out, load_recipe(RECIPE))
     return hashes(out), files(out)
@@ -122,7 +122,7 @@ def files(out):
 
 
 def filled_up(tmp_path, moment, *command):
-    """Run a command on a disk that fills up, and again; return what happened, and what the first was told to do."""
+    """Run a command on a disk that fills up, then again; return the results, and the fix of the first error."""
     disk = tmp_path / "disk"
     disk.mkdir()
     words = (Path(__file__).parent, disk, moment, "-q", *command)
@@ -139,7 +139,7 @@ def filled_up(tmp_path, moment, *command):
 @pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize(("moment", "finished"), [("begin", {0}), ("shards", {2, 3, 4}), ("rest", {6})])
 def test_a_disk_that_fills_up(source, tmp_path, whole, moment, finished):
-    """Shards that were begun have their room, and are finished."""
+    """Started shards have their space reserved, and are finished."""
     facts, fix = filled_up(tmp_path, moment, "quantize", source, tmp_path / "disk/out", "-r", RECIPE, "--threads", "1")
     assert fix == "  fix   free some space and run the same command again: finished shards are kept"
     assert not [name for name in facts["left"] if name.endswith(".part")]
@@ -148,13 +148,13 @@ def test_a_disk_that_fills_up(source, tmp_path, whole, moment, finished):
     assert facts["again"] == 0, facts["said"]
     assert (facts["hashes"], facts["whole"]) == whole
     lines = [json.loads(line)["shard"] for line in facts["journal"].splitlines() if line]
-    assert sorted(lines) == sorted(whole[0])  # what was finished before was not made again
+    assert sorted(lines) == sorted(whole[0])  # finished shards were not written again
 
 
 @pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize(("verb", "kept"), [("quantize", "finished shards"), ("calibrate", "measured layers")])
 def test_a_disk_that_fills_up_while_hidden_states_are_kept(tmp_path, verb, kept):
-    """They are the largest file that a calibration writes."""
+    """Hidden states are the largest file that a calibration writes."""
     source, data = small(tmp_path / "source"), texts(tmp_path / "texts.jsonl")
     for name in ("disk/out", "whole"):
         words = [verb, source, *(["-o"] if verb == "calibrate" else []), tmp_path / name, *arguments(data)]
@@ -173,7 +173,9 @@ def test_a_disk_that_fills_up_while_hidden_states_are_kept(tmp_path, verb, kept)
 
 @pytest.mark.parametrize("verb", ["quantize", "calibrate"])
 def test_a_disk_without_room_for_hidden_states(tmp_path, halfbyte, monkeypatch, verb):
-    """Two of them, for the next is whole before the last goes: 6 rows of 24 tokens, 64 values of two bytes each."""
+    """Two of them, because the next one is complete before the last is removed: 6 rows of 24 tokens, 64 values of two
+    bytes.
+    """
     source, data, out = small(tmp_path / "source"), texts(tmp_path / "texts.jsonl"), tmp_path / "out"
     words = [verb, source, *(["-o"] if verb == "calibrate" else []), out, *arguments(data)]
     spare, usage = {"quantize": 1 << 28, "calibrate": 1 << 26}[verb], shutil.disk_usage(tmp_path)
@@ -215,7 +217,7 @@ def test_a_folder_without_permission(source, tmp_path, halfbyte):
 
 
 def test_a_folder_that_says_no_only_when_it_is_written_to(source, tmp_path, halfbyte, monkeypatch):
-    """A network disk may refuse what its permissions allow."""
+    """A network disk may reject operations that its permissions allow."""
 
     def refuse(*_, **__):
         raise PermissionError(errno.EACCES, "Permission denied", "/far/out")
@@ -223,12 +225,12 @@ def test_a_folder_that_says_no_only_when_it_is_written_to(source, tmp_path, half
     monkeypatch.setattr("pathlib.Path.mkdir", refuse)
     code, out, words = halfbyte("-q", "quantize", source, tmp_path / "out", "-r", RECIPE)
     assert (code, out) == (3, "")
-    assert words.splitlines()[:2] == ["✗ cannot go on: Permission denied", "  where /far/out"]
+    assert words.splitlines()[:2] == ["✗ cannot continue: Permission denied", "  where /far/out"]
     assert not (tmp_path / "out").exists()
 
 
 def test_files_that_may_not_grow(source, tmp_path, whole):
-    """The limit of a shell (`ulimit -f`): larger shards cannot be written, smaller ones are kept."""
+    """The file size limit of a shell (`ulimit -f`): larger shards cannot be written, smaller ones are kept."""
     out = tmp_path / "out"
     limit = max(shard.nbytes for shard in plan(source, load_recipe(RECIPE)).shards) - 1
     command = [sys.executable, "-m", "halfbyte", "-q", "quantize", str(source), str(out), "-r", RECIPE, "--threads=1"]
@@ -250,7 +252,7 @@ def test_files_that_may_not_grow(source, tmp_path, whole):
 @pytest.mark.parametrize("call", ["posix_fallocate", "pwrite", "fsync", "rename"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_quota_that_is_used_up(source, tmp_path, whole, halfbyte, monkeypatch, call, number):
-    """A quota says so wherever it likes, a network disk as late as in fsync."""
+    """A quota error can occur at any call, on a network disk as late as in fsync."""
     out, real, seen = tmp_path / "out", getattr(os, call), []
 
     def limited(*arguments, **options):

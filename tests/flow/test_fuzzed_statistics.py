@@ -1,4 +1,4 @@
-"""Statistics and prune plans that somebody made up, with the right checksum: a run ends well, or says what is wrong."""
+"""Forged statistics and prune plans with a valid checksum: a run succeeds or reports the problem."""
 
 import json
 import os
@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pruning import plan_of, some
 
-from halfbyte import cli
 from halfbyte.calibrate.store import stats_sha256
-from halfbyte.prune.plan_file import write_prune_plan
+from halfbyte.cli import main as cli
+from halfbyte.plan.prune_plan import write_prune_plan
 
 WAFER, REAP = "kimi-k2.6-nvfp4-wafer", "kimi-k2.6-reap-25"
 SHORT = "calibrate.sequence_length=64"
@@ -48,7 +48,7 @@ def measured(place):
 
 @pytest.fixture
 def run(place, capsys):
-    """Run a command on the source into a new folder; its answer is a sentence and a code."""
+    """Run a command on the source into a new folder; check for a message and an exit code."""
 
     def call(verb, *argv):
         out = place / "out"
@@ -64,7 +64,7 @@ def run(place, capsys):
 
 @st.composite
 def edits(draw, names):
-    """Return up to three edits of arrays: what is done to which."""
+    """Return up to three edits of arrays."""
     kinds = st.one_of(
         st.tuples(st.just("type"), st.sampled_from(TYPES)),
         st.tuples(st.just("shape"), st.sampled_from(SHAPES)),
@@ -96,7 +96,7 @@ def edited(arrays, changes):
 
 
 def write_stats(path, about, arrays, checksum):
-    """Write statistics whose checksum is right, wrong, or not there."""
+    """Write statistics with a right, wrong or missing checksum."""
     told = about
     if isinstance(about, dict):
         bare = {key: value for key, value in about.items() if key != "sha256"}
@@ -160,4 +160,4 @@ def test_a_sparse_file_that_says_it_has_a_terabyte_of_counts(place, halfbyte, tm
         halfbyte, "prune", place / "source", tmp_path / "out", "--no-loops", "--keep", "4", "--stats", path
     )
     assert code == 2
-    assert "more than 1,024 MiB" in said
+    assert "larger than 1,024 MiB" in said

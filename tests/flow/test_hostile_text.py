@@ -1,4 +1,4 @@
-"""What strangers wrote, on every road to a terminal or a file: arguments, names of files, configs, libraries' words."""
+"""Untrusted text on every path to a terminal or file: arguments, file names, configs, messages of libraries."""
 
 import json
 import os
@@ -13,13 +13,13 @@ from release_folder import copy_folder, make_folder, skip_probes
 
 from halfbyte.publish.provenance import write_provenance
 from halfbyte.serve.engine_log import clean
-from halfbyte.terminal.console import Column, Output
+from halfbyte.ui.console import Column, Output
 
 ACTS = "\x1b[2J\x9b31m\u202e\x07\r\n✗ all is well"
 RECIPE = "kimi-k2.6-nvfp4a16"
 R = ("-r", RECIPE)
 
-# What click, our own options, recipes, addresses and readers say about what they cannot use.
+# Errors of click, our own options, recipes, addresses and readers about invalid values.
 ARGUMENTS = [
     (ACTS,), (f"-{ACTS}",), ("--json", ACTS), ("inspect", f"--no-{ACTS}"), ("inspect", ACTS), ("inspect", ".", ACTS),
     ("inspect", "--example", ACTS), ("inspect", f"hf://{ACTS}"), ("inspect", f"zz{ACTS}://x"), ("encode", ACTS),
@@ -49,7 +49,7 @@ def made(tmp_path_factory):
 
 
 def test_names_of_files_that_are_no_text(halfbyte, made, tmp_path, monkeypatch):
-    """Linux names files by bytes: such a name is recorded, shown harmlessly, and found again."""
+    """Linux file names are bytes: such a name is recorded, escaped, and found again."""
     skip_probes(monkeypatch)
     source, out = copy_folder(made, tmp_path)
     name = os.fsdecode(b"n\xff\x1b[2J\n\xe2\x9c\x97 all is well\xe2\x80\xae.txt")
@@ -80,10 +80,10 @@ def test_half_a_surrogate_pair_in_a_config(halfbyte, tmp_path):
 
 
 def test_words_of_libraries():
-    """A library warns or logs with names that it read: Python prints both itself, past our own printing."""
+    """Warnings and logs of libraries contain names they read, and Python prints them itself."""
     program = (
         "import logging, sys, warnings\n"
-        "import halfbyte.cli as cli\n"
+        "import halfbyte.cli.main as cli\n"
         "def run(argv):\n"
         f"    warnings.warn({ACTS!r})\n"
         f"    logging.getLogger('somebody').warning('read %s', {ACTS!r})\n"

@@ -1,6 +1,6 @@
-"""Keys come from the environment and go to the server, and nowhere else: not to a terminal, a file, or a command line.
+"""API keys come from the environment and are sent only to their server: not to a terminal, a file or a command line.
 
-The server throws them back at us in every way that servers have, and the commands run with -v, which shows tracebacks.
+The server echoes them in every possible way, and the commands run with -v, which shows tracebacks.
 """
 
 import os
@@ -17,7 +17,7 @@ TOKEN = "hf_canaryQwErTyUiOpAsDfGhJkLzXcVbNm"
 
 @pytest.fixture(params=["401", "500", "200", "hang up"])
 def echo(request):
-    """A server that repeats what it was told."""
+    """A server that echoes requests."""
     with echoing(request.param) as served:
         yield served
 

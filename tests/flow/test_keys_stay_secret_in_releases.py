@@ -1,7 +1,7 @@
-"""Keys of the Hub, of object storage and of servers, while a model is fetched, made, released and published.
+"""Keys of the Hub, of object stores and of servers during fetching, building, releasing and publishing.
 
-The server repeats every key that it is sent. Looked through are stdout and stderr with -v, every file that was written,
-and the command lines of all processes while they run.
+The server echoes every key. The tests search stdout and stderr with -v, every written file, and the command lines of
+all processes while they run.
 """
 
 import os
@@ -50,13 +50,13 @@ def folders(made, tmp_path, monkeypatch):
 
 @pytest.fixture(params=["401", "500", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("200", "hang up"))])
 def echo(request):
-    """A server that repeats what it was told."""
+    """A server that echoes requests."""
     with echoing(request.param) as served:
         yield served
 
 
 COMMANDS = {
-    "publish": ("publish", "{at}/out", "maker/model"),
+    "publish": ("publish", "{at}/out", "maker/kimi-4bit"),
     "push": ("quantize", "{at}/source", "{at}/new", "-r", RECIPE, "--push", "maker/model"),
     "hub": ("quantize", "hf://maker/model", "{at}/new", "-r", RECIPE),
     "s3": ("quantize", "s3://bucket/model", "{at}/new", "-r", RECIPE),

@@ -1,6 +1,6 @@
-"""`inspect` and `plan` on the headers of whole models: seconds of a core and memory, in a process of its own.
+"""`inspect` and `plan` on headers of complete models: CPU seconds and memory, in a separate process.
 
-The bounds are several times what was measured (docs/log.md), for machines that do something else too.
+The bounds are several times the measured values (docs/log.md), to allow for other load.
 """
 
 import json
@@ -14,10 +14,10 @@ sys.path.insert(0, str(REPOSITORY / "benchmarks"))
 from bench_headers import MODELS, RECIPE, measured  # noqa: E402 - beside the tests, not in the package
 
 # Tensors before and after, and the most seconds of a core and megabytes of each command. MXFP4 has two tensors, and
-# both INT4 and NVFP4 have three.
+# both INT4 and NVFP4 have three; the k and v scales of an FP8 cache that 93 layers have are dropped.
 BOUNDS = {
     "k2.6": (208_550, 208_550, {"inspect": (30, 600), "plan": (40, 900)}),
-    "k3-like": (497_220, 497_220 + 92 * 896 * 3, {"inspect": (60, 1_000), "plan": (90, 1_500)}),
+    "k3-like": (497_220, 497_220 + 92 * 896 * 3 - 2 * 93, {"inspect": (60, 1_000), "plan": (90, 1_500)}),
 }
 
 
@@ -39,5 +39,6 @@ def test_the_headers_of_a_whole_model(tmp_path, model):
         if name == "inspect":
             assert f"{tensors:,} tensors has a role" in cost.printed
     planned = json.loads((tmp_path / "plan.json").read_text())
-    assert sum(role["tensors"] for role in planned["roles"]) == planned["tensors"] == written
+    kept = [role["tensors"] for role in planned["roles"] if not role["action"].startswith("drop")]
+    assert sum(kept) == planned["tensors"] == written
     assert planned["parts"]["source tensors"] == DIGESTS[model]

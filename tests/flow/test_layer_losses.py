@@ -1,4 +1,4 @@
-"""The journal's losses by layer and role: exact, whatever the shards, and whichever run wrote them."""
+"""The journal's losses by layer and role: exact, independent of shards and of the run that wrote them."""
 
 import json
 import math
@@ -6,17 +6,17 @@ import math
 import pytest
 from pico import write_pico
 
-from halfbyte.losses import losses, losses_of_journal
-from halfbyte.models.architecture import architectures
-from halfbyte.models.model import describe
-from halfbyte.numerics.codec import amax, encode
-from halfbyte.numerics.encoded import Quality
-from halfbyte.pipeline import JOURNAL, quantize
+from halfbyte.checkpoint.atomic_write import Journal
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.checkpoint.reader import Reader
+from halfbyte.engine.losses import losses, losses_of_journal
+from halfbyte.engine.pipeline import JOURNAL, quantize
+from halfbyte.families.architecture import architectures
+from halfbyte.families.model import describe
+from halfbyte.families.stored_linear import stored
+from halfbyte.formats.codec import amax, encode
+from halfbyte.formats.encoded import Quality
 from halfbyte.recipe.load import load_recipe
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.source.read import Reader
-from halfbyte.transform.apply import stored
-from halfbyte.write import Journal
 
 RECIPE = "kimi-k2.6-nvfp4a16"
 
@@ -32,7 +32,7 @@ def recorded(out):
 
 
 def by_hand(source, rules):
-    """Encode every linear that the recipe quantizes, and add what that lost."""
+    """Encode every quantized linear and sum the losses."""
     model, reader = describe(open_checkpoint(source)), Reader(open_checkpoint(source))
     quantized = [linear for linear in model.linears.values() if rules.roles[linear.role] == "quantize"]
     groups = {}
@@ -49,7 +49,7 @@ def by_hand(source, rules):
 
 
 def parted(out):
-    """Which linears have tensors in more than one shard."""
+    """Return the linears with tensors in more than one shard."""
     linears = describe(open_checkpoint(out)).linears.values()
     return [linear.module for linear in linears if len({tensor.shard for tensor in linear.parts.values()}) > 1]
 
@@ -58,7 +58,7 @@ def parted(out):
 def test_every_layer_is_recorded_whole_whatever_the_shards(source, tmp_path, shards):
     rules = load_recipe(RECIPE, [f"shards={shards}"])
     quantize(source, tmp_path / "out", rules)
-    if shards == "1MB":  # what is tested: some layers and some linears lie in several
+    if shards == "1MB":  # some layers and linears span several shards
         assert parted(tmp_path / "out")
     wanted, found = by_hand(source, rules), recorded(tmp_path / "out")
     assert [(loss.layer, loss.role) for loss in found] == sorted(wanted)
@@ -70,6 +70,16 @@ def test_every_layer_is_recorded_whole_whatever_the_shards(source, tmp_path, sha
         assert loss.error == pytest.approx(math.fsum(q.error for _, q in linears), rel=1e-12)
         assert loss.worst[1] == pytest.approx(min(quality.sqnr_db for _, quality in linears), rel=1e-12)
         assert loss.worst[0] in {module for module, _ in linears}
+
+
+def test_the_worst_line_of_a_shard_names_a_weight(source, tmp_path):
+    rules, steps = load_recipe(RECIPE, ["shards=5GB"]), []
+    quantize(source, tmp_path / "out", rules, progress=steps.append)
+    (worst,) = [step.worst for step in steps if step.worst is not None]
+    rated = {module: quality.sqnr_db for rows in by_hand(source, rules).values() for module, quality in rows}
+    assert worst[0].removesuffix(".weight") in rated
+    assert worst[0].endswith(".weight")
+    assert worst[1] == pytest.approx(min(rated.values()), rel=1e-12)
 
 
 def test_a_shard_that_was_made_again_counts_once(source, tmp_path):

@@ -1,6 +1,6 @@
-"""Nothing that lies in a checkpoint is ever run: each planted file leaves a canary if it is, and none is found.
+"""No code from a checkpoint is executed: each planted file would leave a canary, and none is found.
 
-The commands run in processes of their own, with the checkpoint as the current folder: where Python looks first.
+The commands run in separate processes with the checkpoint as the current folder, where Python looks first.
 """
 
 import json
@@ -25,7 +25,7 @@ MAPS = {
     "AutoTokenizer": ["tokenization_kimi.KimiTokenizer", None],
 }
 # The console script: `python -m` lets Python itself look into the current folder before any of our lines runs.
-START = "import sys; sys.path[:] = [p for p in sys.path if p]; from halfbyte.cli import main; main()"
+START = "import sys; sys.path[:] = [p for p in sys.path if p]; from halfbyte.cli.main import main; main()"
 
 
 class Bomb:
@@ -39,7 +39,7 @@ class Bomb:
 
 
 def plant(folder, canary):
-    """Put everything into a checkpoint that a careless program would run."""
+    """Plant files in a checkpoint that a careless program would execute."""
     code = f"open({str(canary)!r}, 'a').write(__file__ + '\\n')\n"
     for name in MODULES:
         (folder / name).write_text(code)
@@ -64,7 +64,7 @@ def planted(tmp_path_factory):
 
 
 def run(cwd, *argv):
-    """Run a command in a folder, as its user would, and return its exit code and words."""
+    """Run a command in a folder; return its exit code and output."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
     command = [sys.executable, "-P", "-c", START, *map(str, argv)]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
@@ -72,7 +72,7 @@ def run(cwd, *argv):
 
 
 def test_a_planted_file_would_be_noticed(planted, tmp_path):
-    """What `python -m` does of itself: a canary that cannot sing proves nothing."""
+    """The default behavior of `python -m`, to prove that the canary works."""
     source, _ = planted
     canary = tmp_path / "canary"
     (tmp_path / "torch.py").write_text(f"open({str(canary)!r}, 'a')\n")
@@ -110,9 +110,9 @@ def test_no_command_runs_anything(planted, tmp_path):
         assert "Traceback" not in words, words
 
 
-@pytest.mark.parametrize("module", ["halfbyte.audit.native_load", "halfbyte.serve.guard.beside", "halfbyte"])
+@pytest.mark.parametrize("module", ["halfbyte.audit.native_load", "halfbyte.serve.loop_proxy.process", "halfbyte"])
 def test_our_own_processes_do_not_look_into_the_folder(planted, module):
-    from halfbyte.machine.own_python import OWN_PYTHON
+    from halfbyte.machine.python_path import OWN_PYTHON
 
     source, canary = planted
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
@@ -122,9 +122,9 @@ def test_our_own_processes_do_not_look_into_the_folder(planted, module):
 
 
 def test_children_of_children_do_not_either(planted):
-    """The variable that `main` sets reaches what engines and releases start."""
+    """The variable that `main` sets reaches the processes of engines and releases."""
     source, canary = planted
-    program = "import os; from halfbyte.machine.own_python import distrust_folder as d; d(); import subprocess, sys; "
+    program = "import os; from halfbyte.machine.python_path import distrust_folder as d; d(); import subprocess, sys; "
     program += "subprocess.run([sys.executable, '-c', 'import torch'], check=False, stderr=-3)"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
     subprocess.run([sys.executable, "-P", "-c", program], cwd=source, env=environment, timeout=100, check=True)

@@ -1,4 +1,4 @@
-"""One run at a time in a folder, and one source from its beginning to its end."""
+"""One run at a time in a folder, and one source from start to end."""
 
 import fcntl
 import json
@@ -9,10 +9,10 @@ from pico import write_pico
 from safetensors.torch import load_file, save_file
 
 from halfbyte.audit.diff import diff
+from halfbyte.engine.pipeline import plan, quantize
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.pipeline import plan, quantize
 from halfbyte.recipe.load import load_recipe
-from halfbyte.status import read_status
+from halfbyte.release.status import read_status
 
 RECIPE = load_recipe("kimi-k2.6-mxfp4-wafer")
 KIND = "int4-k2.6"
@@ -48,7 +48,7 @@ def test_other_weights_of_the_same_shape_do_not_resume(source, tmp_path):
     assert plan(source, RECIPE).fingerprint() == plan(other, RECIPE).fingerprint()
     quantize(source, out, RECIPE)
     before = files(out)
-    with pytest.raises(UsageError, match="other weights with the same names and shapes"):
+    with pytest.raises(UsageError, match="different weights with the same names and shapes"):
         quantize(other, out, RECIPE)
     assert files(out) == before
 
@@ -68,7 +68,7 @@ def test_a_source_that_changes_meanwhile_makes_nothing_final(source, tmp_path):
 
 
 def test_a_change_before_a_shard_is_first_read_counts_too(source, tmp_path):
-    """What was verified is what must be read, however late."""
+    """The verified bytes must be the ones that are read later."""
     last = max(source.glob("*.safetensors"))
 
     def meddle(progress):
@@ -108,13 +108,13 @@ def test_a_shard_of_tensors_without_elements(source, tmp_path):
 
 
 def test_layers_without_experts_are_refused_and_all_layers_are_no_truncation(source):
-    with pytest.raises(UsageError, match="hold no experts") as caught:
+    with pytest.raises(UsageError, match="contain no experts") as caught:
         plan(source, RECIPE, layers=1)
-    assert caught.value.fix == "give 2 or more"
+    assert caught.value.fix == "pass 2 or more"
     assert plan(source, RECIPE, layers=3).fingerprint() == plan(source, RECIPE).fingerprint()
-    with pytest.raises(UsageError, match="4 layers are asked for, and the model has 3") as caught:
+    with pytest.raises(UsageError, match="4 layers requested, but the model has 3") as caught:
         plan(source, RECIPE, layers=4)
-    assert caught.value.fix == "give 3 or fewer, or leave it out for all of them"
+    assert caught.value.fix == "pass 3 or fewer, or omit it for all layers"
 
 
 def test_diff_sees_a_change_that_bf16_would_hide(source, tmp_path):
@@ -138,7 +138,7 @@ def test_the_journal_is_json_even_where_nothing_is_lost(tmp_path):
 
 
 def test_the_time_left_is_told_from_the_last_run_alone(source, tmp_path):
-    """A resumed run counts its seconds from its own beginning."""
+    """A resumed run counts its seconds from its own start."""
     quantize(source, tmp_path / "out", RECIPE)
     journal = tmp_path / "out" / "halfbyte" / "journal.jsonl"
     lines = [json.loads(line) for line in journal.read_text().split("\n") if line]

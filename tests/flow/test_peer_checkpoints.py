@@ -1,4 +1,4 @@
-"""Whole checkpoints equal to the peers' own, tensor for tensor: tests/golden/checkpoint-*.json."""
+"""Complete checkpoints equal to the peers', tensor by tensor: tests/golden/checkpoint-*.json."""
 
 import importlib
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halfbyte.pipeline import quantize
+from halfbyte.engine.pipeline import quantize
 from halfbyte.recipe.load import load_recipe
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -35,8 +35,12 @@ CARD = r"""
 }
 """  # noqa: E501
 
-# What vLLM and SGLang read besides, and the card leaves out; vLLM takes the length of kv_cache_group.
-ENGINES_NEED = {
+# What the card leaves out: keys that vLLM and SGLang read (vLLM takes the length of kv_cache_group), `symmetric`, which
+# Quark's own parser asks for, and who wrote it.
+READERS_NEED = {
+    "global_quant_config.weight.symmetric": None,
+    "global_quant_config.input_tensors.symmetric": None,
+    "written_by.name": "halfbyte",
     "export.kv_cache_group": [],
     "layer_quant_config": {},
     "layer_type_quant_config": {},
@@ -47,7 +51,7 @@ ENGINES_NEED = {
 
 @pytest.fixture(scope="module")
 def checkpoint():
-    """tests/golden/checkpoint.py, which imports its neighbour by name, as it does in the peers' environments."""
+    """Import tests/golden/checkpoint.py, which imports its neighbor by name, as in the peers' environments."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(GOLDEN)
         return importlib.import_module("checkpoint")
@@ -76,7 +80,7 @@ def config(folder):
 
 
 def leaves(value, path=()):
-    """Every value of nested objects by its dotted path; an empty object is a value."""
+    """Yield every value of nested objects by its dotted path; an empty object is a value."""
     if not (isinstance(value, dict) and value):
         return {".".join(path): value}
     return {key: leaf for name, inner in value.items() for key, leaf in leaves(inner, (*path, name)).items()}
@@ -100,8 +104,8 @@ def test_the_index_names_the_shard_of_every_tensor(checkpoint, made, recipe):
     assert index == {name: shard.name for shard in shards for name, _ in checkpoint.read_shard(shard)}
 
 
-def test_the_quantization_block_is_the_cards_and_what_engines_need(made):
-    assert leaves(config(made[MXFP4])["quantization_config"]) == leaves(json.loads(CARD)) | ENGINES_NEED
+def test_the_quantization_block_is_the_cards_and_what_readers_need(made):
+    assert leaves(config(made[MXFP4])["quantization_config"]) == leaves(json.loads(CARD)) | READERS_NEED
 
 
 def test_the_quantization_block_says_what_quarks_own_says(made):
@@ -110,12 +114,12 @@ def test_the_quantization_block_says_what_quarks_own_says(made):
         leaves(config(made[MXFP4])["quantization_config"]),
         leaves(golden("quark-0.11.1")["quantization_config"]),
     )
-    assert ours.keys() <= quarks.keys()
-    assert {key for key in ours if ours[key] != quarks[key]} == {"version", "exclude"}
+    assert ours.keys() - quarks.keys() == {"written_by.name"}
+    assert {key for key in ours.keys() & quarks.keys() if ours[key] != quarks[key]} == {"version", "exclude"}
 
 
 def test_the_exclude_list_is_what_quark_kept_but_for_the_routers(made):
-    """Quark lists modules, we list patterns; vLLM builds routers without a quantization method and asks nobody."""
+    """Quark lists modules, we list patterns; vLLM builds routers without a quantization method in any case."""
     patterns = config(made[MXFP4])["quantization_config"]["exclude"]
     names = {name.rpartition(".")[0] for name in golden("quark-0.11.1")["tensors"]}
     kept = set(golden("quark-0.11.1")["quantization_config"]["exclude"])

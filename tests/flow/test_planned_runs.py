@@ -9,8 +9,8 @@ import pytest
 from calibratable import arguments, digests, small, texts
 from pico import write_pico
 
+from halfbyte.checkpoint.output_folder import read_plan
 from halfbyte.errors import EXIT_INTERRUPTED, UsageError
-from halfbyte.folders import read_plan
 
 MXFP4 = "kimi-k2.6-mxfp4-wafer"
 # A machine without pydantic and pyarrow. YAML is hidden from halfbyte at least, from everyone unless the first argument
@@ -36,7 +36,7 @@ def without_yaml(name, globals=None, *more, **named):
 assert not hidden & set(sys.modules)
 sys.meta_path.insert(0, Absent())
 ordinary, builtins.__import__ = builtins.__import__, without_yaml
-from halfbyte.cli import run
+from halfbyte.cli.main import run
 
 code = run(sys.argv[2:])
 assert not hidden & set(sys.modules)
@@ -44,8 +44,13 @@ sys.exit(code)
 """
 
 
+def decided(folder):
+    """Return the plan of an output without the recorded command."""
+    return {key: value for key, value in read_plan(folder).items() if key != "command"}
+
+
 def bare(*argv, forward=False):
-    """Run a command on such a machine; return its exit code, what it printed on stdout, and on stderr."""
+    """Run a command on such a machine; return its exit code, stdout and stderr."""
     command = [sys.executable, "-c", _WITHOUT, "forward" if forward else "no forward", *map(str, argv)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"NO_COLOR": "1"})
     return done.returncode, done.stdout, done.stderr
@@ -70,8 +75,8 @@ def test_a_plan_without_data_gives_the_bytes_of_its_recipe(tmp_path, done, choic
     code, _, said = bare("quantize", source, tmp_path / "plan", "--plan", file)
     assert code == 0, said
     assert digests(tmp_path / "plan") == digests(tmp_path / "recipe")
-    assert read_plan(tmp_path / "plan") == read_plan(tmp_path / "recipe")
-    # What one of them began the other goes on with, and the plan of an output is a plan like any other.
+    assert decided(tmp_path / "plan") == decided(tmp_path / "recipe")
+    # Each resumes the other's run, and the plan of an output can be used like any other.
     own = tmp_path / "recipe/halfbyte/plan.json"
     code, printed, said = bare("--json", "quantize", source, tmp_path / "recipe", "--plan", own)
     assert code == 0, said
@@ -95,7 +100,7 @@ def test_a_plan_with_data_gives_the_bytes_of_its_recipe(tmp_path, done):
     code, _, said = bare("quantize", source, tmp_path / "plan", "--plan", file, forward=True)
     assert code == 0, said
     assert digests(tmp_path / "plan") == digests(tmp_path / "recipe")
-    assert read_plan(tmp_path / "plan") == read_plan(tmp_path / "recipe")
+    assert decided(tmp_path / "plan") == decided(tmp_path / "recipe")
 
     done("calibrate", source, *arguments(data), "-o", stats)
     code, _, said = bare("quantize", source, tmp_path / "given", "--plan", file, "--stats", stats)
@@ -106,7 +111,7 @@ def test_a_plan_with_data_gives_the_bytes_of_its_recipe(tmp_path, done):
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory):
     """A source and a plan for it."""
-    from halfbyte.cli import run
+    from halfbyte.cli.main import run
 
     folder = tmp_path_factory.mktemp("planned")
     source = write_pico(folder / "source", "int4-k2.6")
@@ -118,13 +123,13 @@ def planned(tmp_path_factory):
 @pytest.mark.parametrize(
     ("options", "what", "fix"),
     [
-        ([], "there is neither a recipe nor a plan", "give -r RECIPE, or --plan FILE"),
-        (["-r", MXFP4, "--plan"], "-r and --plan are both given", "leave one of them out"),
-        (["--set", "shards=layers", "--plan"], "--set cannot go with --plan", "--set ... -o FILE"),
-        (["--data", "a=b.jsonl", "--plan"], "--data cannot go with --plan", "--data ... -o FILE"),
-        (["--samples", "3", "--plan"], "--samples cannot go with --plan", "--samples ... -o FILE"),
-        (["--layers", "2", "--plan"], "a plan for something else: layers, shards differ", "give the source, layers"),
-        (["--stats", "x", "--plan"], f"recipe '{MXFP4}' reads no statistics", "leave it out"),
+        ([], "no recipe or plan specified", "pass -r RECIPE or --plan FILE"),
+        (["-r", MXFP4, "--plan"], "-r and --plan cannot be combined", "omit one: a plan contains its recipe"),
+        (["--set", "shards=layers", "--plan"], "--set cannot be combined with --plan", "--set ... -o FILE"),
+        (["--data", "a=b.jsonl", "--plan"], "--data cannot be combined with --plan", "--data ... -o FILE"),
+        (["--samples", "3", "--plan"], "--samples cannot be combined with --plan", "--samples ... -o FILE"),
+        (["--layers", "2", "--plan"], "the plan does not match: layers, shards differ", "use the source, the layers"),
+        (["--stats", "x", "--plan"], f"recipe '{MXFP4}' does not use statistics", "omit --stats"),
     ],
 )
 def test_options_that_contradict_a_plan(planned, tmp_path, halfbyte, options, what, fix):
@@ -164,12 +169,12 @@ def other_version(plan):
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
-        (other_recipe, "the recipe in this plan was changed after the plan was made"),
-        (unknown_key, "this is not a plan of this version of halfbyte, or it is damaged"),
-        (lost_key, "this is not a plan of this version of halfbyte, or it is damaged"),
-        (no_parts, "this is not a plan of this version of halfbyte, or it is damaged"),
-        (strange_layers, "this is not a plan of this version of halfbyte, or it is damaged"),
-        (other_version, "this is a plan for something else: bytes_version differs"),
+        (other_recipe, "the recipe in this plan was changed after the plan was created"),
+        (unknown_key, "not a plan of this version of halfbyte, or damaged"),
+        (lost_key, "not a plan of this version of halfbyte, or damaged"),
+        (no_parts, "not a plan of this version of halfbyte, or damaged"),
+        (strange_layers, "not a plan of this version of halfbyte, or damaged"),
+        (other_version, "the plan does not match: bytes_version differs"),
     ],
 )
 def test_a_plan_that_was_changed(planned, tmp_path, halfbyte, damage, what):
@@ -188,29 +193,30 @@ def test_a_file_that_is_no_plan(planned, tmp_path, halfbyte, text):
     source, _ = planned
     (tmp_path / "plan.json").write_text(text, encoding="latin-1")
     code, _, said = halfbyte("quantize", source, tmp_path / "out", "--plan", tmp_path / "plan.json")
-    assert (code, "this is not a plan of this version" in said) == (UsageError.exit_code, True), said
+    assert (code, "not a plan of this version of halfbyte" in said) == (UsageError.exit_code, True), said
 
 
 def test_a_plan_that_is_not_there(planned, tmp_path, halfbyte):
     for path in (tmp_path / "nothing.json", tmp_path):
         code, _, said = halfbyte("quantize", planned[0], tmp_path / "out", "--plan", path)
-        assert (code, "the plan cannot be read: " in said) == (UsageError.exit_code, True), said
+        assert (code, "cannot read the plan: " in said) == (UsageError.exit_code, True), said
 
 
 def test_a_plan_for_another_source(planned, tmp_path, halfbyte):
     other = write_pico(tmp_path / "other", "int4-k2.6", experts=6)
     code, _, said = halfbyte("quantize", other, tmp_path / "out", "--plan", planned[1])
     assert code == UsageError.exit_code
-    assert "a plan for something else: source config, source tensors, shards differ" in said
+    assert "the plan does not match: source config, source tensors, shards differ" in said
     assert not (tmp_path / "out").exists()
 
 
 def test_a_written_plan_is_the_one_that_a_run_notes(planned, tmp_path, done):
-    """But for the weights that it was run on, and what is said to those who read it."""
+    """Except for the keys `source` and `command`."""
     source, file = planned
     done("quantize", source, tmp_path / "out", "--plan", file)
     noted, written = read_plan(tmp_path / "out"), json.loads(file.read_text())
-    assert noted.keys() - written.keys() == {"source"}
+    own = {"source", "command"}
+    assert noted.keys() - written.keys() == own
     assert {key: written[key] for key in noted.keys() & written.keys()} == {
-        key: value for key, value in noted.items() if key != "source"
+        key: value for key, value in noted.items() if key not in own
     }

@@ -24,14 +24,14 @@ from pico import KINDS, write_pico, write_shards
 from pruning import config, obviously_pruned, plan_of, prune, some, tensors
 from safetensors.torch import load_file
 
-from halfbyte import cli
 from halfbyte.audit.run import audit
+from halfbyte.cli import main as cli
+from halfbyte.engine.backends.local import Runner
+from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import InterruptedRunError
-from halfbyte.pipeline import quantize
-from halfbyte.prune.plan_file import read_prune_plan, write_prune_plan
+from halfbyte.plan.prune_plan import read_prune_plan, write_prune_plan
 from halfbyte.recipe.decisions import Prune
 from halfbyte.recipe.load import load_recipe
-from halfbyte.run import Runner
 
 KEEP = 4
 REAP = "kimi-k2.6-nvfp4-reap192"
@@ -43,7 +43,7 @@ DECODED = {f"roles.{role}=bf16" for role in ("dense_mlp", "shared_experts", "att
 
 
 def weights(folder):
-    """The hash of every shard: what a config says beside them is compared by itself."""
+    """Return the hash of every shard; configs are compared separately."""
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.safetensors"))}
 
 
@@ -103,7 +103,7 @@ def test_experts_that_are_not_stored_alike_need_a_choice_before_the_run(tmp_path
     assert "prune" not in audit(tmp_path / "out", against=source).failed
     options = ["--keep", 4, "--data", f"news={texts(tmp_path / 'texts.jsonl')}"]
     assert run("prune", source, tmp_path / "late", *options) == 2
-    assert "the experts of layer 1 are not all stored alike" in capsys.readouterr().err
+    assert "the experts of layer 1 are stored in different formats or shapes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["int4-k2.6", "fp8-block-k2", "fp8-channel", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct"])
@@ -161,7 +161,7 @@ def run(*argv):
 
 
 def test_chosen_while_it_is_measured(place, tmp_path):
-    """One pass gives what its own plan gives; with its statistics the whole is chosen again."""
+    """One pass gives the result of its own plan; with its statistics the same experts are chosen again."""
     assert run(*command(place, tmp_path / "out")) == 0
     plan = read_prune_plan(tmp_path / "out/halfbyte/prune-plan.json")
     assert plan.counts() == {1: KEEP, 2: KEEP, 3: KEEP}
@@ -177,7 +177,7 @@ def test_chosen_while_it_is_measured(place, tmp_path):
 
 
 def test_what_was_chosen_on_the_way_is_sealed(place, tmp_path):
-    """Another choice of the same number, or none that was sealed: the audit needs no source to see it."""
+    """Another selection of the same size, or one without a seal: the audit detects it without the source."""
     out = tmp_path / "out"
     assert run(*command(place, out)) == 0
     path, plan = out / "halfbyte/prune-plan.json", out / "halfbyte/plan.json"
@@ -220,7 +220,7 @@ def test_lists_that_name_experts_follow_a_choice_that_comes_late(place, tmp_path
 
 
 def test_calibrated_scales_follow_their_experts(place, tmp_path):
-    """Input scales are the kept experts' own: the same as when all are made, and some dropped later."""
+    """Input scales are those of the kept experts: the same as when all are encoded and some are dropped later."""
     argv = arguments(place / "texts.jsonl", recipe=WAFER)
     assert run("quantize", place / "source", tmp_path / "all", *argv) == 0
     assert run(*command(place, tmp_path / "once", WAFER)) == 0
@@ -228,7 +228,7 @@ def test_calibrated_scales_follow_their_experts(place, tmp_path):
     assert tensors(tmp_path / "once") == obviously_pruned(tensors(tmp_path / "all"), kept)
     found = audit(tmp_path / "once", against=place / "source")
     assert found.failed == []
-    assert "experts made anew" in next(f.text for f in found.findings if f.check == "prune")
+    assert "experts re-encoded" in next(f.text for f in found.findings if f.check == "prune")
     assert audit(tmp_path / "once").failed == []  # scales follow from the statistics without the source too
 
 

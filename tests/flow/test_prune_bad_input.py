@@ -1,4 +1,4 @@
-"""prune with what cannot be: each a clear error, and nothing is written."""
+"""Invalid input of prune: each a clear error, and nothing is written."""
 
 import json
 
@@ -7,12 +7,12 @@ from calibratable import SHORT, small, texts
 from pico import write_pico
 from pruning import plan_of, prune, some
 
-from halfbyte import cli
-from halfbyte.models.model import describe
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.checkpoint.identity import identity
+from halfbyte.cli import main as cli
+from halfbyte.families.model import describe
+from halfbyte.plan.prune_plan import read_prune_plan, write_prune_plan
 from halfbyte.prune.decide import describe_source
-from halfbyte.prune.plan_file import read_prune_plan, write_prune_plan
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.source.identity import identity
 
 REAP = "kimi-k2.6-nvfp4-reap192"
 
@@ -51,43 +51,58 @@ PLAN = ("--plan", "{}/plan.json")
 @pytest.mark.parametrize(
     ("source", "options", "what", "fix"),
     [
-        ("source", ("--keep", "1", *STATS), "1 experts are too few: each token is given to 2", "keep 2 or more"),
-        ("source", ("--keep", "9", *STATS), "9 experts cannot stay of 8", "keep 7 or fewer"),
-        ("source", ("--keep", "8", *STATS), "to keep 8 is to drop none", "keep 7 or fewer"),
-        ("source", ("--keep", "8", "--spread", *STATS), "to keep 8 is to drop none", "keep 7 or fewer"),
+        ("source", ("--keep", "1", *STATS), "1 experts are too few: each token is routed to 2", "keep 2 or more"),
+        ("source", ("--keep", "9", *STATS), "cannot keep 9 of 8 experts", "keep 7 or fewer"),
+        ("source", ("--keep", "8", *STATS), "keeping 8 of 8 experts per layer drops none", "keep 7 or fewer"),
+        (
+            "source",
+            ("--keep", "8", "--spread", *STATS),
+            "keeping 8 of 8 experts per layer drops none",
+            "keep 7 or fewer",
+        ),
         ("source", ("--drop", "5%", *STATS), "5.00% of 8 experts is less than one", "drop 12.5% or more"),
-        ("source", ("--keep", "4", "--layers", "99", *STATS), "99 layers are asked for, and the model has 3", "give 3"),
-        ("source", ("--layers", "4", *PLAN), "4 layers are asked for, and the model has 3", "give 3 or fewer"),
-        ("grouped", ("--keep", "6", *STATS), "6 experts do not make 4 equal groups", "needs all"),
+        ("source", ("--keep", "4", "--layers", "99", *STATS), "99 layers requested, but the model has 3", "pass 3"),
+        ("source", ("--layers", "4", *PLAN), "4 layers requested, but the model has 3", "pass 3 or fewer"),
+        ("grouped", ("--keep", "6", *STATS), "6 experts cannot be split into 4 equal groups", "needs all"),
         ("grouped", ("--keep", "4", *STATS), "1 expert in a group is too few", "needs all"),
-        ("source", ("--keep", "4", "--drop", "50%", *STATS), "--keep and --drop are both given", "one of"),
-        ("source", STATS, "it is not said how many experts stay", "--keep 192"),
-        ("source", ("--keep", "4"), "nothing says which experts stay", "--stats"),
-        ("source", ("--drop", "half", *STATS), "'half' is no share of the experts", "25%"),
-        ("source", ("--drop", "100%", *STATS), "'100%' is no share of the experts", "25%"),
-        ("source", ("--blend", "news", "--keep", "4", *STATS), "'news' is not a domain and its weight", "code=2"),
-        ("source", ("--blend", "news=1e308", "--keep", "4", *STATS), "'1e308' cannot be the weight", "0 to 1000000"),
-        ("source", ("--blend", "news=inf", "--keep", "4", *STATS), "'inf' cannot be the weight", "0 to 1000000"),
-        ("source", ("--blend", "news=nan", "--keep", "4", *STATS), "'nan' cannot be the weight", "0 to 1000000"),
-        ("source", ("--blend", "news=1,news=2", "--keep", "4", *STATS), "'news' is there twice", "one weight"),
-        ("source", ("--keep", "4", *STATS, *PLAN), "--keep cannot go with --plan", "leave one"),
+        ("source", ("--keep", "4", "--drop", "50%", *STATS), "--keep and --drop cannot be combined", "one of"),
+        ("source", STATS, "the number of experts to keep is not specified", "--keep 192"),
+        ("source", ("--keep", "4"), "no option selects the experts to keep", "--stats"),
+        ("source", ("--drop", "half", *STATS), "'half' is not a valid fraction", "25%"),
+        ("source", ("--drop", "100%", *STATS), "'100%' is not a valid fraction", "25%"),
+        ("source", ("--blend", "news", "--keep", "4", *STATS), "'news' is not of the form DOMAIN=WEIGHT", "code=2"),
+        (
+            "source",
+            ("--blend", "news=1e308", "--keep", "4", *STATS),
+            "invalid weight '1e308' for 'news'",
+            "0 to 1000000",
+        ),
+        ("source", ("--blend", "news=inf", "--keep", "4", *STATS), "invalid weight 'inf' for 'news'", "0 to 1000000"),
+        ("source", ("--blend", "news=nan", "--keep", "4", *STATS), "invalid weight 'nan' for 'news'", "0 to 1000000"),
+        ("source", ("--blend", "news=1,news=2", "--keep", "4", *STATS), "duplicate domain 'news'", "one weight"),
+        ("source", ("--keep", "4", *STATS, *PLAN), "--keep cannot be combined with --plan", "remove one"),
         ("other", (*STATS, *PLAN), "these statistics were measured on other weights", "halfbyte calibrate"),
-        ("source", ("--stats", "{}/two-layers", *PLAN), "these statistics have no layer 2", "all layers"),
-        ("source", ("--spread", *PLAN), "--spread cannot go with --plan", "leave one"),
-        ("source", ("--keep", "4", "--spread"), "nothing says which experts stay", "--stats"),
+        ("source", ("--stats", "{}/two-layers", *PLAN), "these statistics lack layer 2", "all layers"),
+        ("source", ("--spread", *PLAN), "--spread cannot be combined with --plan", "remove one"),
+        ("source", ("--keep", "4", "--spread"), "no option selects the experts to keep", "--stats"),
         ("source", ("--keep", "4", "--spread", "--data", "a=b.txt"), "--spread compares layers", "--stats STATS"),
-        ("source", ("--keep", "4", *STATS, "--form", "counted"), "--form is about --keep-list", "leave it out"),
-        ("source", ("--keep", "4", *STATS, "--keep-list", "{}/no/x"), "there is no such folder", "make it"),
-        ("source", ("--keep", "4", *STATS, "--restore", "1"), "--restore adds to a plan", "--plan"),
-        ("source", ("--keep", "4", *STATS, "-o", "{}/x"), "--plan-only writes no checkpoint", "leave one"),
-        ("source", ("--keep", "4", *STATS, "--samples", "3"), "--samples is about --data", "leave it out"),
-        ("source", ("--keep", "4", *STATS, "--data", "a=b.txt"), "--stats and --data are both given", "own data"),
+        ("source", ("--keep", "4", *STATS, "--form", "counted"), "--form requires --keep-list", "remove --form"),
+        ("source", ("--keep", "4", *STATS, "--keep-list", "{}/no/x"), "the folder does not exist", "create it"),
+        ("source", ("--keep", "4", *STATS, "--restore", "1"), "--restore requires --plan", "--plan"),
+        (
+            "source",
+            ("--keep", "4", *STATS, "-o", "{}/x"),
+            "--plan-only cannot be combined with OUT: it writes no checkpoint",
+            "remove one",
+        ),
+        ("source", ("--keep", "4", *STATS, "--samples", "3"), "--samples requires --data", "remove --samples"),
+        ("source", ("--keep", "4", *STATS, "--data", "a=b.txt"), "--stats and --data cannot be combined", "own data"),
         ("other", ("--keep", "4", *STATS), "these statistics were measured on other weights", "halfbyte calibrate"),
-        ("source", ("--keep", "4", "--stats", "{}/two-layers"), "these statistics have no layer 2", "all layers"),
-        ("pruned", ("--keep", "4", *STATS), "the source is pruned already", "keep fewer"),
-        ("pruned", PLAN, "the source is pruned already", "keep fewer"),
+        ("source", ("--keep", "4", "--stats", "{}/two-layers"), "these statistics lack layer 2", "all layers"),
+        ("pruned", ("--keep", "4", *STATS), "the source is already pruned", "keep fewer"),
+        ("pruned", PLAN, "the source is already pruned", "keep fewer"),
         ("source", ("--plan", "{}/texts.jsonl"), "this is not JSON", "another file"),
-        ("source", ("--plan", "{}/kind.json"), "this is no prune plan of halfbyte's", "give a prune-plan.json"),
+        ("source", ("--plan", "{}/kind.json"), "this is not a halfbyte prune plan", "pass a prune-plan.json"),
     ],
 )
 def test_options_and_statistics(place, tmp_path, capsys, source, options, what, fix):
@@ -116,13 +131,13 @@ def kept(layer, experts):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (kept("1", [0, 1, 2, 8]), "there is no expert 8"),
-        (kept("1", [0, 1, 1, 2]), "expert 1 is there twice"),
+        (kept("1", [0, 1, 2, 8]), "unknown expert 8"),
+        (kept("1", [0, 1, 1, 2]), "duplicate expert 1"),
         (kept("1", [3, 2, 1, 0]), "not in ascending order"),
         (kept("1", [0, 1, 2]), "layer 1 keeps 3 experts and layer 2 keeps 4"),
-        (lambda plan: plan["layers"].pop("2"), "the plan says nothing of layer 2"),
+        (lambda plan: plan["layers"].pop("2"), "the plan has no layer 2"),
         (lambda plan: plan["layers"].update({"0": plan["layers"]["1"]}), "no routed experts in layer 0"),
-        (lambda plan: plan["router"].update(experts=16), "the plan is for 16 experts in a layer, the source has 8"),
+        (lambda plan: plan["router"].update(experts=16), "the plan is for 16 experts per layer, but the source has 8"),
     ],
 )
 def test_plans(place, tmp_path, capsys, change, what):
@@ -140,10 +155,10 @@ def test_an_edited_plan_is_applied_and_says_so(place, tmp_path, capsys):
 
 
 def test_a_plan_of_other_weights_is_applied_with_a_word(place, tmp_path, capsys):
-    """Statistics of a release choose the experts of what was made of it."""
+    """Statistics of a release can choose the experts of checkpoints derived from it."""
     options = ["--keep", 4, "--stats", place / "stats", "-o", tmp_path / "plan"]
     assert run("prune", place / "source", *options) == 0
-    word = "the plan was made on other weights"
+    word = "the plan was chosen on other weights"
     assert word not in capsys.readouterr().out
     assert run("prune", place / "other", tmp_path / "out", "--plan", tmp_path / "plan", "-q") == 0
     assert f"! {word}" in capsys.readouterr().out
@@ -169,14 +184,14 @@ def test_a_recipe_that_prunes_by_given_statistics_needs_them(place, tmp_path, ca
     recipe.write_text(text[:start] + text[end:])
     options[1] = recipe
     assert run("quantize", place / "source", tmp_path / "out", *options) == 2
-    assert "prunes by statistics that are given" in capsys.readouterr().err
+    assert "needs existing statistics" in capsys.readouterr().err
     assert run("quantize", place / "source", tmp_path / "out", *options, "--stats", place / "stats") == 0
 
 
 def test_no_pass_on_the_gpu_yet(place, tmp_path, capsys):
     options = ["-r", REAP, "--set", "prune.keep=4", "--stats", place / "stats", "--device", "cuda"]
     assert run("quantize", place / "source", tmp_path / "out", *options) == 2
-    assert "pruning is not built into the pass on the GPU yet" in capsys.readouterr().err
+    assert "pruning is not supported on the GPU yet" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -194,7 +209,7 @@ def test_groups_keep_as_many_experts_each(tmp_path):
 
 
 def test_a_plan_of_the_whole_is_carried_out_with_statistics(place, tmp_path):
-    """`plan -o` cannot know which experts stay; `quantize --plan` may."""
+    """`plan -o` cannot know the kept experts; `quantize --plan` can."""
     assert (
         run("plan", place / "source", "-r", REAP, "--set", "prune.keep=4", "-o", tmp_path / "plan", "--no-measure") == 0
     )
@@ -205,7 +220,7 @@ def test_a_plan_of_the_whole_is_carried_out_with_statistics(place, tmp_path):
 
 
 def test_a_layer_for_multi_token_prediction_needs_a_choice_too(tmp_path):
-    """Engines read one count of experts for it as well; without statistics it can only be left out."""
+    """Engines read one expert count for it too; without statistics it can only be excluded."""
     source = write_pico(tmp_path / "source", experts=8, layers=4)
     path = source / "config.json"
     found = json.loads(path.read_text())
@@ -214,7 +229,7 @@ def test_a_layer_for_multi_token_prediction_needs_a_choice_too(tmp_path):
     chosen = some(source, 4)
     prune(source, tmp_path / "all", chosen)
     del chosen[3]
-    with pytest.raises(Exception, match=r"layer 3 is for multi-token prediction.*--layers 3"):
+    with pytest.raises(Exception, match=r"layer 3 is a multi-token prediction layer.*--layers 3"):
         prune(source, tmp_path / "out", chosen)
     prune(source, tmp_path / "out", chosen, layers=3)
 
@@ -223,7 +238,9 @@ ONE_PASS = "-r kimi-k2.6-nvfp4-nvidia --set prune.method=reap --set prune.statis
 
 
 def test_int4_stays_int4_and_the_way_to_nvfp4_is_one_that_works(place, tmp_path, capsys):
-    word = f"! the experts stay INT4, as they are stored; for NVFP4 in one pass: halfbyte quantize SRC OUT {ONE_PASS}"
+    word = (
+        f"! the experts stay INT4, as stored in the source; for NVFP4 in one pass: halfbyte quantize SRC OUT {ONE_PASS}"
+    )
     stats, reap = ["--stats", place / "stats"], ["-r", REAP, "--set", "prune.keep=4"]
     for command in (
         ["prune", place / "source", tmp_path / "pruned", "--keep", 4, *stats],
@@ -257,12 +274,12 @@ def test_more_layers_than_there_are(place, tmp_path, capsys):
         ["prune", place / "source", "-o", out, *(word.format(place) for word in STATS), "--keep", 4],
     ):
         assert run(*command, "--layers", 99) == 2
-        assert "99 layers are asked for, and the model has 3" in capsys.readouterr().err
+        assert "99 layers requested, but the model has 3" in capsys.readouterr().err
         assert not out.exists()
 
 
 def test_a_recipe_that_would_keep_every_expert(place, tmp_path, capsys):
-    for keep, what in ((8, "to keep 8 is to drop none"), (192, "192 experts cannot stay of 8")):
+    for keep, what in ((8, "keeping 8 of 8 experts per layer drops none"), (192, "cannot keep 192 of 8 experts")):
         options = ["-r", REAP, "--set", f"prune.keep={keep}", "--data", f"news={place / 'texts.jsonl'}"]
         for command in (["plan", place / "source", "--no-measure"], ["quantize", place / "source", tmp_path / "out"]):
             assert run(*command, *options) == 2

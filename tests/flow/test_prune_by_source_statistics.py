@@ -1,4 +1,4 @@
-"""Statistics of a checkpoint choose the experts of what was quantized from it: the experts are the same."""
+"""Statistics of a checkpoint can choose the experts of a checkpoint quantized from it."""
 
 import json
 import shutil
@@ -6,8 +6,8 @@ import shutil
 import pytest
 from calibratable import SHORT, small, texts
 
-from halfbyte import cli
-from halfbyte.prune.plan_file import read_prune_plan
+from halfbyte.cli import main as cli
+from halfbyte.plan.prune_plan import read_prune_plan
 
 REAP, MXFP4 = "kimi-k2.6-nvfp4-reap192", "kimi-k2.6-mxfp4-wafer"
 
@@ -30,7 +30,7 @@ def root(tmp_path_factory):
 def test_they_choose_the_same_experts(root, tmp_path, capsys):
     choice = ["--keep", 4, "--stats", root / "stats"]
     assert run("prune", root / "out", tmp_path / "pruned", *choice, "--no-loops") == 0
-    assert "! the plan was made on other weights" in capsys.readouterr().out
+    assert "! the plan was chosen on other weights" in capsys.readouterr().out
     first, found = read_prune_plan(root / "plan.json"), read_prune_plan(tmp_path / "pruned/halfbyte/prune-plan.json")
     assert found.kept() == first.kept() and found.coverage == first.coverage
     assert found.source["chosen_on"] == first.source and found.source["weights"] != first.source["weights"]
@@ -61,14 +61,14 @@ def test_what_the_record_does_not_say_is_refused(root, tmp_path, capsys, damage)
     assert run("prune", out, tmp_path / "pruned", "--keep", 4, "--stats", root / "stats", "--no-loops") == 2
     said = capsys.readouterr().err
     if damage == "another config":
-        assert "measured under another config.json" in said
+        assert "measured with another config.json" in said
     else:
         assert "these statistics were measured on other weights" in said and "--plan FILE" in said
     assert not (tmp_path / "pruned").exists()
 
 
 def test_scales_rest_on_the_weights_themselves(root, tmp_path, capsys):
-    """An input scale is of the activations of the very weights that are quantized."""
+    """An input scale belongs to the activations of exactly the quantized weights."""
     options = ["-r", "kimi-k2.6-nvfp4-wafer", "--stats", root / "stats"]
     assert run("quantize", root / "out", tmp_path / "again", *options) == 2
     said = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What prune writes beside a checkpoint: it replaces only plans and keep lists, and never a file of the source."""
+"""Files that prune writes next to a checkpoint: it replaces only plans and keep lists, never a file of the source."""
 
 import json
 
@@ -7,10 +7,10 @@ from calibratable import SHORT, digests, small, texts
 from pico import write_pico
 from pruning import plan_of, some
 
-from halfbyte import cli
 from halfbyte.audit.run import audit
+from halfbyte.cli import main as cli
+from halfbyte.plan.prune_plan import read_prune_plan, write_prune_plan
 from halfbyte.prune.keep_list import is_keep_list
-from halfbyte.prune.plan_file import read_prune_plan, write_prune_plan
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def changed(path, at):
 
 @pytest.mark.parametrize("how", ["given", "measured"])
 def test_audit_finds_a_changed_byte_of_the_statistics(tmp_path, how):
-    """Of a checkpoint that was only pruned, nothing else rests on them."""
+    """For a checkpoint that was only pruned, nothing else depends on them."""
     source, out = small(tmp_path / "source", experts=8), tmp_path / "out"
     data = ["--data", f"news={texts(tmp_path / 'texts.jsonl')}", "--samples", 6]
     if how == "given":

@@ -1,4 +1,4 @@
-"""kimi-mini with half of its experts, in transformers' own class: everything finds its place, and the logits agree."""
+"""kimi-mini with half of its experts in transformers' own class: all weights load, and the logits agree."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from pruning import prune, some
 
-from halfbyte.pipeline import quantize
+from halfbyte.engine.pipeline import quantize
 from halfbyte.recipe.load import load_recipe
 
 MINI = Path(__file__).parents[2] / "models/kimi-mini"
@@ -31,7 +31,7 @@ def load(folder):
 
 
 def cut(model, kept):
-    """Prune a model in memory, in transformers' own modules, as the public REAP code does."""
+    """Prune a model in memory, in transformers' own modules, like the public REAP code."""
     layers = model.model.language_model.layers
     for layer, chosen in kept.items():
         mlp, index = layers[layer].mlp, torch.tensor(chosen)

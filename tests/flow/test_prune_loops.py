@@ -1,4 +1,4 @@
-"""The loop test at the end of prune: its verdict, where it is kept, and that nothing of it harms the checkpoint."""
+"""The loop test at the end of prune: its verdict, where it is stored, and no harm to the checkpoint."""
 
 import json
 from pathlib import Path
@@ -8,13 +8,13 @@ from calibratable import digests, small
 from pico import write_pico
 from pruning import plan_of, some
 
-from halfbyte import cli
 from halfbyte.audit.run import audit
-from halfbyte.machine import doctor
-from halfbyte.prune.plan_file import write_prune_plan
-from halfbyte.validate import after_pruning, generate, loop_rate
-from halfbyte.validate.generate import Written
-from halfbyte.validate.loop_rate import rate_of
+from halfbyte.cli import main as cli
+from halfbyte.degeneracy import after_pruning, generate, loop_rate
+from halfbyte.degeneracy.generate import Written
+from halfbyte.degeneracy.loop_rate import rate_of
+from halfbyte.doctor import facts as doctor
+from halfbyte.plan.prune_plan import write_prune_plan
 
 FINE = Written(" ".join(f"word{at}" for at in range(30)), 30, True)
 LOOP = Written("saliva " * 60, 60, False)
@@ -37,7 +37,7 @@ def source(tmp_path):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Models that write what they are told to; what they were asked."""
+    """Models with scripted texts, and their prompts."""
     told, prompts = {}, []
 
     def writes(folder, *, prompts: list, **settings):
@@ -95,7 +95,10 @@ def test_the_two_options_contradict_each_other(source, tmp_path, capsys):
 def test_a_model_that_takes_minutes_is_asked_on_demand(source, tmp_path, capsys, asked, monkeypatch):
     monkeypatch.setattr(after_pruning, "QUICK_NBYTES", 1000)
     assert run(*command(source, tmp_path / "out", tmp_path)) == 0
-    assert "! loops: not measured, the model would take minutes: serve it and ask it there" in capsys.readouterr().out
+    assert (
+        "! loops: not measured, the test would take minutes; serve the model and run `halfbyte probe`"
+        in capsys.readouterr().out
+    )
     assert asked[1] == []
     assert run(*command(source, tmp_path / "out", tmp_path, "--loops", 3)) == 0
     assert [count for _, count, _ in asked[1]] == [3, 3]
@@ -104,7 +107,9 @@ def test_a_model_that_takes_minutes_is_asked_on_demand(source, tmp_path, capsys,
 def test_a_model_that_does_not_fit_is_not_asked(source, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(generate, "memory_facts", lambda: doctor.Memory(10**9, 10**4, None))
     assert run(*command(source, tmp_path / "out", tmp_path)) == 0
-    assert "! loops: not measured, the model does not fit in memory: serve it and" in capsys.readouterr().out
+    assert (
+        "! loops: not measured, not enough memory to decode the weights; serve the model and" in capsys.readouterr().out
+    )
     assert not (tmp_path / "out/halfbyte/loops.json").exists()
 
 
@@ -128,7 +133,7 @@ def test_ctrl_c_leaves_the_checkpoint_as_it_is(source, tmp_path, capsys, monkeyp
     capsys.readouterr()
     assert run(*command(source, tmp_path / "out", tmp_path)) == 130
     said = capsys.readouterr()
-    assert "the loop test was stopped; the checkpoint is whole" in said.err
+    assert "loop test interrupted; the checkpoint is complete" in said.err
     assert f"halfbyte loops {tmp_path / 'out'} --against {source}" in said.err
     assert "written" in said.out  # the run's own report comes all the same
     assert digests(tmp_path / "out") == digests(tmp_path / "quiet")
@@ -141,7 +146,7 @@ def interrupted(*_args, **_settings):
 
 
 def test_kimi_mini_without_most_of_its_experts_is_flagged(tmp_path, capsys, monkeypatch):
-    """The real thing, with texts that are cut short: a ruin breaks off at once."""
+    """The real loop test, with short texts: a heavily pruned model stops early."""
     monkeypatch.setattr(after_pruning, "TOKENS", 60)
     kept = dict.fromkeys(some(MINI, 8), tuple(range(8)))
     write_prune_plan(tmp_path / "plan", plan_of(MINI, kept))

@@ -1,4 +1,4 @@
-"""Layers that keep different numbers of experts, and plans beside statistics: planned, written, warned of, audited."""
+"""Layers with different numbers of experts, and plans with statistics: planned, written, warned about, audited."""
 
 import json
 
@@ -7,12 +7,12 @@ from calibratable import SHORT, small, texts
 from pico import KINDS, write_pico
 from pruning import config, obviously_pruned, plan_of, prune, some, tensors
 
-from halfbyte import cli
 from halfbyte.audit.run import audit
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.cli import main as cli
 from halfbyte.errors import CheckpointError
-from halfbyte.models.model import describe
-from halfbyte.prune.plan_file import read_prune_plan, write_prune_plan
-from halfbyte.source.checkpoint import open_checkpoint
+from halfbyte.families.model import describe
+from halfbyte.plan.prune_plan import read_prune_plan, write_prune_plan
 
 REAP = "kimi-k2.6-nvfp4-reap192"
 UNEVEN = {1: (1, 4, 6), 2: (0, 2, 3, 5, 7)}
@@ -60,9 +60,9 @@ def test_only_the_layers_that_are_written_are_listed(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        (LIST, [0, 5, 3], f"{LIST} of config.json is not what the plan keeps in each layer"),
-        (LIST, None, f"{LIST} of config.json is not what the plan keeps in each layer"),
-        ("n_routed_experts", 4, "config.json says 4 experts, the plan keeps 3 to 5"),
+        (LIST, [0, 5, 3], f"{LIST} in config.json differs from the kept experts per layer in the plan"),
+        (LIST, None, f"{LIST} in config.json differs from the kept experts per layer in the plan"),
+        ("n_routed_experts", 4, "config.json declares 4 experts, the plan keeps 3 to 5"),
     ],
 )
 def test_the_audit_compares_the_list(tmp_path, key, value, says):
@@ -87,14 +87,14 @@ def test_a_list_in_an_even_checkpoint_is_noticed(tmp_path):
 def test_other_commands_say_that_they_cannot_read_it(tmp_path):
     source = write_pico(tmp_path / "source", experts=8)
     prune(source, tmp_path / "out", UNEVEN)
-    with pytest.raises(CheckpointError, match="the layers keep 3 to 5 experts, which only audit and diff read"):
+    with pytest.raises(CheckpointError, match="the layers have 3 to 5 experts, which only audit and diff support"):
         describe(open_checkpoint(tmp_path / "out"))
     assert describe(open_checkpoint(tmp_path / "out"), uneven=True).experts == 5
     assert run("diff", tmp_path / "out", tmp_path / "out") == 0
     found = config(tmp_path / "out")
     found["text_config"][LIST] = [0, 5, 3]
     (tmp_path / "out/config.json").write_text(json.dumps(found))
-    with pytest.raises(CheckpointError, match="the list is not what the layers have"):
+    with pytest.raises(CheckpointError, match="the list does not match the layers"):
         describe(open_checkpoint(tmp_path / "out"), uneven=True)
 
 
@@ -103,14 +103,14 @@ def test_spread_keeps_as_many_in_all_and_warns(place, tmp_path, capsys):
     assert run("prune", place / "source", "-o", tmp_path / "plan", *options) == 0
     said = capsys.readouterr()
     assert "stock vLLM and SGLang read one number for all layers and cannot load this" in said.out
-    assert "experts a layer would drop" in said.err and "5 in each layer" in said.err
+    assert "experts per layer drops" in said.err and "5 in every layer would drop" in said.err
     plan = read_prune_plan(tmp_path / "plan")
     counts = plan.counts()
     assert plan.non_uniform and len(set(counts.values())) > 1 and sum(counts.values()) == 3 * 5
     assert run("prune", place / "source", tmp_path / "out", "--loops", 1, *options) == 0
     said = capsys.readouterr().out
     assert "cannot load this" in said
-    assert "loops: not measured, the layers keep" in said
+    assert "loops: not measured, the layers have 4 to 6 experts" in said
     assert read_prune_plan(tmp_path / "out/halfbyte/prune-plan.json") == plan
     assert (tmp_path / "out/halfbyte/stats/stats.safetensors").exists()
     assert tensors(tmp_path / "out") == obviously_pruned(tensors(place / "source"), plan.kept())

@@ -1,4 +1,4 @@
-"""A pruned checkpoint that is written anew is still a pruned one: every command goes on to say so."""
+"""A pruned checkpoint that is rewritten is still recognized as pruned by every command."""
 
 import hashlib
 import json
@@ -9,11 +9,11 @@ from calibratable import digests, small
 from pico import write_pico
 from pruning import plan_of, prune, some, tensors
 
-from halfbyte import cli
 from halfbyte.audit.run import audit
-from halfbyte.pipeline import quantize
-from halfbyte.prune.plan_file import read_prune_plan, write_prune_plan
-from halfbyte.prune.record import read_record
+from halfbyte.cli import main as cli
+from halfbyte.engine.pipeline import quantize
+from halfbyte.plan.prune_plan import read_prune_plan, write_prune_plan
+from halfbyte.plan.prune_record import read_record
 from halfbyte.recipe.load import load_recipe
 
 RECIPE, REAP = "kimi-k2.6-mxfp4-wafer", "kimi-k2.6-nvfp4-reap192"
@@ -26,7 +26,7 @@ def run(*argv):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A source, its pruned twin that loops, that one in NVFP4, and that one once more."""
+    """A source, its looping pruned twin, that twin in NVFP4, and a further conversion."""
     root = tmp_path_factory.mktemp("before")
     source = small(root / "source", experts=8)
     write_prune_plan(root / "plan.json", plan_of(source, some(source, 4)))
@@ -52,17 +52,17 @@ def test_every_command_goes_on_to_say_so(root, capsys, name):
     assert found.weights == read_record(root / "pruned").weights == read_prune_plan(first).source["weights"]
     assert run("inspect", out) == 0
     said = capsys.readouterr().out
-    assert "! pruned before it was written anew: 4 of 8 experts stay in each of 2 layers" in said
+    assert "! pruned in an earlier run: 4 of 8 experts kept in each of 2 layers" in said
     assert "! the pruned model loops in 18 of 32 texts" in said
     findings = {finding.check: finding for finding in audit(out).findings}
-    assert findings["prune"].level == "good" and "4 of 8 experts stay in each of 2 layers" in findings["prune"].text
+    assert findings["prune"].level == "good" and "4 of 8 experts kept in each of 2 layers" in findings["prune"].text
     assert findings["loops"].level == "bad" and "18 of 32 texts loop" in findings["loops"].text
     assert audit(out, against=root / {"two": "pruned", "three": "two"}[name]).failed == ["loops"]
 
 
 @pytest.mark.parametrize("name", ["pruned", "two", "three"])
 def test_it_cannot_be_pruned_again(root, tmp_path, capsys, name):
-    word = "the source is pruned already: 4 of 8 experts stay in each layer"
+    word = "the source is already pruned: it keeps 4 of 8 experts per layer"
     options = ["-r", REAP, "--set", "prune.keep=2"]
     for command in (
         ["prune", root / name, tmp_path / "out", "--plan", root / "plan.json"],
@@ -76,7 +76,7 @@ def test_it_cannot_be_pruned_again(root, tmp_path, capsys, name):
 
 def test_the_pruned_one_says_so_itself(root, capsys):
     assert run("inspect", root / "pruned") == 0
-    assert "! pruned: 4 of 8 experts stay in each of 2 layers" in capsys.readouterr().out
+    assert "! pruned: 4 of 8 experts kept in each of 2 layers" in capsys.readouterr().out
     assert run("inspect", root / "source") == 0
     assert "pruned" not in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""quantize --push: shards go to the Hub while others are made, and may leave the disk; a run that goes on knows it."""
+"""quantize --push: shards are uploaded during the run and may be evicted; a resumed run accounts for them."""
 
 import hashlib
 import json
@@ -91,14 +91,14 @@ def test_shards_leave_the_disk_and_a_second_run_has_nothing_to_do(hub, run, tmp_
 
 
 def test_a_shard_goes_only_when_the_hub_has_its_hash(hub, run, tmp_path, monkeypatch):
-    from halfbyte.publish.upload.hub import Upload
+    from halfbyte.publish.hub.hub import Upload
 
     real = Upload.there
     hide = {SHARD(3)}
     monkeypatch.setattr(Upload, "there", lambda self: {k: v for k, v in real(self).items() if k not in hide})
     code, _, words = run("out", "--push", REPO, "--evict")
     assert code == 3, words
-    assert f"'{SHARD(3)}' did not arrive as it was sent" in words
+    assert f"'{SHARD(3)}' on the Hub does not match the local file" in words
     assert (tmp_path / "out" / SHARD(3)).is_file()
     hide.clear()
     assert run("out", "--push", REPO, "--evict")[0] == 0
@@ -110,7 +110,7 @@ def test_a_hub_that_refuses_ends_the_run_and_it_goes_on_later(hub, run, tmp_path
     hub.faults.append(Fault("POST", "/commit/", "status", times=99, status=403))
     code, _, words = run("out", "--push", REPO, "--evict")
     assert code == 3, words
-    assert "may not write to the repository" in words
+    assert "has no write access to the repository" in words
     made = sums(tmp_path / "out")
     assert made  # final, and kept: the Hub has none of them
     hub.faults.clear()
@@ -119,7 +119,7 @@ def test_a_hub_that_refuses_ends_the_run_and_it_goes_on_later(hub, run, tmp_path
     assert run("local")[0] == 0
     assert pushed(hub) == sums(tmp_path / "out") == sums(tmp_path / "local")
     assert hub.received[: len(received)] == received
-    assert len(set(hub.received)) == len(hub.received)  # what had arrived was not sent again
+    assert len(set(hub.received)) == len(hub.received)  # nothing was uploaded twice
 
 
 def test_errors_that_pass_are_waited_for(hub, run):
@@ -146,7 +146,7 @@ def test_without_a_push_evicted_shards_are_made_again(hub, run, tmp_path):
 
 
 def test_few_shards_wait_on_the_disk(hub, run, tmp_path, monkeypatch):
-    from halfbyte.publish.upload import push
+    from halfbyte.publish.hub import push
 
     monkeypatch.setattr(push, "BACKLOG", 1)
     waiting = []
@@ -167,7 +167,7 @@ def test_less_room_is_asked_for_if_shards_leave(hub, run, tmp_path, monkeypatch)
     import shutil
     from collections import namedtuple
 
-    from halfbyte.publish.upload import push
+    from halfbyte.publish.hub import push
 
     monkeypatch.setattr(push, "BACKLOG", 0)
     monkeypatch.setattr(push, "_OPEN", 2)
@@ -197,7 +197,7 @@ def test_ctrl_c_does_not_wait_for_the_hub(hub, source, run, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [(("--evict",), "nothing is sent, so nothing may go"), (("--push", "kimi"), "'kimi' is no name of a repository")],
+    [(("--evict",), "--evict requires --push"), (("--push", "kimi"), "'kimi' is not a valid repository name")],
 )
 def test_what_cannot_be_asked_for(run, tmp_path, options, said):
     code, _, words = run("out", *options)
@@ -213,9 +213,9 @@ def test_a_public_repository_and_nobody_logged_in_are_refused(hub, run, tmp_path
     hub.repos[f"models/{REPO}"] = Repo(private=False)
     code, _, words = run("out", "--push", REPO)
     assert code == 2
-    assert "the repository is public already" in words
+    assert "the repository is already public" in words
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     code, _, words = run("out", "--push", REPO)
     assert code == 3
-    assert "nobody is logged in to the Hub" in words
+    assert "not logged in to the Hub" in words
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Runs on a real Ray cluster of two nodes: the bytes of a local run, whatever dies on the way."""
+"""Runs on a real Ray cluster of two nodes: the bytes of a local run, despite failures."""
 
 import os
 import shutil
@@ -13,17 +13,18 @@ from calibratable import WAFER, small, texts, wait_until
 from pruning import plan_of, some
 from ray_cluster import RayCluster, everything
 
-from halfbyte.calibrate.named_files import with_data
+from halfbyte.calibrate.local_data import with_data
 from halfbyte.calibrate.store import read_stats
+from halfbyte.engine.calibrate import calibrate
+from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import CheckpointError, InterruptedRunError, MachineError, TensorError, UsageError
-from halfbyte.measuring import calibrate
-from halfbyte.pipeline import quantize
-from halfbyte.prune.asked import recipe_of_plan
+from halfbyte.prune.options import recipe_of_plan
 from halfbyte.recipe.load import load_recipe
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'ray>=2.50'")
 
 MXFP4, NVFP4 = "kimi-k2.6-mxfp4-wafer", "kimi-k2.6-nvfp4a16"
+FIXED = "kimi-k2.7-code-nvfp4-nvidia"
 LAYERS = 4
 SHORT = "calibrate.sequence_length=24"
 EVERYWHERE = ("quantize.input_scale.backstop=all_experts", "quantize.input_scale.min_tokens=560")
@@ -40,7 +41,7 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def joined(cluster):
-    """The address, with this process connected for all tests: workers have imported everything after the first."""
+    """The address, with this process connected for all tests: workers keep their imports."""
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     yield cluster.address
     ray.shutdown()
@@ -55,7 +56,7 @@ def without_faults(cluster):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A source, its statistics, and what local runs make of them."""
+    """A source, its statistics, and the output of local runs."""
     folder = tmp_path_factory.mktemp("place")
     small(folder / "source", layers=LAYERS, experts=12, hidden=128, expert_width=96)
     texts(folder / "texts.jsonl", 140)
@@ -68,12 +69,19 @@ def recipe_with_data(place, *sets, samples=140):
     return with_data(load_recipe(WAFER, [SHORT, "shards=1MB", *sets]), [f"news={place / 'texts.jsonl'}"], samples)
 
 
+def test_fixed_input_scales_are_written_on_every_node(place, joined, tmp_path):
+    recipe = load_recipe(FIXED, ["shards=1MB"])
+    quantize(place / "source", tmp_path / "here", recipe)
+    quantize(place / "source", tmp_path / "ray", recipe, ray=joined)
+    assert everything(tmp_path / "ray") == everything(tmp_path / "here")
+
+
 def parts(out):
     return sorted(path.name for path in out.rglob("*.part"))
 
 
 def in_thread(work):
-    """Run something beside the test; return its thread and the list that its outcome will be in."""
+    """Run a function in a thread; return the thread and the list for its result."""
     outcome = []
 
     def run():
@@ -129,7 +137,7 @@ def test_pruning(place, joined, tmp_path):
 
 
 def test_statistics_that_are_measured_by_many(place, joined, tmp_path):
-    """140 rows are three parts, which two nodes share; the local run has them all at once."""
+    """140 rows are three parts, shared by two nodes; the local run has them all at once."""
     quantize(place / "source", tmp_path / "out", recipe_with_data(place), ray=joined)
     assert everything(tmp_path / "out") == everything(place / "wafer")
 
@@ -155,16 +163,16 @@ def test_experts_that_are_chosen_on_the_way(place, joined, tmp_path, halfbyte):
 @pytest.mark.parametrize("begun_there", [True, False])
 def test_measuring_goes_on_elsewhere(place, joined, tmp_path, begun_there):
     def stop(progress):
-        if progress.shard.startswith("measured layer 1"):
+        if progress.shard.startswith("measured layer 2"):
             raise KeyboardInterrupt
 
     out, said = tmp_path / "out", []
     first, then = (joined, None) if begun_there else (None, joined)
-    with pytest.raises(InterruptedRunError, match="stopped"):
+    with pytest.raises(InterruptedRunError, match="interrupted"):
         quantize(place / "source", out, recipe_with_data(place), ray=first, progress=stop)
     assert not parts(out)
     quantize(place / "source", out, recipe_with_data(place), ray=then, progress=lambda step: said.append(step.shard))
-    assert [line for line in said if line.startswith("measured")] == ["measured layer 2 of 4", "measured layer 3 of 4"]
+    assert [line for line in said if line.startswith("measured")] == ["measured layer 3 of 4", "measured layer 4 of 4"]
     assert everything(out) == everything(place / "wafer")
 
 
@@ -174,7 +182,7 @@ def test_begun_here_and_finished_there(place, joined, tmp_path):
             raise KeyboardInterrupt
 
     out = tmp_path / "out"
-    with pytest.raises(InterruptedRunError, match="stopped"):
+    with pytest.raises(InterruptedRunError, match="interrupted"):
         quantize(place / "source", out, load_recipe(MXFP4), threads=1, progress=stop)
     done = len(list(out.glob("*.safetensors")))
     result = quantize(place / "source", out, load_recipe(MXFP4), ray=joined)
@@ -191,7 +199,7 @@ def test_a_worker_that_is_killed(place, cluster, joined, tmp_path):
     out = tmp_path / "out"
     quantize(place / "source", out, load_recipe(MXFP4), ray=joined, progress=lambda step: said.append(step.shard))
     assert cluster.faults.left("kill") == 0
-    assert sum("trying again" in line for line in said) == 2
+    assert sum("retrying, attempt" in line for line in said) == 2
     assert everything(out) == everything(place / "mxfp4")
 
 
@@ -201,7 +209,7 @@ def test_a_worker_that_is_killed_while_it_measures(place, cluster, joined, tmp_p
     out = tmp_path / "out"
     quantize(place / "source", out, recipe_with_data(place), ray=joined, progress=lambda step: said.append(step.shard))
     assert cluster.faults.left("kill") == 0
-    assert sum(line.startswith("layer 0, rows from") and "trying again" in line for line in said) == 1
+    assert sum(line.startswith("layer 0, rows from") and "retrying, attempt" in line for line in said) == 1
     assert everything(out) == everything(place / "wafer")
 
 
@@ -211,7 +219,7 @@ def test_a_worker_without_memory(place, cluster, joined, tmp_path):
     out = tmp_path / "out"
     quantize(place / "source", out, load_recipe(MXFP4), ray=joined, progress=lambda step: said.append(step.shard))
     assert cluster.faults.left("memory") == 0
-    assert 1 <= sum("nothing left; trying again" in line for line in said) <= 3  # threads of one task may take several
+    assert 1 <= sum("nothing left; retrying" in line for line in said) <= 3  # threads of a task may take several
     assert everything(out) == everything(place / "mxfp4")
 
 
@@ -241,7 +249,7 @@ def test_a_node_that_is_killed(place, cluster, joined, tmp_path):
     cluster.add_node()
     assert not work.is_alive()
     assert not isinstance(outcome[0], BaseException), outcome
-    assert any("trying again" in line for line in said)
+    assert any("retrying, attempt" in line for line in said)
     assert everything(out) == everything(place / "mxfp4")
 
 
@@ -253,7 +261,7 @@ def test_a_dead_driver_leaves_no_workers_and_a_folder_that_goes_on(place, cluste
     driver.kill()
     driver.wait(DEADLINE)
     workers = {pid for pid, _ in cluster.faults.jobs()}
-    wait_until(lambda: not workers & set(cluster.processes()), DEADLINE)  # Ray ends them with their driver
+    wait_until(lambda: not workers & set(cluster.processes()), DEADLINE)  # Ray stops them with their driver
     begun = len(cluster.faults.jobs())
     cluster.faults.slow(0)
     result = quantize(place / "source", out, load_recipe(MXFP4))
@@ -272,7 +280,7 @@ def test_ctrl_c(place, cluster, joined, tmp_path):
     began = time.monotonic()
     _, words = driver.communicate(timeout=DEADLINE)
     assert driver.returncode == 130, words
-    assert "shards are final on disk, and nothing is left to clean up" in words
+    assert "shards are complete, and nothing needs cleaning up" in words
     assert time.monotonic() - began < 20
     assert not parts(out)
     cluster.faults.slow(0)
@@ -281,7 +289,7 @@ def test_ctrl_c(place, cluster, joined, tmp_path):
     assert everything(out) == everything(place / "mxfp4")
 
 
-# --- what is wrong ---
+# --- errors ---
 
 
 def test_a_tensor_that_cannot_be_used_is_said_as_locally_and_once(place, cluster, joined, tmp_path):
@@ -310,15 +318,15 @@ def test_a_source_that_changes_under_the_workers(place, joined, tmp_path):
     def touch(progress):
         os.utime(first)
 
-    with pytest.raises((CheckpointError, MachineError), match=r"changed while it was read|another source"):
+    with pytest.raises((CheckpointError, MachineError), match=r"changed while it was read|a different source"):
         quantize(source, tmp_path / "out", load_recipe(MXFP4), ray=joined, progress=touch)
     assert not parts(tmp_path / "out")
 
 
 def test_what_cannot_be_spread_is_refused(place, tmp_path):
     for recipe, options, words in (
-        (load_recipe(MXFP4), {"device": "cuda"}, "leave one of them out"),
-        (load_recipe("kimi-k2.6-nvfp4-compensated"), {}, "leave --ray out"),
+        (load_recipe(MXFP4), {"device": "cuda"}, "omit --ray or --device"),
+        (load_recipe("kimi-k2.6-nvfp4-compensated"), {}, "omit --ray: this recipe runs on one machine"),
     ):
         with pytest.raises(UsageError, match=words):
             quantize(place / "source", tmp_path / "out", recipe, ray="local", **options)

@@ -1,4 +1,4 @@
-"""Runs on a real Ray cluster whose machines fetch the source themselves: the bytes of a local run, each shard once."""
+"""Runs on a real Ray cluster whose nodes fetch the source themselves: the bytes of a local run, each shard once."""
 
 import _thread
 import os
@@ -14,14 +14,14 @@ from pruning import plan_of, some
 from range_hub import COMMIT, REPO, Fault, RangeHub
 from ray_cluster import RayCluster, everything
 
-from halfbyte.calibrate.named_files import with_data
+from halfbyte.calibrate.local_data import with_data
+from halfbyte.checkpoint.remote.cache_location import Cache
+from halfbyte.checkpoint.remote.mirror import open_remote
+from halfbyte.engine.calibrate import calibrate
+from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import InterruptedRunError, UsageError
-from halfbyte.measuring import calibrate
-from halfbyte.pipeline import quantize
-from halfbyte.prune.asked import recipe_of_plan
+from halfbyte.prune.options import recipe_of_plan
 from halfbyte.recipe.load import load_recipe
-from halfbyte.source.remote.cache import Cache
-from halfbyte.source.remote.mirror import open_remote
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'halfbyte[ray]'")
 
@@ -72,7 +72,7 @@ def run(hub, cluster, tmp_path):
 
 
 def same(tmp_path, source, recipe, **more):
-    """Whether `out` has every file of a local run, but for where it is from."""
+    """Return whether `out` has every file of a local run, except its origin."""
     quantize(source, tmp_path / "local", recipe, **more)
     found = everything(tmp_path / "out")
     found.pop("halfbyte/fetched.json")
@@ -83,7 +83,7 @@ def same(tmp_path, source, recipe, **more):
 
 
 def whole_reads(hub, source):
-    """How often each shard was fetched from its begin to its end."""
+    """Return how often each shard was fetched completely."""
     sizes = {path.name: path.stat().st_size for path in source.glob("*.safetensors")}
     return Counter(name for name, begin, end in hub.asked if begin == 0 and end == sizes.get(name))
 
@@ -97,7 +97,7 @@ def test_each_machine_fetches_what_its_shards_are_made_of(tmp_path, source, hub,
     assert 0 < watch.most <= 2 * LIMIT, "two machines that share this disk"
     assert weights_nbytes(tmp_path / "cache") == 0
     assert not list((tmp_path / "cache").glob(f"*/{COMMIT}/.tasks/*"))
-    # Shards are smaller than what is read to find the end of a header: the driver and each worker read them for that.
+    # Shards are smaller than a header read, so the driver and each worker read them completely.
     readers = 1 + len({process for process, _ in cluster.faults.jobs()})
     assert set(whole_reads(hub, source).values()) == {readers + 1}, "and one task each fetches it"
 
@@ -107,7 +107,7 @@ def test_a_worker_that_dies_between_leaves_nothing(tmp_path, source, cluster, ru
     said = []
     run("out", load_recipe(MXFP4), progress=lambda progress: said.append(progress.shard))
     assert cluster.faults.left("kill") == 0
-    assert sum("trying again" in line for line in said) == 2
+    assert sum("retrying, attempt" in line for line in said) == 2
     assert same(tmp_path, source, load_recipe(MXFP4))
     assert weights_nbytes(tmp_path / "cache") == 0
     assert not list((tmp_path / "cache").glob(f"*/{COMMIT}/.tasks/*"))
@@ -116,7 +116,7 @@ def test_a_worker_that_dies_between_leaves_nothing(tmp_path, source, cluster, ru
 def test_a_shard_that_comes_damaged_ends_the_run_which_then_goes_on(tmp_path, source, hub, run):
     victim = sorted(source.glob("*.safetensors"))[2].name
     hub.faults.append(Fault(victim, "wrong", skip=1, least_nbytes=1 << 15, times=100))
-    with pytest.raises(Exception, match=f"shard '{victim}' came damaged twice"):
+    with pytest.raises(Exception, match=f"shard '{victim}' was damaged in two downloads"):
         run("out", load_recipe(MXFP4))
     hub.faults.clear()
     run("out", load_recipe(MXFP4))
@@ -160,7 +160,7 @@ def test_pruning_and_given_statistics(tmp_path, source, run):
 def test_what_is_measured_is_measured_on_one_machine_first(tmp_path, source, run):
     short = ["calibrate.sequence_length=24", "shards=layers"]
     recipe = with_data(load_recipe(WAFER, short), [f"news={source.parent / 'texts.jsonl'}"], 4)
-    with pytest.raises(UsageError, match="every machine reads every layer") as refused:
+    with pytest.raises(UsageError, match="would fetch the complete remote source on every node") as refused:
         run("out", recipe)
     assert "halfbyte calibrate" in refused.value.fix
     assert not (tmp_path / "out").exists()
@@ -171,7 +171,7 @@ def test_what_is_measured_is_measured_on_one_machine_first(tmp_path, source, run
 
 def test_a_cache_that_is_too_small_for_a_task_is_said_first(tmp_path, hub, run):
     hub.forget()
-    with pytest.raises(UsageError, match=r"is needed, 0\.4 MB, and the cache may hold 0\.1 MB"):
+    with pytest.raises(UsageError, match=r"is needed, 393\.6 kB, but the cache limit is 150\.0 kB"):
         run("out", load_recipe(MXFP4), limit=150_000)
     assert not (tmp_path / "out").exists()
     assert weights_nbytes(tmp_path / "cache") == 0

@@ -1,4 +1,4 @@
-"""A release with commands that take no time: what is kept, what is run again, and what a kill leaves."""
+"""A release with instant stages: what is kept, what is repeated, and the state after a kill."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from release_runner import made
 
 import halfbyte
 from halfbyte.errors import UsageError
-from halfbyte.terminal.console import Output
+from halfbyte.ui.console import Output
 
 RUNNER = Path(__file__).parent / "release_runner.py"
 SOON_S = 20
@@ -50,7 +50,7 @@ ORDER = [
 
 
 class Flow:
-    """One output folder and what its commands shall do."""
+    """One output folder and the behavior of its commands."""
 
     def __init__(self, folder: Path) -> None:
         self.source, self.out, self.say = folder / "source", folder / "out", folder / "say"
@@ -225,8 +225,8 @@ def test_a_kill_in_the_middle_of_a_stage_leaves_nothing_and_the_same_command_goe
     before, processes = flow.ran(), flow.processes()
     soon(lambda: not any(map(lives, processes)))
     if (flow.out / "halfbyte" / "release.json").exists():
-        assert flow.written()["verdict"] in ("ANOMALOUS", "ACCEPT")
-        assert flow.written()["verdict"] == "ANOMALOUS" or name in ("provenance", "card", "report")
+        assert flow.written()["verdict"] in ("UNFINISHED", "ACCEPT")
+        assert flow.written()["verdict"] == "UNFINISHED" or name in ("provenance", "card", "report")
     flow.unset(f"slow-{name}")
     verdict, ran = flow.run()
     assert verdict == "ACCEPT"
@@ -245,7 +245,7 @@ def test_a_signal_ends_all_of_it_and_says_what_to_do(flow, name, number, code):
     runner.send_signal(number)
     said = runner.communicate(timeout=SOON_S)[0].decode()
     assert runner.returncode == code
-    assert f"interrupted in '{name}'; what is done is kept" in said and "the same command goes on" in said
+    assert f"interrupted in '{name}'; finished stages are kept" in said and "run the same command to resume" in said
     assert "Traceback" not in said
     soon(lambda: not any(map(lives, flow.processes())))
     flow.unset(f"slow-{name}")
@@ -319,7 +319,9 @@ def test_servers_of_somebody_else(flow):
 
 def test_stopping_early_and_going_on(flow):
     verdict, ran = flow.run(stop_after="probe")
-    assert (verdict, ran[-1]) == ("ANOMALOUS", "probe")
+    assert (verdict, ran[-1]) == ("UNFINISHED", "probe")
+    assert flow.written()["verdict"] == "UNFINISHED"
+    assert flow.written()["why"][0] == "7 of 9 gates passed; not run: eval, bench"
     assert flow.run() == ("ACCEPT", ["serve", "eval", "bench", "provenance", "card", "report"])
 
 
@@ -363,7 +365,7 @@ def test_hostile_words_of_a_command_do_not_reach_release_json(flow, capsys):
     flow.set("says-compare", HOSTILE)
     flow.run()
     (why,) = [stage["why"] for stage in flow.written()["stages"] if stage["name"] == "compare"]
-    assert "red" in why and "seen" in why  # JSON escapes what it holds: only its value can be looked at
+    assert "red" in why and "seen" in why  # JSON escapes text, so only the parsed value is checked
     said = capsys.readouterr()
     for text in (why, *flow.written()["why"], said.out, said.err):
         assert not set("\x1b\x07\x00\u202e\u200b") & set(text), text

@@ -1,4 +1,4 @@
-"""calibrate and prune from an address: what a local copy gives, through a cache that is smaller than the model."""
+"""calibrate and prune from an address: the same result as a local copy, with a cache smaller than the model."""
 
 import json
 import re
@@ -9,11 +9,11 @@ from calibratable import SHORT, WAFER, small, texts
 from fetching import Watch, everything, weights_nbytes
 from range_hub import COMMIT, OTHER_COMMIT, REPO, Fault
 
-from halfbyte.source.remote import shelf
+from halfbyte.checkpoint.remote import shard_cache as shelf
 
 ADDRESS = f"hf://{REPO}"
 LAYERS = 4
-TIGHT = 145_000  # two layers, of which the largest have 71 kB each
+TIGHT = 145_000  # two layers; the largest have 71 kB each
 SHARD = "model-{:05d}-of-000007.safetensors".format
 
 
@@ -25,7 +25,7 @@ def source(tmp_path):
 
 @pytest.fixture
 def hub(source, serve_hub, monkeypatch):
-    monkeypatch.setattr(shelf, "_PATIENCE_S", 1e9)  # the order is right, and needs none
+    monkeypatch.setattr(shelf, "_STALL_S", 1e9)  # the order is right, and needs none
     return serve_hub(source)
 
 
@@ -58,7 +58,7 @@ def test_statistics_are_those_of_a_local_copy(tmp_path, source, hub, calibrate):
     assert weights_nbytes(tmp_path / "cache") == 0
     fetched = re.findall(r"fetched (model-\S+)", words)
     assert fetched == [*dict.fromkeys(fetched)], "each once"
-    assert len(fetched) == LAYERS + 1  # and the embedding, of which the head is no part
+    assert len(fetched) == LAYERS + 1  # and the embedding, but not the head
     assert f"halfbyte quantize {ADDRESS} OUT" in words + out
 
 
@@ -66,7 +66,7 @@ def test_what_is_damaged_on_purpose_can_be_measured(tmp_path, hub, calibrate):
     hub.faults.append(once_fetched("wrong", 3, times=2))
     code, _, words = calibrate(ADDRESS, "remote", "--layers", "3")
     assert code == 2
-    assert "to use it nevertheless: --no-verify" in words
+    assert "to use it anyway: --no-verify" in words
     hub.faults.append(once_fetched("wrong", 3, times=1))
     code, out, words = calibrate(ADDRESS, "remote", "--layers", "3", "--no-verify")
     assert code == 0, words
@@ -78,7 +78,7 @@ def test_a_calibration_goes_on_with_the_version_that_it_began_with(tmp_path, sou
     hub.faults.append(once_fetched("wrong", 3, times=2))
     code, _, words = calibrate(ADDRESS, "remote", "--cache", str(TIGHT))
     assert code == 2, words
-    assert f"shard '{SHARD(3)}' came damaged twice" in words
+    assert f"shard '{SHARD(3)}' was damaged in two downloads" in words
     assert list((tmp_path / "remote").glob("layer-*.safetensors"))
     hub.commits[OTHER_COMMIT] = small(tmp_path / "other", layers=LAYERS, seed=1)
     hub.branches["main"] = OTHER_COMMIT
@@ -143,7 +143,7 @@ def test_only_the_pruned_one_is_asked_where_its_source_is_elsewhere(tmp_path, hu
     assert calibrate(ADDRESS, "stats")[0] == 0
     code, _, words = halfbyte("prune", ADDRESS, tmp_path / "out", *how("statistics", tmp_path), "--loops", "1")
     assert code in (0, 1), words
-    assert "asking it for texts" in words
+    assert "generating texts with the checkpoint" in words
     assert json.loads((tmp_path / "out/halfbyte/loops.json").read_text())["source"] is None
 
 
@@ -155,6 +155,6 @@ def test_a_cache_for_a_folder_is_refused(tmp_path, source, halfbyte, command):
     }[command]
     code, _, words = halfbyte(command, source, *options, "--cache", "1GB")
     assert code == 2
-    assert "nothing is fetched from a folder" in words
+    assert "a local source needs no cache" in words
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "stats").exists()

@@ -1,4 +1,4 @@
-"""Object stores through fsspec: a real S3 server on this machine (moto), and stores that fsspec brings along."""
+"""Object stores through fsspec: a local S3 server (moto), and fsspec's own stores."""
 
 import hashlib
 import importlib
@@ -9,13 +9,13 @@ import sys
 import pytest
 from pico import write_pico
 
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.checkpoint.identity import identity
+from halfbyte.checkpoint.remote import object_store as objects
+from halfbyte.checkpoint.remote.address import UrlAddress
+from halfbyte.checkpoint.remote.mirror import Cache, open_remote
+from halfbyte.checkpoint.remote.retry import TransientError
 from halfbyte.errors import CheckpointError, MachineError, UsageError
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.source.identity import identity
-from halfbyte.source.remote import objects
-from halfbyte.source.remote.address import UrlAddress
-from halfbyte.source.remote.mirror import Cache, open_remote
-from halfbyte.source.remote.patience import PassingError
 
 RECIPE = "kimi-k2.6-mxfp4-wafer"
 SHARD = "model-{:05d}-of-000006.safetensors".format
@@ -39,7 +39,7 @@ def server():
 
 @pytest.fixture
 def bucket(server, source, monkeypatch, tmp_path):
-    """A bucket of its own with the checkpoint in it; the way there is in the environment only."""
+    """A new bucket with the checkpoint; its endpoint is set only in the environment."""
     import boto3
     import s3fs
 
@@ -61,7 +61,7 @@ def address(bucket):
 
 def outputs(folder):
     names = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    skipped = ("journal.jsonl", "fetched.json", "verified.json")
+    skipped = ("journal.jsonl", "fetched.json", "verified.json", "hashed.json")
     return {path.relative_to(folder): path.read_bytes() for path in names if path.name not in skipped}
 
 
@@ -70,11 +70,11 @@ def test_s3_gives_the_files_of_a_local_copy(bucket, source, tmp_path, halfbyte):
     assert code == 0, words
     assert halfbyte("quantize", source, tmp_path / "local", "-r", RECIPE)[0] == 0
     assert outputs(tmp_path / "remote") == outputs(tmp_path / "local")
-    assert words.count("MD5 right") == 6
+    assert words.count("MD5 verified") == 6
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
     assert "testing" not in words + out + (tmp_path / "remote/halfbyte/fetched.json").read_text()
-    assert "0 of 6 shards have the SHA-256" not in out
-    assert "6 shards, of which no SHA-256 is known; of 6 their MD5 was right" in out
+    assert "0 of 6 shards match their known SHA-256" not in out
+    assert "6 shards, no known SHA-256; 6 match their MD5" in out
 
 
 def test_headers_and_identity_by_ranges(bucket, source, tmp_path):
@@ -89,15 +89,15 @@ def test_sha256sums_beside_the_shards_count_before_an_etag(bucket, source, tmp_p
     bucket.put_object(Key="models/kimi/SHA256SUMS", Body=sums.encode())
     code, out, words = halfbyte("quantize", address(bucket), tmp_path / "out", "-r", RECIPE)
     assert code == 0, words
-    assert words.count("SHA-256 right") == 6
-    assert "6 of 6 shards have the SHA-256 that is known of them" in out
+    assert words.count("SHA-256 verified") == 6
+    assert "6 of 6 shards match their known SHA-256" in out
     assert not (tmp_path / "out/SHA256SUMS").exists()
     wrong = sums.replace(sums[:8], "0" * 8, 1)
     bucket.put_object(Key="models/kimi/SHA256SUMS", Body=wrong.encode())
     code, _, words = halfbyte("quantize", address(bucket), tmp_path / "other", "-r", RECIPE)
     assert code == 2
-    assert "came damaged twice" in words
-    assert "SHA256SUMS says 00000000" in words
+    assert "was damaged in two downloads" in words
+    assert "SHA256SUMS gives 00000000" in words
 
 
 def test_what_came_in_parts_has_no_checksum_and_that_is_said(bucket, source, tmp_path, halfbyte):
@@ -109,15 +109,15 @@ def test_what_came_in_parts_has_no_checksum_and_that_is_said(bucket, source, tmp
     client.complete_multipart_upload(**where, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]})
     code, _, words = halfbyte("quantize", address(bucket), tmp_path / "out", "-r", RECIPE)
     assert code == 0, words
-    assert "of 1 of them no checksum is known: only their sizes are compared" in words
+    assert "no known checksum for 1 of them: only their sizes are compared" in words
     assert f"fetched {SHARD(1)}" in words
-    assert words.count("size right, no checksum known") == 1
+    assert words.count("size verified, no checksum available") == 1
 
 
 def test_an_object_that_is_written_again_meanwhile_is_noticed(bucket, source, tmp_path):
     found = open_remote(address(bucket), Cache(tmp_path / "cache", 10**9), verify=False)
     bucket.put_object(Key=f"models/kimi/{SHARD(2)}", Body=(source / SHARD(3)).read_bytes())  # as long, other bytes
-    with pytest.raises(CheckpointError, match=rf"'{SHARD(2)}' was written again while it was read"):
+    with pytest.raises(CheckpointError, match=rf"'{SHARD(2)}' changed while it was read"):
         found.remote.open(SHARD(2)).read(0, 8)
     found.remote.close()
 
@@ -129,14 +129,14 @@ def test_a_source_that_changed_is_not_gone_on_with(bucket, source, tmp_path, hal
     (tmp_path / "out" / SHARD(6)).unlink()
     code, _, words = halfbyte("quantize", address(bucket), tmp_path / "out", "-r", RECIPE)
     assert code == 2
-    assert "this folder was begun from version" in words
+    assert "this folder was started from version" in words
 
 
 def test_what_the_store_refuses_is_said_in_a_sentence(bucket, tmp_path, monkeypatch):
     cache = Cache(tmp_path / "cache", 10**9)
-    with pytest.raises(CheckpointError, match=r"there is nothing at this address|a file is not there"):
+    with pytest.raises(CheckpointError, match=r"no files at this address|a file does not exist or was deleted"):
         open_remote(f"s3://{bucket.name}/nothing", cache)
-    with pytest.raises(CheckpointError, match=r"there is nothing at this address|a file is not there"):
+    with pytest.raises(CheckpointError, match=r"no files at this address|a file does not exist or was deleted"):
         open_remote("s3://no-such-bucket-here/models", cache)
     import s3fs
 
@@ -145,7 +145,7 @@ def test_what_the_store_refuses_is_said_in_a_sentence(bucket, tmp_path, monkeypa
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
     s3fs.S3FileSystem.clear_instance_cache()
-    with pytest.raises(MachineError, match="lets nobody read here without a key") as caught:
+    with pytest.raises(MachineError, match="the store denies access without credentials") as caught:
         open_remote(address(bucket), cache)
     assert "in the environment" in caught.value.fix
 
@@ -161,7 +161,7 @@ def test_stores_without_checksums_work_too(store, source, tmp_path, halfbyte, mo
         fsspec.filesystem("memory").put(f"{source}/", "/models/kimi/", recursive=True)
     code, out, words = halfbyte("quantize", where, tmp_path / "out", "-r", RECIPE, "--cache", "75kB")
     assert code == 0, words
-    assert "6 shards, of which no SHA-256 is known" in out
+    assert "6 shards, no known SHA-256" in out
     assert halfbyte("quantize", source, tmp_path / "local", "-r", RECIPE)[0] == 0
     assert outputs(tmp_path / "out") == outputs(tmp_path / "local")
 
@@ -171,15 +171,15 @@ def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "s3", raising=False)
-    with pytest.raises(MachineError, match="this machine has no library for s3://") as caught:
+    with pytest.raises(MachineError, match="no library for s3:// is installed") as caught:
         open_remote("s3://bucket/folder", Cache(tmp_path, 1))
     assert caught.value.fix == "pip install 's3fs>=2024.6'"
-    with pytest.raises(UsageError, match="nobody knows what hfs:// is"):
+    with pytest.raises(UsageError, match="unknown address scheme hfs://"):
         open_remote("hfs://bucket/folder", Cache(tmp_path, 1))
 
 
 class Flaky:
-    """A store that answers as it is told to."""
+    """A store with scripted answers."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
@@ -193,8 +193,8 @@ class Flaky:
 
 @pytest.mark.parametrize(
     ("answer", "error"),
-    [(OSError(5, "busy"), PassingError), (ConnectionError(), PassingError), (TimeoutError(), PassingError),
-     (b"", PassingError), (b"too long", PassingError), (FileNotFoundError(), CheckpointError),
+    [(OSError(5, "busy"), TransientError), (ConnectionError(), TransientError), (TimeoutError(), TransientError),
+     (b"", TransientError), (b"too long", TransientError), (FileNotFoundError(), CheckpointError),
      (PermissionError(), MachineError)],
 )  # fmt: skip
 def test_what_an_answer_means(answer, error):

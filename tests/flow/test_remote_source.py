@@ -1,4 +1,4 @@
-"""quantize from an address: what a local copy gives, through a cache that is smaller than the model."""
+"""quantize from an address: the same result as a local copy, with a cache smaller than the model."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from fetching import Watch, everything, weights_nbytes
 from pico import write_pico
 from range_hub import COMMIT, OTHER_COMMIT, REPO, Fault
 
-from halfbyte.source.remote import shelf
+from halfbyte.checkpoint.remote import shard_cache as shelf
 
 RECIPE = "kimi-k2.6-mxfp4-wafer"
 ADDRESS = f"hf://{REPO}"
@@ -46,7 +46,7 @@ def run(halfbyte, tmp_path):
 
 
 def once_fetched(what, number, **more):
-    """Something that goes wrong with a shard when it is fetched, and not when its header is read."""
+    """A fault that occurs when a shard is fetched, but not when its header is read."""
     return Fault(SHARD(number), what, skip=1, least_nbytes=1 << 15, **more)
 
 
@@ -63,7 +63,7 @@ def test_the_same_files_as_from_a_local_copy(tmp_path, serve_hub, run, kind, cac
     assert everything(tmp_path / "remote") == everything(tmp_path / "local")
     assert 0 < watch.most <= {TIGHT: 75_000, "400kB": 400_000}.get(cache, 10**9)
     shards = {path.name: path.stat().st_size for path in source.glob("*.safetensors")}
-    assert f"source    {len(shards)} of {len(shards)} shards have the SHA-256 that is known of them" in out
+    assert f"source    {len(shards)} of {len(shards)} shards match their known SHA-256" in out
     assert words.count("fetched model") == len(shards)  # each once
     assert weights_nbytes(tmp_path / "cache") == 0  # and gone
     origin = json.loads((tmp_path / "remote/halfbyte/fetched.json").read_text())
@@ -123,7 +123,7 @@ def test_kimi_mini_through_two_shards_of_cache(tmp_path, serve_hub, run):
 
 
 def test_a_calibrating_run_reads_the_embedding_first_and_last(tmp_path, serve_hub, run, monkeypatch):
-    monkeypatch.setattr(shelf, "_PATIENCE_S", 1e9)  # the order is right, and needs none
+    monkeypatch.setattr(shelf, "_STALL_S", 1e9)  # the order is right, and needs none
     source = small(tmp_path / "source", layers=4)
     data = texts(tmp_path / "texts.jsonl") or tmp_path / "texts.jsonl"
     serve_hub(source)
@@ -142,8 +142,8 @@ def test_a_calibrating_run_reads_the_embedding_first_and_last(tmp_path, serve_hu
 def test_a_cache_that_is_too_small_is_said_before_anything_is_fetched(tmp_path, hub, run):
     code, out, words = run(ADDRESS, "out", "--cache", "50kB")
     assert (code, out) == (2, "")
-    assert f"'{SHARD(1)}' is needed, 71.5 kB, and the cache may hold 50.0 kB" in words
-    assert "give --cache 1MB or more" in words
+    assert f"'{SHARD(1)}' is needed, 71.5 kB, but the cache limit is 50.0 kB" in words
+    assert "use --cache 1MB or more" in words
     assert not (tmp_path / "out").exists()
     assert weights_nbytes(tmp_path / "cache") == 0
     write_pico(tmp_path / "spread", "spread")
@@ -157,12 +157,12 @@ def test_a_cache_for_a_folder_is_refused(source, run):
     for option in (("--cache", "1GB"), ("--cache-dir", "x")):
         code, _, words = run(source, "out", *option)
         assert code == 2
-        assert "nothing is fetched from a folder" in words
+        assert "a local source needs no cache" in words
 
 
 @pytest.mark.parametrize(
     ("option", "said", "where"),
-    [("--cache=0", "'0' is no number of bytes", "where --cache"), ("--cache-dir=", "it is empty", "--cache-dir")],
+    [("--cache=0", "'0' is not a valid size", "where --cache"), ("--cache-dir=", "the path is empty", "--cache-dir")],
 )
 def test_what_is_no_cache_is_refused(run, option, said, where):
     code, _, words = run(ADDRESS, "out", option)
@@ -180,7 +180,7 @@ def test_a_full_disk_is_said_before_anything_is_fetched(tmp_path, hub, run, monk
     assert run(ADDRESS, "out", "--cache", "10kB")[0] == 2
     code, _, words = run(ADDRESS, "out", "--cache", "1GB")  # 0.34 MB of output, and 0.34 MB of shards at once
     assert code == 3
-    assert "the output needs 0.3 GB" in words
+    assert "the output needs 269.1 MB" in words
     assert run(ADDRESS, "out", "--cache", TIGHT)[0] == 3
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 268_435_456 + 420_000))
     assert run(ADDRESS, "out", "--cache", TIGHT)[0] == 0
@@ -191,7 +191,7 @@ def test_a_damaged_shard_stops_the_run_and_what_is_finished_stays(tmp_path, sour
     hub.faults.append(once_fetched("wrong", 4, times=2))
     code, _, words = run(ADDRESS, "out", "--cache", TIGHT)
     assert code == 2, words
-    assert f"shard '{SHARD(4)}' came damaged twice: its SHA-256 is " in words
+    assert f"shard '{SHARD(4)}' was damaged in two downloads: its SHA-256 is " in words
     out = tmp_path / "out"
     there = {path.name for path in out.glob("*.safetensors")}  # and perhaps later ones, while it came again
     assert {SHARD(1), SHARD(2), SHARD(3)} <= there <= {SHARD(number) for number in range(1, 7) if number != 4}
@@ -208,8 +208,8 @@ def test_what_is_damaged_on_purpose_needs_no_verify(tmp_path, hub, run):
     hub.faults.append(once_fetched("wrong", 4))
     code, out, words = run(ADDRESS, "out", "--no-verify")
     assert code == 0, words
-    assert "6 shards, not verified as you asked" in out
-    assert "of 6 of them no checksum is known" in words
+    assert "6 shards, not verified (--no-verify)" in out
+    assert "no known checksum for 6 of them" in words
     changed = [
         name for name, data in everything(tmp_path / "out").items() if everything(tmp_path / "right")[name] != data
     ]
@@ -223,20 +223,21 @@ def test_a_branch_that_moved_does_not_mix_two_versions(tmp_path, source, hub, ru
     hub.faults.clear()
     assert len(list((tmp_path / "out").glob("*.safetensors"))) == 3
     other = write_pico(tmp_path / "other", seed=1)
-    for number in (1, 2, 3):  # a fine-tune of the last layers: what is finished has the same weights
+    for number in (1, 2, 3):  # a fine-tune of the last layers: finished shards have the same weights
         (other / SHARD(number)).write_bytes((source / SHARD(number)).read_bytes())
     hub.commits[OTHER_COMMIT] = other
     hub.branches["main"] = OTHER_COMMIT
     code, _, words = run(f"{ADDRESS}@{OTHER_COMMIT}", "out", "--cache", TIGHT)
     assert code == 2
-    assert f"this folder was begun from version {COMMIT[:12]} of the source, which is {OTHER_COMMIT[:12]} now" in words
+    versions = f"version {COMMIT[:12]} of the source, which is now {OTHER_COMMIT[:12]}"
+    assert f"this folder was started from {versions}" in words
     code, _, words = run(ADDRESS, "out", "--cache", TIGHT)
     assert code == 0, words
     assert everything(tmp_path / "out") == everything(tmp_path / "local")
 
 
 def test_two_runs_do_not_share_a_cache(tmp_path, hub, run):
-    from halfbyte.folders import alone_fetching
+    from halfbyte.checkpoint.output_folder import alone_fetching
 
     with alone_fetching(tmp_path / "cache/hf--org--name" / COMMIT / ".parts"):
         code, _, words = run(ADDRESS, "out")
@@ -257,7 +258,7 @@ def test_inspect_and_plan_read_headers_only(tmp_path, source, hub, halfbyte):
 
 
 class Process:
-    """The command in a process of its own, to be killed."""
+    """The command in a separate process, to be killed."""
 
     def __init__(self, hub, tmp_path, *options):
         environment = {key: value for key, value in os.environ.items() if "proxy" not in key.lower()}
@@ -268,7 +269,7 @@ class Process:
         self.process = subprocess.Popen(command, env=environment, stdout=self._file, stderr=subprocess.STDOUT)
 
     def end(self, number=None):
-        """Return the exit code, after a signal or by itself."""
+        """Return the exit code, with or without a signal."""
         if number is not None:
             self.process.send_signal(number)
         code = self.process.wait(60)
@@ -311,11 +312,11 @@ def test_ctrl_c_does_not_wait_for_a_shard(tmp_path, source, hub, run):
     until(hub.hanging.is_set)
     until((tmp_path / "out" / SHARD(2)).exists)
     here = tmp_path / "cache/hf--org--name" / COMMIT
-    until(lambda: not (here / SHARD(1)).exists(), 20)  # written, so that nobody needs it again
+    until(lambda: not (here / SHARD(1)).exists(), 20)  # written, so it is not needed again
     begin = time.monotonic()
     assert process.end(signal.SIGINT) == 130, process.words.read_text()
     assert time.monotonic() - begin < 10
-    assert "shards are final on disk, and nothing is left to clean up" in process.words.read_text()
+    assert "shards are complete, and nothing needs cleaning up" in process.words.read_text()
     assert not list((tmp_path / "out").rglob("*.part"))
     assert run(source, "local")[0] == 0
     assert run(ADDRESS, "out", "--cache", "1GB")[0] == 0

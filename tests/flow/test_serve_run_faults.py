@@ -1,4 +1,4 @@
-"""Engines that hang, die, do not listen or write rubbish: what the runner says, and that no process stays behind."""
+"""Engines that hang, die, do not listen or write garbage: the runner's messages, and no leftover process."""
 
 import contextlib
 import http.server
@@ -19,10 +19,10 @@ from quiet_server import QuietServer
 from halfbyte.errors import MachineError
 from halfbyte.serve.engine_log import LINE_CHARACTERS, EngineLog
 from halfbyte.serve.engine_process import EngineProcess
+from halfbyte.serve.follow_up import then_shell
 from halfbyte.serve.ports import held_port, listener_on, own_listener
 from halfbyte.serve.run import healthy, run_engine
-from halfbyte.serve.then import then_shell
-from halfbyte.terminal.console import Output
+from halfbyte.ui.console import Output
 
 FAKE = Path(__file__).parent / "fake_engine.py"
 SOON_S = 30  # a machine may be busy; nothing waits for it otherwise
@@ -31,9 +31,9 @@ QUICK = {"patience": 0.1}  # these engines have nothing to tidy up
 RUNNER = """
 import sys
 from pathlib import Path
-from halfbyte.terminal.console import Output
+from halfbyte.ui.console import Output
 from halfbyte.serve.run import run_engine
-from halfbyte.serve.then import then_shell
+from halfbyte.serve.follow_up import then_shell
 log, url, then, patience, *command = sys.argv[1:]
 then = then_shell(then, "fake") if then else None
 options = {"log": Path(log), "out": Output(), "then": then, "patience": float(patience)}
@@ -58,7 +58,7 @@ class Run:
         return subprocess.Popen(program, stdout=self.said.open("wb"), stderr=subprocess.STDOUT, env=plain)
 
     def processes(self) -> list[int]:
-        """The ids that the engine wrote into its log, once it has."""
+        """Return the process ids in the engine's log, once they are there."""
         soon(lambda: self.log.exists() and "processes" in self.log.read_text(errors="replace"))
         found = re.search(r"^processes (\d+) (\d+)$", self.log.read_text(errors="replace"), re.MULTILINE)
         return [int(number) for number in found.groups()]
@@ -121,13 +121,13 @@ def test_a_signal_ends_everything(engine, number, code):
     runner.send_signal(number)
     runner.wait(SOON_S)
     said = run.said.read_text()
-    assert (runner.returncode, f"{signal.Signals(number).name}; ending" in said) == (code, True)
+    assert (runner.returncode, f"{signal.Signals(number).name}; stopping" in said) == (code, True)
     assert f"curl {run.url}/v1/chat/completions" in said
     assert "Traceback" not in said
     assert run.nothing_is_left()
 
 
-# The shell itself, what it waits for, what it left behind, and what has a session of its own.
+# The shell, its foreground and background processes, and one in its own session.
 HANDED_ON = (
     "echo $$ > {pid}; exec sleep 600",
     "sh -c 'echo $$ > {pid}; exec sleep 600'; echo done",
@@ -151,7 +151,9 @@ def test_what_was_handed_the_url_ends_with_halfbyte(engine, tmp_path, command, n
 def test_a_command_in_front_shares_input_and_group_and_leaves_nothing(tmp_path):
     said = tmp_path / "said"
     command = f"read line; echo $line $(ps -o pgid= -p $$) > {said}; (sleep 600 & echo $! >> {said}); exit 7"
-    program = f"import sys; from halfbyte.serve.then import then_shell; sys.exit(then_shell({command!r}, 'm')('url'))"
+    program = (
+        f"import sys; from halfbyte.serve.follow_up import then_shell; sys.exit(then_shell({command!r}, 'm')('url'))"
+    )
     runner = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, start_new_session=True)
     runner.communicate(b"hello\n", SOON_S)
     assert runner.returncode == 7
@@ -168,7 +170,7 @@ def test_a_second_ctrl_c_kills_at_once(engine):
     start = time.monotonic()
     runner.send_signal(signal.SIGINT)
     time.sleep(0.3)
-    assert runner.poll() is None  # the first one is polite, and nobody listens
+    assert runner.poll() is None  # the first signal is polite and is ignored
     runner.send_signal(signal.SIGINT)
     assert runner.wait(SOON_S) == 130
     assert time.monotonic() - start < 5  # of the 20 s that an engine gets
@@ -185,14 +187,14 @@ def test_nothing_is_left_when_halfbyte_is_killed(engine, fault):
     assert run.nothing_is_left()
 
 
-def test_a_killed_keeper_takes_the_engine_along(engine):
+def test_a_killed_supervisor_takes_the_engine_along(engine):
     run = engine()
     process = EngineProcess(run.command, os.environ, run.log)
     first, below = run.processes()
-    process._keeper.kill()
+    process._supervisor.kill()
     soon(lambda: not lives(first))
     assert process.exit_code() == -signal.SIGKILL
-    os.kill(below, signal.SIGKILL)  # what ignores the engine's end, nobody is left to end
+    os.kill(below, signal.SIGKILL)  # it ignores the engine's end, so the test must kill it
 
 
 def test_what_ignores_every_polite_signal_is_killed(engine):
@@ -206,7 +208,7 @@ def test_what_ignores_every_polite_signal_is_killed(engine):
 
 def test_a_hanging_engine_is_given_up(engine):
     run = engine("hangs")
-    with pytest.raises(MachineError, match="does not answer, and its log stands still for 1 s"):
+    with pytest.raises(MachineError, match="does not respond and has logged nothing for 1 s"):
         run.here(silent_s=1)
     assert run.nothing_is_left()
 
@@ -215,7 +217,7 @@ def test_an_engine_that_dies_while_it_serves_is_an_error(engine, capsys):
     run = engine("dies")
     with pytest.raises(MachineError) as error:
         run.here()
-    assert error.value.what == "the engine ended while serving: exit code 7\nRuntimeError: out of ideas"
+    assert error.value.what == "the engine exited while serving: exit code 7\nRuntimeError: out of ideas"
     assert run.nothing_is_left()
 
 
@@ -223,7 +225,7 @@ def test_an_engine_that_dies_under_a_check_is_never_a_success(engine, capsys):
     run = engine("dies")
     waits = f"while kill -0 {os.getpid()} && curl -s {run.url}/health; do sleep 0.1; done; sleep 1; true"
     assert run.here(then=then_shell(waits, "fake")) == 3
-    assert "the engine ended while serving: exit code 7" in capsys.readouterr().err
+    assert "the engine exited while serving: exit code 7" in capsys.readouterr().err
 
 
 def test_control_characters_of_a_log_reach_no_terminal(engine):
@@ -281,7 +283,7 @@ def test_two_starts_never_choose_the_same_port():
         second = int(other.stdout.readline())
         with held_port(None) as third:
             assert len({first, second, third}) == 3
-        with pytest.raises(MachineError, match=f"port {second} is held by another `halfbyte serve --run`"):
+        with pytest.raises(MachineError, match=f"port {second} is reserved by another `halfbyte serve --run`"):
             held_port(second).__enter__()
         other.kill()  # no claim outlives its process
         other.communicate()
@@ -290,7 +292,7 @@ def test_two_starts_never_choose_the_same_port():
 
 
 class Stranger(http.server.BaseHTTPRequestHandler):
-    """A server that is well, and has a model of some name."""
+    """A healthy server with a model of some name."""
 
     model = "theirs"
 
@@ -305,7 +307,7 @@ class Stranger(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def stranger():
-    """Return a function that starts a server on a port, in a process that is not the engine's."""
+    """Return a function that starts a server on a port in a process that does not belong to the engine."""
     made = []
 
     class Shared(QuietServer):
@@ -328,7 +330,7 @@ def test_a_stranger_on_the_port_is_never_taken_for_the_engine(engine, stranger):
     with pytest.raises(MachineError) as error:
         run.here(then=lambda _url: pytest.fail("it was handed on"), silent_s=SOON_S)
     comes.join()
-    said = rf"another server listens on port {run.port}, which the engine was to have: .+ \(process {os.getpid()}\)"
+    said = rf"another server listens on the engine's port {run.port}: .+ \(process {os.getpid()}\)"
     assert re.fullmatch(said, error.value.what), error.value.what
     soon(lambda: not any(map(lives, run.processes())))
 
@@ -366,5 +368,5 @@ def test_where_proc_does_not_tell_the_models_name_decides(engine, stranger, monk
     if model == "fake":
         assert run.here(then=lambda _url: 5) == 5
         return
-    with pytest.raises(MachineError, match=f"another server listens on port {run.port}"):
+    with pytest.raises(MachineError, match=f"another server listens on the engine's port {run.port}"):
         run.here(then=lambda _url: 5)

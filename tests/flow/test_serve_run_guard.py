@@ -1,4 +1,4 @@
-"""`serve OUT --run --guard`: the guard's URL is said and handed on, and nothing of either stays behind."""
+"""`serve OUT --run --guard`: the proxy's URL is reported and passed on, and no process is left over."""
 
 import contextlib
 import json
@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from halfbyte.errors import MachineError
-from halfbyte.serve.guard.beside import guard_before
+from halfbyte.serve.loop_proxy.process import guard_before
 from halfbyte.serve.ports import held_port, listener_on, listening_process
 from halfbyte.serve.run import run_engine
-from halfbyte.terminal.console import Output
+from halfbyte.ui.console import Output
 
 pytest.importorskip("aiohttp")
 FAKE = Path(__file__).parent / "fake_engine.py"
@@ -26,8 +26,8 @@ SOON_S = 20
 RUNNER = """
 import sys
 from pathlib import Path
-from halfbyte.terminal.console import Output
-from halfbyte.serve.guard.beside import guard_before
+from halfbyte.ui.console import Output
+from halfbyte.serve.loop_proxy.process import guard_before
 from halfbyte.serve.run import run_engine
 log, engine, front, *command = sys.argv[1:]
 with guard_before(f"http://127.0.0.1:{engine}", int(front)) as guard:
@@ -101,7 +101,7 @@ def test_an_engine_that_dies_and_a_guard_that_dies_are_errors(tmp_path, ports):
         guard = int(listening_process(front).name)
         os.kill(guard, signal.SIGKILL)
         assert process.wait(SOON_S) != 0
-        assert "the guard before the engine ended" in said.read_text() and listener_on(engine) is None
+        assert "the loop-stopping proxy exited" in said.read_text() and listener_on(engine) is None
 
 
 def test_what_is_run_then_gets_the_guards_url(tmp_path, ports):
@@ -129,6 +129,6 @@ def test_a_port_that_is_taken_is_said_before_the_engine_starts():
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
         port = taken.getsockname()[1]
-        said = f"the guard did not start: port {port} cannot be used"
+        said = f"the loop-stopping proxy did not start: port {port} cannot be used"
         with pytest.raises(MachineError, match=said), guard_before("http://127.0.0.1:9", port):
             pytest.fail("it started")

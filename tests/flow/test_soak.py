@@ -1,4 +1,4 @@
-"""The judgement of `make soak`: what leaks is found, what only breathes is not, and some real rounds stay flat."""
+"""The checks of `make soak`: leaks are found, fluctuations are not, and a few real rounds stay flat."""
 
 import json
 import os
@@ -23,7 +23,7 @@ ROUNDS = 50
 
 @pytest.fixture
 def soaked(tmp_path):
-    """Do rounds that leak something; return what was judged bad."""
+    """Run leaking rounds; return the reported problems."""
 
     def soak(what, rounds=ROUNDS):
         command = [sys.executable, Path(__file__).with_name("leaking_rounds.py"), what, str(rounds), tmp_path]
@@ -106,7 +106,7 @@ def test_ctrl_c_ends_with_the_verdict_so_far(tmp_path, monkeypatch):
 
 
 def test_some_real_rounds(tmp_path):
-    """Five rounds do everything once, but type no `halfbyte release`, which takes half a minute."""
+    """Five rounds run everything once, except the `halfbyte release` command, which takes half a minute."""
     command = [sys.executable, SOAK / "run.py", "--rounds", "5", "--typed-every", "1000", "-o", tmp_path / "soak.json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     begin = time.monotonic()

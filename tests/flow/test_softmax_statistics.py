@@ -1,4 +1,4 @@
-"""The sums that only pruning reads: they come with every calibration, and old and new statistics are never mixed."""
+"""Sums that only pruning reads: part of every calibration; old and new statistics are never mixed."""
 
 import json
 import shutil
@@ -8,15 +8,15 @@ import pytest
 import safetensors.numpy
 from calibratable import SHORT, WAFER, digests, small, texts
 
-from halfbyte.calibrate.named_files import with_data
+from halfbyte.calibrate.local_data import with_data
 from halfbyte.calibrate.stats import LATER_SUMS, PUBLIC_SUMS
 from halfbyte.calibrate.store import read_stats, stats_sha256
 from halfbyte.calibrate.stream import prepare
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.engine.calibrate import calibrate
+from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import InterruptedRunError, RecipeError, UsageError
-from halfbyte.measuring import calibrate
-from halfbyte.pipeline import quantize
 from halfbyte.recipe.load import load_recipe
-from halfbyte.source.checkpoint import open_checkpoint
 
 LAYERS = 3
 PUBLIC = "calibrate.public_reap=true"
@@ -38,7 +38,7 @@ def recipe(place, *sets):
 
 
 def as_an_earlier_version(stats, folder):
-    """Write finished statistics as they were before these sums."""
+    """Write finished statistics in the format before these sums."""
     folder.mkdir()
     tensors = safetensors.numpy.load((stats / "stats.safetensors").read_bytes())
     tensors = {name: array for name, array in tensors.items() if name.split("sum_")[-1] not in LATER_SUMS}
@@ -53,7 +53,7 @@ def stopped(place, folder, *sets):
     """A calibration that was stopped after its second layer."""
 
     def stop(progress):
-        if "measured layer 1 of" in progress.shard:
+        if "measured layer 2 of" in progress.shard:
             raise KeyboardInterrupt
 
     with pytest.raises(InterruptedRunError):
@@ -129,6 +129,6 @@ def test_the_public_selection_resumes_only_with_itself(place, tmp_path):
 
 def test_the_public_selection_is_for_the_cpu(place):
     checkpoint = open_checkpoint(place / "source")
-    with pytest.raises(RecipeError, match=r"'public_reap: true' runs on the CPU only") as caught:
+    with pytest.raises(RecipeError, match=r"'public_reap: true' is supported on the CPU only") as caught:
         prepare(checkpoint, LAYERS, recipe(place, PUBLIC), {}, device="cuda")
-    assert caught.value.fix == "give --device cpu, or set calibrate.public_reap to false"
+    assert caught.value.fix == "pass --device cpu, or set calibrate.public_reap to false"

@@ -1,12 +1,12 @@
-"""status tells how far a release is, whatever lies in its records."""
+"""status shows the progress of a release, for any content of its records."""
 
 import json
 
 import pytest
 from pico import write_pico
 
-from halfbyte.folders import FOLDER, RELEASE
-from halfbyte.pipeline import quantize
+from halfbyte.checkpoint.output_folder import FOLDER, RELEASE
+from halfbyte.engine.pipeline import quantize
 from halfbyte.recipe.load import load_recipe
 from halfbyte.release.record import AFTER
 

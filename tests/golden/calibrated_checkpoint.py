@@ -1,10 +1,10 @@
-"""A small DeepSeek-V3 that runs, and the tokens it is calibrated with: the same bytes on every machine.
+"""A small runnable DeepSeek-V3 and its calibration tokens: the same bytes on every machine.
 
-Three layers, the first one dense; MLA, yarn and sigmoid routing with a correction bias, as Kimi has them. Weights are
-large enough for activations to be lively, and each layer has one expert that its bias keeps from every token.
+Three layers, the first one dense; MLA, YaRN and sigmoid routing with a correction bias, as in Kimi. Weights are large
+enough for realistic activations, and the bias of each layer keeps all tokens from one expert.
 
-There are two such models. In `bf16` the routed experts are Gaussian. In `int4` they lie on Kimi's INT4 grid, and it is
-written in two ways: decoded to BF16, which ModelOpt can read, and packed, as in Kimi's releases. Only numpy is needed.
+There are two models. In `bf16` the routed experts are Gaussian. In `int4` they are on Kimi's INT4 grid, written in two
+ways: decoded to BF16, which ModelOpt can read, and packed, as in Kimi's releases. Only numpy is needed.
 """
 
 import json
@@ -90,7 +90,7 @@ CONFIG = {
 
 
 def matrix(seed: int, rows: int, columns: int) -> np.ndarray:
-    """Weights that neither shrink nor swell what passes through: the variance is about 1 / columns."""
+    """Weights that preserve the variance of activations: about 1 / columns."""
     return inputs.gaussian(seed, (rows, columns), sigma=1.0 / math.isqrt(columns))
 
 
@@ -169,14 +169,14 @@ def layer_tensors(number: int, storage: str) -> Tensors:
 
 
 def embeddings() -> np.ndarray:
-    """Of about unit size; the padding token has one element that stands out, so that amax shows whether it counts."""
+    """Of about unit size; the padding token has one outlier, so that amax shows whether padding counts."""
     made = inputs.gaussian(SEED + 1, (VOCABULARY, HIDDEN), sigma=1.0)
     made[PAD, 77] = inputs.to_bf16(np.array([24.0]))[0]
     return made
 
 
 def tensors(storage: str) -> Tensors:
-    """The whole checkpoint."""
+    """The complete checkpoint."""
     made = {"model.embed_tokens.weight": embeddings()}
     for number in range(LAYERS):
         made |= layer_tensors(number, storage)

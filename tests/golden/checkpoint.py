@@ -1,8 +1,8 @@
 """A small INT4 checkpoint with DeepSeek-V3's names and shapes: the same bytes on every machine.
 
-Routed experts are stored as Kimi's releases store them (compressed-tensors, pack-quantized, groups of 32, scales
-amax / 7), everything else is BF16 or F32. Shards are written and read here, byte by byte, so that neither a peer nor
-halfbyte decides what the source says. Only numpy is needed.
+Routed experts are stored as in Kimi's releases (compressed-tensors, pack-quantized, groups of 32, scales amax / 7),
+everything else is BF16 or F32. Shards are written and read here byte by byte, independent of the peers and of halfbyte.
+Only numpy is needed.
 """
 
 import hashlib
@@ -110,7 +110,7 @@ def float32(seed: int, width: int) -> np.ndarray:
 
 
 def int4(name: str, seed: int, shape: tuple[int, int]) -> Tensors:
-    """One expert matrix on Kimi's grid: every fourth has heavy tails, every fifth some groups without a weight."""
+    """One expert matrix on Kimi's grid: every fourth has heavy tails, every fifth some all-zero groups."""
     weights = inputs.heavy_tails(seed, shape) if seed % 4 == 0 else inputs.gaussian(seed, shape)
     codes, scale = inputs.kimi_grid(weights)
     if seed % 5 == 0:
@@ -174,7 +174,7 @@ def layer(number: int) -> Tensors:
 
 
 def shards() -> list[Tensors]:
-    """One shard a layer; the first one has the embeddings too, the last one the head."""
+    """One shard per layer; the first one also has the embeddings, the last one the head."""
     made = [layer(number) for number in range(LAYERS)]
     made[0]["model.embed_tokens.weight"] = bf16(9_001, VOCABULARY, HIDDEN)
     made[-1] |= {"model.norm.weight": norm(9_002, HIDDEN), "lm_head.weight": bf16(9_003, VOCABULARY, HIDDEN)}
@@ -198,7 +198,7 @@ def write_shard(path: Path, tensors: Tensors) -> None:
 
 
 def write(folder: Path, *, prefix: str = "") -> Path:
-    """Write the checkpoint; with a prefix, under K2.5's model type, where the text model's config is one of two."""
+    """Write the checkpoint; with a prefix, under K2.5's model type with a nested text config."""
     folder.mkdir(parents=True)
     config: Mapping[str, Any] = TEXT
     if prefix:
@@ -234,7 +234,7 @@ def read_shard(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Every tensor of a checkpoint by name; one that is in two shards is an error."""
+    """Every tensor of a checkpoint by name; duplicates are an error."""
     found: dict[str, str] = {}
     for path in sorted(folder.glob("*.safetensors")):
         for name, line in read_shard(path):
@@ -245,5 +245,5 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def sha256(folder: Path) -> str:
-    """One hash of all tensors, names included, however they are spread over shards."""
+    """One hash of all tensors and names, independent of shards."""
     return hashlib.sha256(json.dumps(contents(folder)).encode()).hexdigest()

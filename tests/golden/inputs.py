@@ -32,7 +32,7 @@ def splitmix64(seed: int, start: int, count: int) -> np.ndarray:
 
 
 def integers(seed: int, shape: tuple[int, ...], below: int) -> np.ndarray:
-    """int64 values in [0, below); the modulo bias is of no interest here."""
+    """int64 values in [0, below); the modulo bias does not matter here."""
     words = splitmix64(seed, 0, int(np.prod(shape)))
     return (words % np.uint64(below)).astype(np.int64).reshape(shape)
 
@@ -68,7 +68,7 @@ def from_bf16(patterns: BF16) -> np.ndarray:
 
 
 def sha256(*arrays: np.ndarray) -> str:
-    """SHA-256 of the arrays' raw little-endian bytes, one after the other."""
+    """SHA-256 of the arrays' raw little-endian bytes, concatenated."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -79,7 +79,7 @@ def sha256(*arrays: np.ndarray) -> str:
 
 
 def gaussian(seed: int, shape: tuple[int, int], *, sigma: float = 0.02, first_row: int = 0) -> BF16:
-    """Gaussian weights; each row has a scale of its own, between a half and three halves."""
+    """Gaussian weights; each row has its own scale, between a half and three halves."""
     rows, columns = shape
     z = normal_integers(seed, first_row * columns, rows * columns).reshape(shape)
     row_scale = 64 + (splitmix64(seed + 1000, first_row, rows) % np.uint64(129)).astype(np.int64)
@@ -107,7 +107,7 @@ def decode_int4(codes: np.ndarray, scale: BF16) -> BF16:
 
 
 def int4_grid(weights: BF16) -> BF16:
-    """The weights as an INT4 checkpoint would give them back."""
+    """The weights as decoded from an INT4 checkpoint."""
     return decode_int4(*kimi_grid(weights))
 
 
@@ -325,5 +325,5 @@ def large_int4() -> tuple[np.ndarray, BF16]:
 
 
 def large_cases() -> dict[str, Callable[[], BF16 | tuple[np.ndarray, BF16]]]:
-    """Makers of the large inputs, to be called one at a time."""
+    """Functions for the large inputs, to be called one at a time."""
     return {"large_gaussian": large_gaussian, "large_int4_grid": large_int4_grid, "large_int4": large_int4}

@@ -1,8 +1,8 @@
-"""Golden checkpoints of NVIDIA ModelOpt, calibrated: what it exports of a small DeepSeek-V3 after a forward of tokens.
+"""Golden checkpoints of NVIDIA ModelOpt with calibration: its export of a small DeepSeek-V3 after a forward pass.
 
-transformers runs the model, ModelOpt measures, quantizes and exports, all on the CPU. Of ModelOpt, one function is
-translated (a Triton kernel, see make_modelopt.py). Beside the exported tensors the record says what ModelOpt saw, so
-that a difference can be traced: hidden states after every layer, tokens per expert, and amax of every input.
+transformers runs the model, ModelOpt measures, quantizes and exports, all on the CPU. One function of ModelOpt is
+translated (a Triton kernel, see make_modelopt.py). The record also has intermediate values for tracing differences:
+hidden states after every layer, tokens per expert, and amax of every input.
 """
 
 import json
@@ -35,7 +35,7 @@ NOT_ATTENTION = [{"quantizer_name": f"*self_attn*{kind}_quantizer", "enable": Fa
 
 
 def recipe_of(name: str) -> dict:
-    """A recipe that ModelOpt brings along."""
+    """A recipe included in ModelOpt."""
     from modelopt.recipe import load_recipe  # 0.41 has none
 
     return load_recipe(f"general/ptq/{name}").quantize.model_dump()
@@ -47,7 +47,7 @@ def default_max() -> dict:
 
 
 def mlp_max() -> dict:
-    """The same without attention's projections, but with its K and V: what kimi-k2.6-nvfp4-wafer quantizes."""
+    """The same without attention's projections, but with its K and V, as in kimi-k2.6-nvfp4-wafer."""
     config = default_max()
     return config | {"quant_cfg": config["quant_cfg"] + NOT_ATTENTION}
 
@@ -61,7 +61,7 @@ RECIPES = {"default_max": default_max, "mlp_max": mlp_max, "experts_mse": expert
 
 
 class Observed:
-    """What passes through a model, seen by hooks; tokens are told apart by whether they are padding."""
+    """Values in a model, observed by hooks, separately for padding and real tokens."""
 
     def __init__(self, model: nn.Module) -> None:
         """Hook every linear layer, the routed experts, K and V, and the output of every decoder layer."""
@@ -87,11 +87,11 @@ class Observed:
         self.hooks.append(module.register_forward_pre_hook(lambda _module, args: see(args[0])))
 
     def batch(self, _module: nn.Module, _args: tuple, keywords: dict) -> None:
-        """Note which tokens of the coming batch are real."""
+        """Record which tokens of the next batch are real."""
         self.real = keywords["attention_mask"].reshape(-1).bool()
 
     def see(self, name: str, x: torch.Tensor, tokens: torch.Tensor | None = None) -> None:
-        """Take the amax of one row for each token: of all, and of the real ones."""
+        """Update amax with one row per token: of all, and of the real ones."""
         real = self.real if tokens is None else self.real[tokens]
         kept = self.amax.setdefault(name, {"all": None, "real": None})
         for key, rows in (("all", x), ("real", x[real])):
@@ -99,7 +99,7 @@ class Observed:
                 kept[key] = max(kept[key] or 0.0, rows.abs().max().item())
 
     def experts(self, name: str, module: nn.Module, hidden: torch.Tensor, chosen: torch.Tensor) -> None:
-        """The same for each routed expert, with the products that transformers makes next."""
+        """The same for each routed expert, with the products that transformers computes next."""
         counts = self.tokens.setdefault(name, {key: [0] * module.num_experts for key in ("all", "real")})
         for expert in range(module.num_experts):
             tokens = torch.where((chosen == expert).any(dim=1))[0]
@@ -111,7 +111,7 @@ class Observed:
             self.see(f"{name}.{expert}.down_proj", module.act_fn(gate) * up, tokens)
 
     def stop(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for hook in self.hooks:
             hook.remove()
 
@@ -124,7 +124,7 @@ def batches() -> DataLoader:
 
 
 def calibrate(source: Path, target: Path, config: dict) -> tuple[Observed, dict[str, str]]:
-    """Load, quantize and export; say what was seen in the first calibration forward, and how it was computed."""
+    """Load, quantize and export; return the values of the first calibration forward pass, and how it was computed."""
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).eval()
     seen: list[Observed] = []
 
@@ -174,7 +174,7 @@ def check_definition(scalars: dict[str, float], observed: Observed) -> None:
 
 
 def record_model(storage: str, recipes: tuple[str, ...]) -> dict:
-    """Run the recipes on one model; what was seen must be the same in all of them."""
+    """Run the recipes on one model; the observed values must be the same in all of them."""
     made: dict = {"recipes": {}}
     seen: list[dict] = []
     with tempfile.TemporaryDirectory() as folder:

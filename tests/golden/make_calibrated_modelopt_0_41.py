@@ -1,12 +1,11 @@
-"""Golden checkpoint of ModelOpt 0.41, calibrated: one input scale for each expert, where 0.47 has one for a layer.
+"""Golden checkpoint of ModelOpt 0.41 with calibration: one input scale per expert, where 0.47 has one per layer.
 
-0.41 needs transformers 4, which has a module for each expert. Four things are done for it here, so that its results
-can be compared with 0.47's:
+0.41 needs transformers 4, which has a module for each expert. Four adjustments make its results comparable with 0.47's:
 
-- the experts' outputs are summed as transformers 5 sums them (in BF16, 4 sums in FP32);
+- the experts' outputs are summed as in transformers 5 (in BF16, 4 sums in FP32);
 - the router's correction bias stays F32 (transformers 4 rounds it to BF16 when it loads the model);
 - the attention mask is passed (0.41's own data loader passes token ids only, so that padding is attended to);
-- the weights of experts that no token reached are shown to their quantizers (0.41 cannot export them otherwise).
+- the weights of experts without tokens are passed to their quantizers (0.41 cannot export them otherwise).
 """
 
 import copy
@@ -32,7 +31,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 
 
 def sum_of_experts(self: nn.Module, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Stand in for DeepseekV3MoE.moe: expert after expert, each product rounded to BF16 before it is added."""
+    """Replace DeepseekV3MoE.moe: expert by expert, each product rounded to BF16 before it is added."""
     total = torch.zeros_like(hidden)
     for number, expert in enumerate(self.experts):
         place, tokens = torch.where((chosen == number).T)
@@ -51,7 +50,7 @@ def mlp_max() -> dict:
 
 
 def load(source: Path) -> nn.Module:
-    """The model, with the correction bias as the checkpoint has it."""
+    """The model, with the checkpoint's correction bias."""
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).eval()
     biases = {n: t for n, t in load_file(source / "model.safetensors").items() if n.endswith("e_score_correction_bias")}
     for name, bias in biases.items():

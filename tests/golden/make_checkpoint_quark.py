@@ -1,7 +1,7 @@
-"""A golden checkpoint of AMD Quark: MXFP4 of the routed experts, made file to file from INT4.
+"""A golden checkpoint of AMD Quark: MXFP4 of the routed experts, file to file from INT4.
 
-The globs mean what the card of wafer-ai/Kimi-K2.6-MXFP4 lists as excluded, and the routers besides. They are those of
-Quark's own template for this family; Quark reads nothing but globs.
+The globs exclude the modules that the card of wafer-ai/Kimi-K2.6-MXFP4 lists, and the routers. They come from Quark's
+own template for this family; Quark supports only globs.
 """
 
 import tempfile
@@ -26,7 +26,7 @@ EXCLUDE = [
 
 
 def quantize(source: Path, target: Path) -> None:
-    """Run Quark on the checkpoint as it lies on disk."""
+    """Run Quark on the checkpoint on disk."""
     weight = OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False).to_quantization_spec()
     activation = OCP_MXFP4Spec(ch_axis=-1, is_dynamic=True).to_quantization_spec()
     layer = QLayerConfig(weight=weight, input_tensors=activation)

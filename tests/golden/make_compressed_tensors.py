@@ -58,7 +58,7 @@ def global_scales_of_mantissas() -> torch.Tensor:
 
 
 def compress(recipe: str, weight: torch.Tensor, global_scale: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """The tensors compressed-tensors stores for one linear layer, and what it reads back from them."""
+    """The tensors compressed-tensors stores for one linear layer, and their decoded values."""
     name, scheme = RECIPES[recipe]
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
     layer.weight.data = weight
@@ -75,7 +75,7 @@ def compress(recipe: str, weight: torch.Tensor, global_scale: torch.Tensor | Non
 
 
 def compress_one(recipe: str, patterns: np.ndarray) -> dict[str, torch.Tensor]:
-    """Compress a weight that stands alone."""
+    """Compress a single weight."""
     weight = record.bf16_tensor(patterns)
     return compress(recipe, weight, global_scale_of([weight]) if recipe == "nvfp4" else None)
 
@@ -109,7 +109,7 @@ def decode_fp8_blocks(codes: np.ndarray, scale: np.ndarray) -> dict[str, torch.T
 
 
 def record_large(golden: record.Record) -> None:
-    """Hash what becomes of the large matrices."""
+    """Hash the results for the large matrices."""
     for case in ("large_gaussian", "large_int4_grid"):
         weight = inputs.large_cases()[case]()
         for recipe in RECIPES:

@@ -54,11 +54,11 @@ def quantized_layers(weights: Mapping[str, np.ndarray], config: dict) -> dict[st
         layers[name] = nn.Linear(columns, rows, bias=False, dtype=torch.bfloat16)
         layers[name].weight.data = record.bf16_tensor(patterns)
     quantized = mtq.quantize(nn.ModuleDict({"mlp": layers}), config, forward_loop=None)["mlp"]
-    return {name: quantized[name] for name in weights}  # 0.47 adds a module for what they share
+    return {name: quantized[name] for name in weights}  # 0.47 adds a module for shared state
 
 
 def dequantize(layer: nn.Module) -> torch.Tensor:
-    """ModelOpt's own reading of what it exported, in BF16."""
+    """ModelOpt's own decoding of its export, in BF16."""
     rows, columns = layer.weight.shape
     packed = NVFP4QTensor(torch.Size((rows, 2 * columns)), torch.bfloat16, layer.weight.data)
     scales = {"scale": layer.weight_scale, "double_scale": layer.weight_scale_2, "block_sizes": {-1: 16}}
@@ -66,7 +66,7 @@ def dequantize(layer: nn.Module) -> torch.Tensor:
 
 
 def export(weights: Mapping[str, np.ndarray], config: dict) -> dict[str, torch.Tensor]:
-    """The tensors a unified checkpoint would hold; several weights share one scale, as fused ones do."""
+    """The tensors of a unified checkpoint; several weights share one scale, like fused ones."""
     layers = quantized_layers(weights, config)
     if len(layers) > 1:
         preprocess_linear_fusion(list(layers.values()))
@@ -87,7 +87,7 @@ def tensor_scales_of_mantissas() -> torch.Tensor:
 
 
 def record_recipe(golden: record.Record, recipe: str, cases: Mapping[str, tuple], config: dict, **keep) -> None:
-    """Run one recipe over weights that stand alone and over fused pairs."""
+    """Run one recipe over single weights and over fused pairs."""
     for case, sources in cases.items():
         names = ("down_proj",) if len(sources) == 1 else ("gate_proj", "up_proj")
         weights = dict(zip(names, sources, strict=True))

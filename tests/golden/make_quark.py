@@ -53,7 +53,7 @@ INT4_CONFIG = BF16_CONFIG | {
 
 
 def quantize_checkpoint(tensors: dict[str, torch.Tensor], config: dict) -> dict[str, torch.Tensor]:
-    """What Quark writes for a checkpoint that holds `tensors`."""
+    """Quark's output for a checkpoint with `tensors`."""
     weight = OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False).to_quantization_spec()
     quantizer = ModelQuantizer(QConfig(global_quant_config=QLayerConfig(weight=weight)))
     with tempfile.TemporaryDirectory() as folder:

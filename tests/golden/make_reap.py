@@ -1,15 +1,15 @@
-"""Golden saliencies of experts: llm-compressor's REAP tracker, and the public REAP code's formulas, on a small Kimi.
+"""Golden expert saliencies on a small Kimi: llm-compressor's REAP tracker, and the public REAP code's formulas.
 
 transformers runs the model in FP64 (its router computes in FP32, as always). The tracker is llm-compressor's own, fed
-each batch's choices, weights and norms, without padding. The public code (CerebrasResearch/reap at 1970473c) is not
-run, because it knows no such model: its formulas are written here anew, in FP64, with batches averaged as it does:
+each batch's choices, weights and norms, without padding. The public code (CerebrasResearch/reap at 1970473c) does not
+support this model and is not run; its formulas are reimplemented here in FP64, with batches averaged in the same way:
 
     p     = softmax over the logits of all experts, divided by its sum over the selected ones, at least FP32's epsilon
     reap  = mean over an expert's tokens of p times the norm of its output; over batches, weighted by their counts
 
-`true`: selected is what the model selects, and the logits are log-sigmoids, so that p times the scaling factor is the
-model's own weight. `true_softmax`: the same selection, the router's logits as they are. `public`: what that code does
-by itself, where selected are the largest logits, whatever bias and groups say.
+`true`: the model's own selection with log-sigmoids as logits, so that p times the scaling factor is the model's own
+weight. `true_softmax`: the same selection with the router's logits. `public`: that code's own selection, the largest
+logits without bias and groups.
 """
 
 import json
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
     """The real tokens of a batch in one layer."""
 
     logits: np.ndarray  # [T, E]
-    indices: np.ndarray  # [T, k]: what the model selects
+    indices: np.ndarray  # [T, k]: the model's selection
     weights: np.ndarray  # [T, k]: and how it weighs it
     norms: np.ndarray  # [T, E]: of every expert's output
 
@@ -45,7 +45,7 @@ Of = Callable[[Batch], np.ndarray]
 
 
 def run(source: Path) -> dict[int, list[Batch]]:
-    """Run the tokens through the model; show every expert every real token beside that."""
+    """Run the tokens through the model, and every expert on every real token."""
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float64, attn_implementation="sdpa").eval()
     model.set_experts_implementation("eager")  # the only one that takes FP64
     ids, real = (torch.from_numpy(array) for array in small.tokens())
@@ -75,11 +75,11 @@ def run(source: Path) -> dict[int, list[Batch]]:
 
 
 def by_llmcompressor(batches: list[Batch], model: str) -> dict:
-    """What the tracker says, and what it keeps: of all experts, or of each group."""
+    """The tracker's saliencies, and its kept experts: of all, or of each group."""
     tracker = REAPSaliencyTracker(small.EXPERTS)
     for batch in batches:
         indices, weights = torch.from_numpy(batch.indices), torch.from_numpy(batch.weights)
-        # An expert's norms lie in the order in which the experts' loop meets its tokens: by slot, then by token.
+        # An expert's norms are in the order of the experts' loop: by slot, then by token.
         where = {e: torch.where(indices.T.eq(e))[1] for e in range(small.EXPERTS)}
         norms = torch.from_numpy(batch.norms).float()  # as its hook hands them over
         tracker.update(indices, weights, {e: norms[tokens, e] for e, tokens in where.items() if len(tokens)})
@@ -120,22 +120,22 @@ def by_formulas(batches: list[Batch], logits_of: Of, selected_of: Of) -> dict:
 
 
 def true_selection(batch: Batch) -> np.ndarray:
-    """What the model selects."""
+    """The model's selection."""
     return batch.indices
 
 
 def largest_logits(batch: Batch) -> np.ndarray:
-    """What the public code selects."""
+    """The public code's selection."""
     return torch.from_numpy(batch.logits).topk(small.CHOSEN).indices.numpy()
 
 
 def log_sigmoids(batch: Batch) -> np.ndarray:
-    """Logits whose softmax, renormalised over the selected, is the sigmoid renormalised over them."""
+    """Logits whose softmax, renormalized over the selected, is the sigmoid renormalized over them."""
     return -np.logaddexp(0.0, -batch.logits.astype(np.float64))
 
 
 def plain_logits(batch: Batch) -> np.ndarray:
-    """The router's own."""
+    """The router's own logits."""
     return batch.logits
 
 

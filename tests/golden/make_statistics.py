@@ -1,10 +1,10 @@
-"""Golden figures of scipy and statsmodels for halfbyte.validate.statistics; writes statistics.json.
+"""Golden figures of scipy and statsmodels for halfbyte.statistics; writes statistics.json.
 
     python tests/golden/make_statistics.py tests/golden/statistics.json
 
 The inputs are in the file too, so that the tests need neither library. statsmodels has no interval for a paired
-difference of shares: Tango's is made here by its definition, with the likelihood maximised and the score inverted by
-scipy, not by the closed form that halfbyte uses.
+difference of proportions: Tango's is computed here from its definition, with the likelihood maximized and the score
+inverted by scipy, not by the closed form that halfbyte uses.
 """
 
 import json
@@ -48,7 +48,7 @@ def tango(better: int, worse: int, count: int, confidence: float) -> tuple[float
 
 
 def mid_p(better: int, worse: int) -> float:
-    """Return McNemar's p-value with half of what was seen left out, each side."""
+    """Return McNemar's mid-p value."""
     fair = stats.binom(better + worse, 0.5)
     return min(1.0, 2 * fair.cdf(min(better, worse)) - fair.pmf(better))
 
@@ -73,7 +73,7 @@ def t_test(a: np.ndarray, b: np.ndarray) -> dict:
 
 
 def drift(a: np.ndarray, b: np.ndarray) -> dict:
-    """Return the slope that two arms in ABBA share, each with a level of its own."""
+    """Return the common slope of two arms in ABBA order, each with its own level."""
     order = [0, 1, 1, 0] * (len(a) // 2)
     times = [[place for place, arm in enumerate(order) if arm == which] for which in (0, 1)]
     arms = np.repeat([0, 1], len(a))

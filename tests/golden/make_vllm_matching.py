@@ -1,9 +1,9 @@
-"""What vLLM's own loaders make of ignore lists: which modules they take for quantized. Runs where vLLM is installed.
+"""The modules that vLLM's loaders quantize for given ignore lists. Runs in an environment with vLLM.
 
     PYTHONPATH=tests python tests/unit/audit/vllm_cases.py > cases.json                     with halfbyte
     python tests/golden/make_vllm_matching.py cases.json tests/golden/vllm_matching.json    with vLLM
 
-A verdict is a letter for each module: q quantized, i ignored, ! refused because fused parts disagree.
+A verdict is a letter for each module: q quantized, i ignored, ! rejected because fused parts disagree.
 """
 
 import argparse
@@ -54,7 +54,7 @@ class Loader:
         self.ignore = self.mapper.apply_list(ignore) if mapper is not None else ignore  # as Quark's config does it
 
     def make(self, ignore: list[str], targets: list[str]):
-        """Make the config as from a config.json; Quark's needs nothing but the list."""
+        """Create the config as from a config.json; Quark's needs only the list."""
         if self.method == "modelopt":
             group = {"weights": {"group_size": 16}, "input_activations": {}, "targets": ["Linear"]}
             block = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ignore, "config_groups": {"g": group}}
@@ -68,7 +68,7 @@ class Loader:
         return None
 
     def verdict(self, name: str, kind: str) -> str:
-        """Say whether the list holds back a module, given with its checkpoint's name."""
+        """Return whether the list excludes a module, given by its checkpoint name."""
         (name,) = self.mapper.apply_list([name])
         try:
             return "i" if self.ignores(name, kind) else "q"
@@ -91,7 +91,7 @@ class Loader:
         return ct_ignores(name, self.config.ignore, self.fused)
 
     def scheme(self, name: str, kind: str) -> str:
-        """Say whether compressed-tensors finds a scheme for a module."""
+        """Return whether compressed-tensors finds a scheme for a module."""
         (name,) = self.mapper.apply_list([name])
         if kind == "experts":
             self.config._add_fused_moe_to_target_scheme_map()
@@ -109,7 +109,7 @@ def first_expert(name: str) -> list[str]:
 
 
 def answer(family: str, asked: dict) -> dict:
-    """Ask vLLM everything about one family."""
+    """Run vLLM's functions on all cases of one family."""
     modules = [(name, kind) for name, kind, _, _ in asked["modules"]]
     text = [(name, kind) for name, kind, role, _ in asked["modules"] if role not in ("vision", "projector")]
     verdicts = {}
@@ -121,7 +121,7 @@ def answer(family: str, asked: dict) -> dict:
 
 
 def answers(cases: dict) -> dict:
-    """Ask vLLM everything."""
+    """Run vLLM's functions on all cases."""
     release = version("vllm").partition("+")[0]
     return {"vllm": release, "families": {family: answer(family, asked) for family, asked in cases.items()}}
 

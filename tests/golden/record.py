@@ -1,4 +1,4 @@
-"""How a peer's outputs are written down: small tensors in safetensors, hashes of all in JSON."""
+"""Record a peer's outputs: small tensors in safetensors, hashes of all in JSON."""
 
 import argparse
 import hashlib
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-# Inputs at the edge of what a format can hold; anything else a peer cannot do is our mistake.
+# Inputs at the limits of a format; any other error of a peer is our mistake.
 MAY_BE_REFUSED = {"all_zero", "all_denormal", "denormals", "huge", "extreme_scales"}
 
 
@@ -43,10 +43,10 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
 
 
 class Record:
-    """What one version of one peer made of the inputs."""
+    """The outputs of one version of one peer."""
 
     def __init__(self, peer: str, script: str, others: Iterable[str] = ()) -> None:
-        """Start the record of `peer`, noting the versions of `others` beside it."""
+        """Start the record of `peer`, with the versions of `others`."""
         self.peer, self.version = peer, version(peer)
         self.script = Path(script)
         self.others = {name: version(name) for name in ("numpy", "safetensors", *others)}
@@ -58,7 +58,7 @@ class Record:
     def case(
         self, name: str, sources: tuple[np.ndarray, ...], run: Callable[[], dict], *, hash_only: Iterable[str] = ()
     ) -> None:
-        """Run the peer on `<recipe>/<case>` and keep what it gives; a refusal or a NaN is only noted."""
+        """Run the peer on `<recipe>/<case>` and keep the result; an error or a NaN is only noted."""
         _, case = name.split("/")
         self.input_hashes[case] = inputs.sha256(*sources)
         try:
@@ -94,7 +94,7 @@ class Record:
         (out / f"{self.stem}.json").write_text(json.dumps(facts, indent=1) + "\n")
 
     def write_checkpoint(self, out: Path, wheel: Path, source: Path, target: Path) -> None:
-        """Write checkpoint-<peer>-<version>.json: what the peer made of the checkpoint in `source`."""
+        """Write checkpoint-<peer>-<version>.json: the peer's output for the checkpoint in `source`."""
         out.mkdir(parents=True, exist_ok=True)
         facts = self.provenance(wheel) | {
             "source_sha256": checkpoint.sha256(source),
@@ -103,13 +103,26 @@ class Record:
         }
         (out / f"checkpoint-{self.stem}.json").write_text(json.dumps(facts, indent=1) + "\n")
 
+    def write_parsed(self, out: Path, wheel: Path, parse: Callable[[dict], dict]) -> None:
+        """Write parsed-<peer>-<version>.json: each config of config_blocks.json beside what the peer reads in it.
+
+        `parse` gets the configs of one checkpoint by file, and returns nothing where none of them is the peer's.
+        """
+        out.mkdir(parents=True, exist_ok=True)
+        blocks = json.loads(Path(__file__).with_name("config_blocks.json").read_text())
+        parsed = {
+            name: {"given": configs, "read": read} for name, configs in blocks.items() if (read := parse(configs))
+        }
+        facts = self.provenance(wheel) | {"parsed": parsed}
+        (out / f"parsed-{self.stem}.json").write_text(json.dumps(facts, indent=1) + "\n")
+
     @property
     def stem(self) -> str:
         """The peer and its version, as files are named."""
         return f"{self.peer.removeprefix('nvidia-').removeprefix('amd-')}-{self.version}"
 
     def provenance(self, wheel: Path) -> dict[str, str]:
-        """What made the record."""
+        """The versions that produced the record."""
         return {
             "peer": self.peer,
             "version": self.version,

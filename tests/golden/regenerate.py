@@ -1,4 +1,4 @@
-"""Make the golden vectors again, each peer in an environment of its own, and compare them with these.
+"""Regenerate the golden vectors, each peer in its own environment, and compare them with the committed ones.
 
 Exit status 0: all equal; 1: something differs.
 """
@@ -27,11 +27,15 @@ PEERS = {
     "quark-0.11.1": ("amd-quark", "make_quark.py"),
     "checkpoint-compressed-tensors-0.20.0": ("compressed-tensors", "make_checkpoint_compressed_tensors.py"),
     "checkpoint-quark-0.11.1": ("amd-quark", "make_checkpoint_quark.py"),
+    "parsed-quark-0.11.1": ("amd-quark", "make_parsed_quark.py"),
+    "parsed-quark-0.13": ("amd-quark", "make_parsed_quark.py"),
+    "parsed-compressed-tensors-0.20.0": ("compressed-tensors", "make_parsed_compressed_tensors.py"),
+    "parsed-modelopt-0.47.0": ("nvidia-modelopt", "make_parsed_modelopt.py"),
     "llmcompressor-0.14.0.1": ("llmcompressor", "make_reap.py"),
     "statistics": ("statsmodels", "make_statistics.py"),  # and scipy; nothing here is quantized
 }
-CHECKPOINT = "checkpoint-"  # made in the environment of the same peer
-ONLY_JSON = (CHECKPOINT, "modelopt-calibrated-", "llmcompressor-", "statistics")  # no tensors are kept
+CHECKPOINT, PARSED = "checkpoint-", "parsed-"  # made in the environment of the same peer
+ONLY_JSON = (CHECKPOINT, PARSED, "modelopt-calibrated-", "llmcompressor-", "statistics")  # no tensors are kept
 FIGURES = "statistics"  # floating point by other libraries: compared as a whole, and closely
 COMPARED_FACTS = {
     "wheel_sha256",
@@ -41,6 +45,7 @@ COMPARED_FACTS = {
     "source_sha256",
     "quantization_config",
     "tensors",
+    "parsed",
     "tokens_sha256",
     "models",
 }
@@ -49,7 +54,7 @@ CLOSE = 1e-6
 
 
 def build_environment(folder: Path, stem: str) -> Path:
-    """A virtual environment with the peer's pinned requirements; an earlier complete one is used again."""
+    """A virtual environment with the peer's pinned requirements; an existing complete one is reused."""
     requirements = HERE / f"requirements-{stem}.txt"
     done = folder / "requirements.txt"
     if not (done.exists() and done.read_text() == requirements.read_text()):
@@ -60,7 +65,7 @@ def build_environment(folder: Path, stem: str) -> Path:
 
 
 def suffixes(stem: str) -> tuple[str, ...]:
-    """The files that a golden consists of."""
+    """The files of a golden."""
     return ("json",) if stem.startswith(ONLY_JSON) else ("safetensors", "json")
 
 
@@ -96,7 +101,7 @@ def make(environment: Path, stem: str, out: Path) -> None:
 
 
 def same(stem: str, out: Path) -> bool:
-    """Compare tensors by bytes and JSON by the facts that do not depend on the machine."""
+    """Compare tensors by bytes, and JSON without machine-dependent facts."""
     equal = True
     for suffix in suffixes(stem):
         old, new = HERE / f"{stem}.{suffix}", out / f"{stem}.{suffix}"
@@ -113,7 +118,7 @@ def same(stem: str, out: Path) -> bool:
 
 
 def close(one: object, other: object) -> bool:
-    """Whether two facts are equal, but for the last bits of fractions."""
+    """Return whether two facts are equal up to the last bits of fractions."""
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=CLOSE)
     if isinstance(one, dict) and isinstance(other, dict):
@@ -124,7 +129,7 @@ def close(one: object, other: object) -> bool:
 
 
 def main() -> int:
-    """Regenerate and compare, one peer after the other."""
+    """Regenerate and compare, one peer at a time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--envs", type=Path, default=Path(".golden-envs"), help="where environments are built")
     parser.add_argument("--only", choices=PEERS, action="append", help="a peer to run (default: all)")
@@ -132,7 +137,7 @@ def main() -> int:
     args = parser.parse_args()
     equal = True
     for stem in args.only or PEERS:
-        peer = stem.removeprefix(CHECKPOINT)
+        peer = stem.removeprefix(CHECKPOINT).removeprefix(PARSED)
         environment = build_environment(args.envs.resolve() / peer, peer)
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder)

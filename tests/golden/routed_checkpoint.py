@@ -1,8 +1,8 @@
 """A small DeepSeek-V3 with Kimi's router, and tokens to route: the same bytes on every machine.
 
-Three layers, the first one dense; 16 experts, of which each token sees 4, chosen by sigmoids plus a random correction
-bias, their weights renormalised and scaled by 2.827. In the model `groups`, experts lie in 4 groups, of which a token
-sees 2. Everything but the experts and their routers is as in `calibrated_checkpoint`. Only numpy is needed.
+Three layers, the first one dense; 16 experts, top-4, chosen by sigmoids plus a random correction bias, their weights
+renormalized and scaled by 2.827. In the model `groups`, experts are in 4 groups, and a token uses 2 groups. Everything
+but the experts and their routers is as in `calibrated_checkpoint`. Only numpy is needed.
 """
 
 import json

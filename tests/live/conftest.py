@@ -1,6 +1,6 @@
-"""A real vLLM for the tests marked `live`: from HALFBYTE_VLLM_BIN, or from the environment the tests run in.
+"""A real vLLM for the tests marked `live`: from HALFBYTE_VLLM_BIN, or from the test environment.
 
-Servers are started, awaited and ended as `halfbyte serve --run` does it.
+Servers are started and stopped in the same way as by `halfbyte serve --run`.
 """
 
 import contextlib
@@ -15,19 +15,19 @@ import pytest
 import quick_start
 from served_variants import KIMI_MINI
 
-from halfbyte.pipeline import quantize
+from halfbyte.engine.pipeline import quantize
 from halfbyte.recipe.load import load_recipe
 from halfbyte.serve.engine_log import EngineLog
 from halfbyte.serve.engine_process import EngineProcess
 from halfbyte.serve.installed import Installed, engine_environment, find_command, installed
 from halfbyte.serve.run import wait_until_healthy
-from halfbyte.terminal.console import Output
+from halfbyte.ui.console import Output
 
 STANDS_STILL_S = 600  # the CPU build compiles kernels when it starts
 
 
 class Server:
-    """A running `vllm serve`: where it listens, and what it has printed."""
+    """A running `vllm serve`: its address and output."""
 
     def __init__(self, url: str, log: Path) -> None:
         self.url, self.log = url, log
@@ -52,7 +52,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def vllm() -> Installed:
-    """The vLLM to start; without one the test is skipped."""
+    """The vLLM to start; the test is skipped without one."""
     if find_command("vllm") is None:
         pytest.skip("no vLLM here: `make vllm`, or set HALFBYTE_VLLM_BIN to a `vllm`")
     return installed("vllm")
@@ -72,7 +72,7 @@ def cpu_options(vllm) -> list[str]:
 
 @pytest.fixture(scope="session")
 def start_vllm(tmp_path_factory, vllm_bin):
-    """Return a context that holds a `vllm serve FOLDER OPTIONS...` which answers, and leaves no process behind."""
+    """Return a context with a responding `vllm serve FOLDER OPTIONS...`, which leaves no process behind."""
     folder_of_logs = tmp_path_factory.mktemp("vllm")
 
     @contextlib.contextmanager
@@ -95,7 +95,7 @@ def start_vllm(tmp_path_factory, vllm_bin):
 
 @pytest.fixture(scope="session")
 def kimi_mini() -> Path:
-    """kimi-mini, or the checkpoint that HALFBYTE_KIMI_MINI names instead."""
+    """kimi-mini, or the checkpoint in HALFBYTE_KIMI_MINI."""
     folder = Path(os.environ.get("HALFBYTE_KIMI_MINI", KIMI_MINI))
     if not list(folder.glob("*.safetensors")):
         pytest.skip(f"{folder} has no weights; HALFBYTE_KIMI_MINI names a folder that has")
@@ -112,7 +112,7 @@ def kimi_mini_twin(tmp_path_factory, kimi_mini) -> Path:
 
 @pytest.fixture(scope="session")
 def kimi_mini_server(start_vllm, kimi_mini_twin, cpu_options):
-    """The twin behind one vLLM for all tests that only ask it."""
+    """The twin behind one vLLM for all tests that only query it."""
     options = [
         "--served-model-name", "kimi-mini", "--max-model-len", "4096", "--max-num-seqs", "8", "--enforce-eager",
         "--enable-auto-tool-choice", "--tool-call-parser", "kimi_k2", "--reasoning-parser", "kimi_k2",

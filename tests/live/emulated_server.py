@@ -1,6 +1,6 @@
-"""A `vllm serve` that has the halfbyte under test as its plugin, in a session of its own, so that it can be counted.
+"""A `vllm serve` with the halfbyte under test as its plugin, in its own session, so that its processes can be counted.
 
-It asks nothing of the folder's conftest but the command: what a plugin does must be seen with the plugin alone.
+It uses nothing of the folder's conftest but the command, to test the plugin in isolation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STARTS_IN_S = 600
 
 
 class EmulatedServer:
-    """Healthy once it is made; `stop` ends it."""
+    """A server that is healthy after construction; call `stop` to stop it."""
 
     def __init__(
         self, vllm: Path, folder: Path, log: Path, options: list[str], extra: Mapping[str, str] | None = None
@@ -66,7 +66,7 @@ class EmulatedServer:
             return False
 
     def stop(self) -> list[str]:
-        """End it as a user does, by Ctrl-C; return the processes of its session that still run a while after that."""
+        """Stop it with Ctrl-C; return the processes of its session that are still running a while later."""
         self.process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(60)

@@ -1,4 +1,4 @@
-"""A real proxy that damages streams: it loses events, or bytes of characters that have more than one.
+"""A real proxy that damages streams: it drops events, or bytes of multi-byte characters.
 
 Run it as a script: python faulty_proxy.py PORT SERVER_PORT drop-chunks|cut-characters
 """
@@ -13,7 +13,7 @@ HOP_BY_HOP = {"transfer-encoding", "content-length", "content-encoding", "connec
 
 
 def cut_characters(data: bytes) -> bytes:
-    """Lose the last byte of each character that has several: what remains is no UTF-8."""
+    """Drop the last byte of each multi-byte character, which makes the text invalid UTF-8."""
     kept = bytearray()
     for at, byte in enumerate(data):
         follows = at + 1 < len(data) and data[at + 1] & 0xC0 == 0x80
@@ -50,7 +50,7 @@ def application(server: str, fault: str) -> web.Application:
                 await response.prepare(request)
                 with contextlib.suppress(
                     ConnectionResetError
-                ):  # whoever asked has hung up, as the probe of cancelling does
+                ):  # the client disconnected, as the cancellation probe does
                     if answer.content_type == "text/event-stream":
                         async for event in events(answer.content, fault):
                             await response.write(event)

@@ -1,8 +1,7 @@
-"""How tests start `vllm serve` sooner: no worker process beside the engine's, little memory, nothing asked of the Hub.
+"""Options that start `vllm serve` faster in tests: no extra worker process, little memory, no Hub access.
 
-On a CPU vLLM puts the model into a worker process, which imports everything a third time: a third of the time until a
-server answers. With VLLM_ENABLE_V1_MULTIPROCESSING=0 it takes the one-process executor at its word. The tests of
-`serve --run` start it as users do.
+On a CPU vLLM runs the model in a worker process, which imports everything a third time: a third of the startup time.
+VLLM_ENABLE_V1_MULTIPROCESSING=0 selects the one-process executor. The tests of `serve --run` use the default.
 """
 
 OPTIONS = ["--distributed-executor-backend", "uni"]

@@ -1,7 +1,7 @@
-"""Faults that people have shipped, seeded into kimi-mini's NVFP4 checkpoint or into its server, one at a time.
+"""Real-world faults, seeded into kimi-mini's NVFP4 checkpoint or its server, one at a time.
 
-A fault has a folder that is damaged, options or variables of the engine, or a proxy in between. The table of faults and
-probes (`python -m benchmarks.fault_table`) and the live tests take them from here.
+A fault is a damaged folder, engine options or variables, or a proxy. The table of faults and probes (`python -m
+benchmarks.fault_table`) and the live tests use these.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Damage = Callable[[Path], None]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong."""
+    """One fault."""
 
     name: str
     what: str
@@ -54,21 +54,21 @@ def _tensors(edit: Callable[[dict[str, Any]], None]) -> Damage:
 
 
 def _swap_nibbles(tensors: dict[str, Any]) -> None:
-    """Low and high nibble of each byte of a layer's experts: how a packer with the other order writes them."""
+    """Swap low and high nibble of each byte of a layer's experts, like a packer with the other order."""
     for name, tensor in tensors.items():
         if name.startswith(f"{_MLP}.experts.") and name.endswith("proj.weight"):
             tensors[name] = (tensor << 4) | (tensor >> 4)
 
 
 def _wrong_global_scale(tensors: dict[str, Any]) -> None:
-    """A scale of another tensor's size: one matrix of each expert of a layer is four times too large."""
+    """Set a wrong global scale: one matrix of each expert of a layer is four times too large."""
     for name, tensor in tensors.items():
         if name.startswith(f"{_MLP}.experts.") and name.endswith("down_proj.weight_scale_2"):
             tensors[name] = tensor * 4
 
 
 def _permute_router(tensors: dict[str, Any]) -> None:
-    """Rows of one router moved by one: experts get their neighbours' tokens."""
+    """Shift the rows of one router by one: experts get their neighbors' tokens."""
     name = f"{_MLP}.gate.weight"
     tensors[name] = tensors[name].roll(1, dims=0).contiguous()
 
@@ -79,7 +79,7 @@ def _lose_expert(tensors: dict[str, Any]) -> None:
 
 
 def _wrong_template(folder: Path) -> None:
-    """Another family's: ChatML's words, which Kimi's tokenizer reads as plain text."""
+    """Use another family's template: ChatML, which Kimi's tokenizer reads as plain text."""
     (folder / "chat_template.jinja").write_text(
         "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
         "{% endfor %}<|im_start|>assistant\n"
@@ -87,7 +87,7 @@ def _wrong_template(folder: Path) -> None:
 
 
 def _wrong_eos(folder: Path) -> None:
-    """The end of a text instead of the end of a turn."""
+    """Use the end-of-text token instead of end-of-turn."""
     for name in ("config.json", "generation_config.json"):
         path = folder / name
         config = json.loads(path.read_text())

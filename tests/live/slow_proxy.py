@@ -1,7 +1,6 @@
-"""A real proxy that makes a server slower by a factor: what comes t seconds after a request arrives after factor * t.
+"""A real proxy that slows a server by a factor: data sent t seconds after a request arrives after factor * t.
 
-It passes bytes on as they are, so that everything else about the server stays true. Run it as a script:
-python slow_proxy.py PORT SERVER_PORT FACTOR
+It forwards bytes unchanged. Run it as a script: python slow_proxy.py PORT SERVER_PORT FACTOR
 """
 
 import asyncio
@@ -12,11 +11,11 @@ CHUNK = 1 << 16
 
 
 async def handle(reader, writer, server_port: int, factor: float) -> None:
-    """Join a client with the server until one of them goes."""
+    """Connect a client and the server until one of them disconnects."""
     loop = asyncio.get_running_loop()
     upstream, to_server = await asyncio.open_connection("127.0.0.1", server_port)
     asked = {"at": loop.time()}
-    held: asyncio.Queue = asyncio.Queue()  # reading goes on while bytes wait, or delays would add up
+    held: asyncio.Queue = asyncio.Queue()  # reading continues while bytes wait, otherwise delays would add up
 
     async def forward() -> None:
         while data := await reader.read(CHUNK):

@@ -1,6 +1,6 @@
-"""`halfbyte bench` on a real vLLM: a real proxy that makes it 30 % slower is found, and the server equals itself.
+"""`halfbyte bench` on a real vLLM: a proxy that makes it 30 % slower is detected, and the server equals itself.
 
-The speeds are a CPU's and support no claim, which is tested too; the ratio and its interval are there all the same.
+CPU speeds support no claim, which is tested too; the ratio and its interval are still reported.
 """
 
 import json
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from halfbyte.cli import run
+from halfbyte.bench.records import read_records
+from halfbyte.cli.main import run
 from halfbyte.serve.ports import listening_process, next_free_port
-from halfbyte.validate.bench.records import read_records
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]  # three minutes: `make slow`
 

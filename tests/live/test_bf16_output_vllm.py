@@ -1,7 +1,7 @@
-"""What `--layers 2` writes is a checkpoint that a real vLLM loads, and it computes nearly what transformers computes.
+"""A real vLLM loads the output of `--layers 2`, and its log-probabilities are close to transformers'.
 
-The source is INT4 with random weights and MLA's real head sizes, which vLLM's kernels ask for. Both compute in FP32,
-which makes the comparison sharper, and a CPU that claims AMX but may not use it (some virtual machines) is no obstacle.
+The source is INT4 with random weights and MLA's real head sizes, which vLLM's kernels require. Both compute in FP32,
+which makes the comparison sharper and avoids AMX, which some virtual machines announce but do not support.
 """
 
 import json
@@ -12,7 +12,7 @@ import pico
 import pytest
 import torch
 
-from halfbyte.pipeline import quantize
+from halfbyte.engine.pipeline import quantize
 from halfbyte.recipe.load import load_recipe
 
 pytestmark = pytest.mark.live
@@ -49,7 +49,7 @@ def out(tmp_path_factory):
 
 
 def strengthen(folder):
-    """Make MLPs count and routing clear: with weights as small as pico's, nobody would miss an expert."""
+    """Scale up MLPs and routers: with weights as small as pico's, a missing expert would not be noticeable."""
     from safetensors.torch import load_file, save_file
 
     for path in folder.glob("*.safetensors"):
@@ -70,7 +70,7 @@ def ask(server, **request):
 
 
 def expected(folder, tokens, without=""):
-    """Log-probabilities after each token, by transformers in FP32 from the same BF16 weights."""
+    """Return log-probabilities after each token, by transformers in FP32 from the same BF16 weights."""
     from transformers import AutoModelForCausalLM
 
     model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)

@@ -1,7 +1,7 @@
-"""kimi-mini in every format behind a real vLLM with the plugin: started, asked by the OpenAI client, and ended.
+"""kimi-mini in every format behind a real vLLM with the plugin: started, queried with the OpenAI client, and stopped.
 
-A server takes most of its time to import, twice, and to start its processes; the options below leave out what tests do
-not need: compilation, profiling of images, more context than a question has.
+Most of a server's startup is two imports and process creation; the options below disable compilation, image profiling
+and long contexts.
 """
 
 import json
@@ -69,7 +69,7 @@ def check_chat_and_stream(client, plain, no_thinking):
 
 
 def check_tool_call(client, plain):
-    """Of a few held-out requests at least one is answered by the right call: a poor copy may miss some."""
+    """Check that at least one of a few held-out requests gets the right call; a damaged copy may miss some."""
     items = [item for item in tools.test_items(200, seed=1) if item.fields["form"] == "one call"][:4]
     right = 0
     for item in items:
@@ -92,7 +92,7 @@ def check_log_probabilities(client):
 
 
 def test_a_broken_checkpoint_does_not_start_and_the_log_ends_with_the_reason(variants, vllm_bin, cpu_options, tmp_path):
-    """An expert without its input scale: vLLM alone would serve it."""
+    """An expert without its input scale, which vLLM alone would serve."""
     folder = tmp_path / "broken"
     shutil.copytree(make_variant("nvfp4-two-layers", variants), folder)
     change_tensors(folder, lambda tensors: tensors.pop(f"{EXPERT}.input_scale"))

@@ -1,8 +1,9 @@
-"""`halfbyte eval` on kimi-mini in three forms behind a real vLLM: it finds half the experts missing, and only that.
+"""`halfbyte eval` on three builds of kimi-mini behind a real vLLM: it detects half of the experts missing, and only
+that.
 
-INT4 is the reference, asked on its own; then it is asked again (no alarm may come), then NVFP4, then NVFP4 with the 16
-experts of 32 that REAP keeps. One server at a time, so `--baseline`: as users with one node do it. The emulation plugin
-computes as the formats do. HALFBYTE_EVAL_LIMIT asks more or fewer items than 60 of each task.
+INT4 is the reference, evaluated by itself, then again (without an alarm), then NVFP4, then NVFP4 with the 16 of 32
+experts that REAP keeps. One server at a time with `--baseline`, as on a single node. The emulation plugin computes as
+the formats do. HALFBYTE_EVAL_LIMIT changes the number of items per task from 60.
 """
 
 import json
@@ -15,7 +16,7 @@ import pytest
 from emulated_server import EmulatedServer
 from served_variants import make_variant
 
-from halfbyte.validate.bench.machine import EMULATED, look_at, metrics
+from halfbyte.bench.machine import EMULATED, inspect_server, metrics
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]  # a quarter of an hour: `make slow`
 pytest.importorskip("lm_eval")
@@ -31,7 +32,7 @@ SUITE, CHOICES = "mini-choices", "kimi_mini_mmlu"  # emulated on a CPU, every wr
 
 
 def evaluate(url: str, out: Path, baseline: Path | None) -> tuple[int, str]:
-    """Run `halfbyte eval` in a process of its own; return its exit code and what it printed."""
+    """Run `halfbyte eval` in a separate process; return its exit code and output."""
     command = [sys.executable, "-m", "halfbyte", "eval", url, "--suite", SUITE, "--data-dir", str(ROOT)]
     command += ["--limit", str(LIMIT), "-o", str(out), *(["--baseline", str(baseline)] if baseline else [])]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
@@ -42,7 +43,7 @@ def evaluate(url: str, out: Path, baseline: Path | None) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, vllm_bin, cpu_options):
-    """Every run: its exit code, what it printed, eval.json."""
+    """Every run: its exit code, output, and eval.json."""
     folder = Path(os.environ.get("HALFBYTE_EVAL_RUNS", tmp_path_factory.mktemp("eval-formats")))
     folder.mkdir(exist_ok=True)
     asked = {"int4": ["int4", "int4-again"], "nvfp4-modelopt": ["nvfp4"], "nvfp4-half-pruned": ["half-pruned"]}
@@ -52,7 +53,7 @@ def runs(tmp_path_factory, vllm_bin, cpu_options):
         server = EmulatedServer(vllm_bin, checkpoint, folder / f"{variant}.log", [*OPTIONS, *cpu_options])
         try:
             assert metrics(server.url).emulated, "it says so on its page, to whoever measures it from elsewhere"
-            assert look_at(server.url, gpus="8xB200").no_claim_because == EMULATED
+            assert inspect_server(server.url, gpus="8xB200").no_claim_because == EMULATED
             for name in names:
                 code, said = evaluate(server.url, folder / name, folder / "int4" if name != "int4" else None)
                 found[name] = (code, said, json.loads((folder / name / "eval.json").read_text()))
@@ -97,7 +98,7 @@ def test_no_alarm_for_nvfp4(runs):
 def test_half_of_the_experts_is_found_worse(runs):
     code, said, _ = runs["half-pruned"]
     assert code == 1
-    # Answers that are all cut, or all wrong, are no score to compare; likelihoods of choices always are.
+    # Answers that are all truncated or wrong give no valid score; likelihoods of choices always do.
     assert set(labels(runs["half-pruned"]).values()) <= {"REGRESSION", "ANOMALOUS"}, said
     assert labels(runs["half-pruned"])[CHOICES] == "REGRESSION"
     low, high = compared(runs["half-pruned"], CHOICES)["interval"]

@@ -1,4 +1,4 @@
-"""`halfbyte eval` against a real vLLM with kimi-mini: its scores are the repository's own, and a kill costs nothing.
+"""`halfbyte eval` against a real vLLM with kimi-mini: its scores equal the repository's own, and a kill loses nothing.
 
 The suite is `mini`: five-shot word problems, choices by likelihood (echoed log-probabilities), copying through the chat
 template.
@@ -36,7 +36,7 @@ def server(kimi_mini_server):
 
 
 def evaluate(server, out, *options):
-    """Start `halfbyte eval` in a process of its own."""
+    """Start `halfbyte eval` in a separate process."""
     command = [sys.executable, "-m", "halfbyte", "eval", server.url, "--suite", "mini", "--data-dir", str(ROOT)]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     return subprocess.Popen(
@@ -52,7 +52,7 @@ def finished(process):
 
 
 def answered(server) -> int:
-    """How many requests vLLM has finished since it started, by its own count."""
+    """Return how many requests vLLM has finished since it started, by its own count."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as answer:
         found = re.findall(r"^vllm:request_success_total\{[^}]*\} (\S+)", answer.read().decode(), re.MULTILINE)
     return int(sum(map(float, found)))
@@ -89,14 +89,14 @@ def test_copies_score_as_our_own_scoring_does(whole):
     found = rows(whole, "kimi_mini_copying")
     same = [row for row, item in zip(found, asked, strict=False) if item["fields"]["form"] != "reverse"]
     for row, item in zip(found, asked, strict=False):
-        if item["fields"]["form"] != "reverse":  # of which our scoring reads the last word only
+        if item["fields"]["form"] != "reverse":  # our scoring reads only its last word
             ours = copying.score(Item(**item), row["output"].strip())
             assert bool(row["scores"]["exact_match,stripped"]) == ours
     assert len(same) >= LIMIT / 2
 
 
 def test_choices_are_the_most_likely_letters_that_vllm_gives(server, whole):
-    """The first choices again, with one request each of our own: the likeliest of the next tokens that are letters."""
+    """The first choices again with our own requests: the most likely next token among the letters."""
     for row, item in list(zip(rows(whole, "kimi_mini_mmlu"), items("world"), strict=False))[:4]:
         subject = item["subject"].replace("_", " ")
         options = "\n".join(f"{letter}. {text}" for letter, text in zip("ABCD", item["choices"], strict=True))
@@ -122,7 +122,7 @@ def test_a_kill_repeats_nothing(server, whole, tmp_path):
         time.sleep(0.1)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    time.sleep(5)  # vLLM notices that nobody waits for what it was writing
+    time.sleep(5)  # vLLM notices the disconnected client
     kept = sum(
         b'"kind": "request"' in line for line in store.read_bytes().splitlines(keepends=True) if line[-1:] == b"\n"
     )

@@ -1,8 +1,9 @@
-"""The guard before a real vLLM: a pruned kimi-mini that loops is ended, and the engine stops computing.
+"""The loop-stopping proxy in front of a real vLLM: a looping pruned kimi-mini is stopped, and the engine stops
+computing.
 
-Twelve of 32 experts stay, as in tests/golden/degeneracy, and the end of a turn is ignored: the model then repeats
-itself until it has no more room, most often the end of a turn, which is shown here (a server leaves special tokens out
-of the text, and a guard sees only text). What the engine computed is on its own page of figures.
+Twelve of 32 experts are kept, as in tests/golden/degeneracy, and the end of a turn is ignored: the model then repeats
+itself until the context is full, mostly with the end-of-turn token, which is made visible here (a server removes
+special tokens from the text, and the proxy sees only text). The engine's metrics page shows what it computed.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import urllib.request
 import pytest
 from served_variants import prune_at_random
 
-from halfbyte.validate.prompts import open_prompts
+from halfbyte.degeneracy.prompts import open_prompts
 
 pytest.importorskip("aiohttp")
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -31,13 +32,13 @@ def pruned(tmp_path_factory):
 
 
 def computed(url: str) -> float:
-    """Return how many tokens the engine has written since it started."""
+    """Return how many tokens the engine has generated since it started."""
     page = urllib.request.urlopen(f"{url}/metrics", timeout=20).read().decode()
     return sum(map(float, re.findall(r"^vllm:generation_tokens_total\{[^}]*\} (\S+)", page, re.MULTILINE)))
 
 
 async def streamed(url: str, prompt: str) -> tuple[str, str, dict]:
-    """Return the text, the reason for its end, and the usage."""
+    """Return the text, the finish reason, and the usage."""
     from aiohttp import ClientSession
 
     body = {"model": "mini", "messages": [{"role": "user", "content": prompt}], "temperature": 0, "stream": True,
@@ -55,7 +56,7 @@ async def streamed(url: str, prompt: str) -> tuple[str, str, dict]:
 async def guarded(url: str) -> list[tuple[str, str, dict, float]]:
     from aiohttp import web
 
-    from halfbyte.serve.guard.proxy import Guard
+    from halfbyte.serve.loop_proxy.proxy import Guard
 
     runner = Guard(url).runner()
     await runner.setup()
@@ -67,7 +68,7 @@ async def guarded(url: str) -> list[tuple[str, str, dict, float]]:
         for prompt in PROMPTS:
             before = await asyncio.to_thread(computed, url)
             answer = await streamed(f"http://127.0.0.1:{port}", prompt)
-            await asyncio.sleep(2)  # an engine that goes on would write on meanwhile
+            await asyncio.sleep(2)  # an engine that is not stopped would continue to generate
             after = await asyncio.to_thread(computed, url)
             found.append((*answer, after - before))
     finally:

@@ -1,7 +1,7 @@
-"""kimi-mini answers through a real vLLM: chats with and without thinking, tool calls, results of tools, completions.
+"""kimi-mini through a real vLLM: chats with and without thinking, tool calls, tool results, completions.
 
-What is asked are the held-out items that the model is scored with, in the form in which a client sends them. The server
-has the BF16 twin that `halfbyte quantize` makes.
+The requests are held-out items in the form that clients send. The server has the BF16 twin written by `halfbyte
+quantize`.
 """
 
 import json
@@ -37,7 +37,7 @@ def ask(server, item: Item) -> dict:
 
 
 def ask_all(server, items: list[Item]) -> list[dict]:
-    """The choices for all items, asked at once: the server takes eight at a time."""
+    """Return the choices for all items, sent concurrently: the server takes eight at a time."""
     with ThreadPoolExecutor(len(items)) as threads:
         return list(threads.map(lambda item: ask(server, item), items))
 
@@ -106,7 +106,7 @@ def test_a_completion_in_the_form_of_gsm8k_ends_with_the_right_number(server):
 
 
 def test_vllm_says_what_the_training_model_says(server, kimi_mini):
-    """Both decode greedily from the same weights; a near tie may fall differently, so one in ten may differ."""
+    """Both decode greedily from the same weights; near ties may fall differently, so one in ten may differ."""
     from training.compare import model_of
 
     items = word_problems.test_items(ASKED, seed=2)

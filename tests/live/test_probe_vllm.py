@@ -1,4 +1,4 @@
-"""kimi-mini as it is, behind a real vLLM with the plugin: no probe raises an alarm, whatever the seed."""
+"""kimi-mini behind a real vLLM with the plugin: no probe raises a false alarm, for any seed."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from emulated_server import EmulatedServer
 from served_variants import make_variant
 
-from halfbyte.cli import run
+from halfbyte.cli.main import run
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 

@@ -1,7 +1,7 @@
-"""kimi-mini with 24 of its 32 experts in a real vLLM: it loads, generates, and says what transformers says.
+"""kimi-mini with 24 of its 32 experts in a real vLLM: it loads, generates, and agrees with transformers.
 
-Which experts stay is drawn at random, differently in each layer, so that the answers are poor and a wrong row shows:
-both libraries read the BF16 twin of the pruned INT4 checkpoint and compute in FP32.
+The experts are chosen at random, differently in each layer, so that a wrong router row is visible. Both libraries read
+the BF16 twin of the pruned INT4 checkpoint and compute in FP32.
 """
 
 import pytest

@@ -1,6 +1,6 @@
-"""A real vLLM under the runner: it answers, Ctrl-C ends it with all its processes, and so does halfbyte's own death.
+"""A real vLLM under the runner: it answers, and Ctrl-C or the death of halfbyte stops it with all its processes.
 
-The last tests go through the command itself, as a user types it, with the plugin that expands 4-bit weights.
+The last tests use the real command, with the plugin that expands 4-bit weights.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from served_variants import change_tensors, make_variant
 
 import halfbyte
 from halfbyte.serve.engine_log import EngineLog
-from halfbyte.serve.keeper import descendants
 from halfbyte.serve.ports import held_port, listener_on
+from halfbyte.serve.supervisor import descendants
 
 pytestmark = pytest.mark.live
 
@@ -29,10 +29,10 @@ STARTS_IN_S, ENDS_IN_S = 400, 60
 RUNNER = """
 import sys
 from pathlib import Path
-from halfbyte.terminal.console import Output
+from halfbyte.ui.console import Output
 from halfbyte.errors import HalfbyteError
 from halfbyte.serve.run import run_engine
-from halfbyte.serve.then import then_shell
+from halfbyte.serve.follow_up import then_shell
 log, url, then, *command = sys.argv[1:]
 out, then = Output(), then_shell(then, "mini") if then else None
 small = {"VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -49,7 +49,7 @@ ASK = """curl -sf "$HALFBYTE_URL/v1/completions" -H 'Content-Type: application/j
 
 @pytest.fixture
 def run(tmp_path, vllm, cpu_options):
-    """Return a function that starts vLLM under the runner in a process of its own."""
+    """Return a function that starts vLLM under the runner in a separate process."""
     made, held = [], contextlib.ExitStack()
 
     def start(folder, *options, then="", **environment) -> subprocess.Popen:
@@ -79,7 +79,7 @@ def until(true, seconds: float, process) -> None:
 
 
 def names(processes: list[int]) -> dict[int, str]:
-    """The names of those processes that live."""
+    """Return the names of the running ones."""
     found = {}
     for pid in processes:
         with contextlib.suppress(OSError):
@@ -89,7 +89,7 @@ def names(processes: list[int]) -> dict[int, str]:
 
 
 def started_with(setting: str) -> list[str]:
-    """The processes on this machine that have something in their environment, whoever their parent is by now."""
+    """Return the processes with this text in their environment, with any parent."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -106,7 +106,7 @@ def test_it_answers_and_ctrl_c_leaves_no_process(run, kimi_mini_twin, tmp_path):
     until(lambda: "}" in answer.read_text(), ENDS_IN_S, process)
     assert json.loads(answer.read_text())["usage"]["completion_tokens"] == 4
     tree = descendants(process.pid)
-    assert len(tree) >= 5, names(tree)  # the keeper, a server, an engine core, a worker, the shell
+    assert len(tree) >= 5, names(tree)  # the supervisor, a server, an engine core, a worker, the shell
     process.send_signal(signal.SIGINT)
     assert process.wait(ENDS_IN_S) == 130
     assert names(tree) == {}
@@ -130,7 +130,7 @@ def test_when_halfbyte_is_killed_vllm_ends_too(run, kimi_mini_twin):
 
     until(loads, STARTS_IN_S, process)
     tree = descendants(process.pid)
-    assert len(tree) >= 3, names(tree)  # the keeper, a server, an engine core
+    assert len(tree) >= 3, names(tree)  # the supervisor, a server, an engine core
     process.kill()
     process.wait()
     until(lambda: not names(tree), ENDS_IN_S, process)
@@ -145,7 +145,7 @@ def test_a_failed_start_shows_the_engines_error_and_its_cause(run, kimi_mini_twi
     assert process.wait(STARTS_IN_S) == 3
     said = process.said.read_text()
     assert "✗ the engine did not start: exit code 1\n  KeyError: 'layers.1.mlp.experts.24." in said
-    assert "cause: the checkpoint has more experts than its config says in n_routed_experts" in said
+    assert "cause: the checkpoint has more experts than n_routed_experts in config.json" in said
     assert f"where {process.log}" in said
     assert "  fix   set n_routed_experts" in said
 
@@ -161,7 +161,7 @@ def two_layers(tmp_path_factory):
 
 @pytest.fixture
 def serve(tmp_path, vllm):
-    """Return a function that runs `halfbyte serve FOLDER --run ...` in a folder of its own."""
+    """Return a function that runs `halfbyte serve FOLDER --run ...` in a new folder."""
     made = []
 
     def start(folder, *options, **environment) -> subprocess.Popen:
@@ -194,7 +194,7 @@ def test_the_command_serves_a_4_bit_checkpoint_on_this_machine(serve, two_layers
 
 @pytest.mark.slow  # the refusal is also seen in test_emulated_servers.py, the sentence in the test above
 def test_the_command_shows_why_a_damaged_checkpoint_is_not_served(serve, two_layers, tmp_path):
-    """Gate and up with two scales, which headers do not show: vLLM alone would take one of them for both."""
+    """Gate and up with two scales, which headers do not show: vLLM alone would use one of them for both."""
     broken = shutil.copytree(two_layers, tmp_path / "broken")
     shutil.rmtree(broken / "halfbyte", ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""`serve --run --then`: one command starts a real vLLM, measures it, scores it and ends it."""
+"""`serve --run --then`: one command starts a real vLLM, benchmarks and evaluates it, and stops it."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import quick_start
 from served_variants import make_variant
 
 import halfbyte
-from halfbyte.validate.bench.records import read_records
+from halfbyte.bench.records import read_records
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]  # four minutes: `make slow`
 pytest.importorskip("lm_eval")
@@ -24,7 +24,7 @@ ITEMS = 12
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory, vllm) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Everything in one server."""
+    """All measurements in one server."""
     folder = tmp_path_factory.mktemp("then")
     checkpoint = make_variant("nvfp4-modelopt", folder)
     evaluate = f"eval --suite mini-choices --data-dir {ROOT} --limit {ITEMS} -o {folder / 'eval'}"

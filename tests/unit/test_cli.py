@@ -1,17 +1,22 @@
-"""The command line from the outside: exit codes, streams, JSON, and answers to typing errors."""
+"""The command line end to end: exit codes, streams, JSON, and errors for typos."""
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
+import click
 import pytest
 import yaml
 
-from halfbyte import cli
+from halfbyte.cli import main as cli
+from halfbyte.doctor import advice
+from halfbyte.doctor import facts as doctor
 from halfbyte.errors import CheckFailedError, MachineError, RecipeError, TensorError
-from halfbyte.machine import advice, doctor
-from halfbyte.numerics.formats import FORMATS
+from halfbyte.formats.registry import FORMATS
 from halfbyte.recipe.load import recipe_names, recipe_text
 
 RECIPE = "kimi-k2.6-nvfp4-wafer"
@@ -107,11 +112,142 @@ def test_what_cannot_be_read_is_answered_with_a_fix(halfbyte, argv, fix):
     assert fix in remedy
 
 
+# --- options and names that users of other tools type ---
+
+
+@pytest.mark.parametrize(
+    ("argv", "fix"),
+    [
+        (("quantize", "SRC", "OUT", "--scheme", "NVFP4"), "use '-r'"),
+        (("plan", "SRC", "--quantization=nvfp4"), "use '-r'"),
+        (("release", "SRC", "OUT", "--format", "nvfp4"), "use '-r'"),
+        (("quantize", "SRC", "--output", "OUT", "-r", RECIPE), "halfbyte quantize SOURCE OUT"),
+        (("quantize", "SRC", "-o", "OUT", "-r", RECIPE), "halfbyte quantize SOURCE OUT"),
+        (("quantize", "--model", "SRC", "OUT"), "halfbyte quantize SOURCE OUT"),
+        (("probe", "http://127.0.0.1:1", "--output", "DIR"), "use '--out'"),
+        (("quantize", "SRC", "OUT", "--dataset", "x.jsonl"), "use '--data'"),
+        (("quantize", "SRC", "OUT", "--num-calibration-samples", "8"), "use '--samples'"),
+        (("serve", "OUT", "--tensor-parallel-size", "8"), "use '--tp'"),
+        (("serve", "OUT", "--max-model-len", "8"), "use '--context'"),
+        (("eval", "URL", "--tasks", "gsm8k"), "use '--suite'"),
+        (("plan", "SRC", "--gpus", "8xB200"), "use '--fit'"),
+        # the command lacks the other tool's counterpart: the nearest name, as before
+        (("doctor", "--scheme", "x"), "choose one of"),
+    ],
+)
+def test_options_of_other_tools_lead_to_ours(halfbyte, argv, fix):
+    code, out, err = halfbyte(*argv)
+    assert (code, out) == (2, "")
+    assert err.startswith("✗ unknown option '-")
+    assert fix in err.splitlines()[2]
+
+
+@pytest.mark.parametrize(
+    ("argv", "names"),
+    [
+        (("serve", "--like"), "wafer-k2.6-nvfp4"),
+        (("plan", "SRC", "-r"), RECIPE),
+        (("quantize", "SRC", "OUT", "--recipe"), RECIPE),
+        (("eval", "URL", "--suite"), "kimi-card-3shot"),
+        (("probe", "URL", "--profile"), "mini"),
+        (("inspect", "--example"), "kimi-k2.6"),
+        (("plan", "SRC", "-r", RECIPE, "--fit"), "B200"),
+        (("serve", "OUT", "--gpus"), "B200"),
+    ],
+)
+def test_an_option_without_its_value_lists_the_values(halfbyte, argv, names):
+    code, out, err = halfbyte(*argv)
+    assert (code, out) == (2, "")
+    what, _, fix = err.splitlines()
+    assert what == f"✗ option '{argv[-1]}' requires an argument"
+    assert names in fix
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("inspect", "moonshotai/Kimi-K2.6"),
+        ("plan", "moonshotai/Kimi-K2.6", "-r", RECIPE, "--no-measure"),
+        ("quantize", "moonshotai/Kimi-K2.6", "OUT", "-r", RECIPE),
+        ("calibrate", "moonshotai/Kimi-K2.6", "-o", "S", "-r", "kimi-k2.7-code-nvfp4-decart"),
+        ("prune", "moonshotai/Kimi-K2.6", "OUT", "--keep", "192", "--stats", "S"),
+    ],
+)
+def test_a_hub_id_is_answered_with_its_address(halfbyte, argv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = halfbyte(*argv)
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "✗ the folder does not exist",
+        "  where moonshotai/Kimi-K2.6",
+        "  fix   for the repository on the Hub, use hf://moonshotai/Kimi-K2.6",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("argv", [("audit", "org/name"), ("compare", "org/name", "o", "--data", "f.jsonl")])
+def test_a_hub_id_where_only_folders_are_read_is_answered_with_its_download(halfbyte, argv, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = halfbyte(*argv)
+    assert (code, out) == (2, "")
+    assert "hf download org/name --local-dir" in err
+
+
+@pytest.mark.parametrize("source", ["/org/name", "a/b/c", "name", "org/na me", "../name"])
+def test_other_paths_are_no_hub_ids(halfbyte, source):
+    assert halfbyte("inspect", source)[2].splitlines()[2] == "  fix   check the path"
+
+
+@pytest.mark.parametrize(
+    "source", ["https://huggingface.co/moonshotai/Kimi-K2.6", "https://huggingface.co/moonshotai/Kimi-K2.6/tree/main"]
+)
+def test_the_page_of_a_hub_repository_is_answered_with_its_address(halfbyte, source):
+    assert "use hf://moonshotai/Kimi-K2.6" in halfbyte("inspect", source)[2].splitlines()[2]
+
+
 @pytest.mark.parametrize("argv", [(), ("recipes",)])
 def test_a_group_without_a_command_shows_its_help_on_stderr(halfbyte, argv):
     code, out, err = halfbyte(*argv)
     assert (code, out) == (2, "")
     assert err.startswith("Usage: halfbyte ")
+
+
+def commands_with_help():
+    sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+    try:
+        from generate import walk
+    finally:
+        sys.path.pop(0)
+    return list(walk(cli.cli, "halfbyte"))
+
+
+def test_help_lists_every_command_once_in_a_section_and_in_full(halfbyte):
+    listed = [name for names in cli.SECTIONS.values() for name in names]
+    assert sorted(listed) == sorted(cli.cli.commands)
+    _, out, _ = halfbyte("--help")
+    assert re.findall(r"^(\w[\w ]*):$", out, re.MULTILINE) == ["Example", *cli.SECTIONS, "Global options"]
+    assert "..." not in out.partition("\n")[2]
+    words = " ".join(out.split())
+    for name, command in cli.cli.commands.items():
+        first = " ".join((command.help or "").split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+        assert f" {name} {first}." in words
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("ctx", commands_with_help(), ids=lambda ctx: ctx.command_path)
+def test_each_command_has_an_example_that_parses(ctx):
+    example = ctx.command.example
+    assert f"Example:\n  {example}\n" in ctx.get_help()
+    assert len(example) <= 96
+    words = shlex.split(example.partition(" > ")[0])
+    assert words[: len(ctx.command_path.split())] == ctx.command_path.split()
+    context = cli.cli.make_context("halfbyte", words[1:])
+    while isinstance(context.command, click.Group):
+        name, command, rest = context.command.resolve_command(context, [*context._protected_args, *context.args])
+        assert name
+        assert command
+        context = command.make_context(name, rest, parent=context)
+    assert not context.args
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
@@ -122,6 +258,12 @@ def test_help_lists_the_own_options_apart_from_the_global_ones(halfbyte, flag):
     assert "--no-disk" in own
     assert "--json" not in own
     assert "--json" in shared
+
+
+def test_help_lists_no_argument_that_it_says_nothing_of(halfbyte):
+    _, out, _ = halfbyte("quantize", "--help")
+    assert not re.search(r"^  (SOURCE|OUT)$", out, re.MULTILINE)
+    assert "-r, --recipe NAME|FILE" in out
 
 
 @pytest.mark.parametrize(
@@ -198,7 +340,7 @@ def test_doctor_leaves_with_3_when_halfbyte_cannot_work_here(halfbyte, monkeypat
 
 
 def test_a_closed_pipe_ends_quietly():
-    program = "import sys; from halfbyte.cli import main; main(['formats', '-q', '--json'])"
+    program = "import sys; from halfbyte.cli.main import main; main(['formats', '-q', '--json'])"
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
@@ -213,7 +355,7 @@ def test_a_terminal_that_cannot_show_symbols_still_gets_the_answer():
     command = [sys.executable, "-m", "halfbyte", "formts"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 2
-    assert done.stderr.startswith("? there is no command 'formts'")
+    assert done.stderr.startswith("? unknown command 'formts'")
 
 
 def test_shells_can_complete_commands():
@@ -221,6 +363,32 @@ def test_shells_can_complete_commands():
     command = [sys.executable, "-m", "halfbyte"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.stdout == "plain,recipes\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("halfbyte plan SRC -r ", [*recipe_names()]),
+        ("halfbyte quantize SRC OUT --recipe kimi-k2.7", ["kimi-k2.7-code-nvfp4-decart"]),
+        ("halfbyte release SRC OUT -r kimi-k2.6-b", ["kimi-k2.6-bf16"]),
+        ("halfbyte recipes show kimi-k2.7", ["kimi-k2.7-code-nvfp4-decart"]),
+        ("halfbyte serve --like wafer-k2.6-n", ["wafer-k2.6-nvfp4"]),
+        ("halfbyte eval URL --suite mxfp4", ["mxfp4-card"]),
+        ("halfbyte probe URL --profile m", ["mini"]),
+        ("halfbyte inspect --example k", ["kimi-k2.6"]),
+        ("halfbyte serve OUT --gpus 8xB", ["8xB200", "8xB300"]),
+        ("halfbyte plan SRC --fit ", ["8xB200"]),
+    ],
+)
+def test_shells_can_complete_values(words, first):
+    count = len(words.split()) - (not words.endswith(" "))
+    environment = {**os.environ, "_HALFBYTE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(count)}
+    command = [sys.executable, "-m", "halfbyte"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    values = [line.removeprefix("plain,") for line in done.stdout.splitlines() if line.startswith("plain,")]
+    assert values[: len(first)] == first
+    # readline then completes files where no name of a recipe fits
+    assert ("file," in done.stdout) == ("-r" in words.split() or "recipe" in words)
 
 
 def test_a_recipe_file_of_ones_own_is_shown_or_refused(halfbyte, tmp_path):

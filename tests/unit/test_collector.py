@@ -1,13 +1,13 @@
-"""The paused collector: what was built meanwhile is old afterwards, and still collected when nobody has it any more."""
+"""The paused garbage collector: objects created during the pause become old, and are still collected later."""
 
 import gc
 import weakref
 
-from halfbyte.machine.collector import paused
+from halfbyte.machine.garbage_collector import paused
 
 
 class Loop:
-    """Refers to itself: only the collector can end it."""
+    """An object that refers to itself, which only the collector can free."""
 
     def __init__(self):
         self.itself = self

@@ -1,4 +1,4 @@
-"""What is printed, where, and how it looks on a terminal and in a pipe."""
+"""Console output: streams, and formatting on a terminal and in a pipe."""
 
 import io
 import json
@@ -8,7 +8,8 @@ from contextlib import redirect_stderr, redirect_stdout
 import pytest
 
 from halfbyte.errors import HalfbyteError
-from halfbyte.terminal.console import Column, Output
+from halfbyte.ui import console
+from halfbyte.ui.console import Column, Output
 
 ROWS = [
     {"name": "a", "size": 4.5, "tags": ["x", "y"], "there": True, "hidden": 1},
@@ -18,7 +19,7 @@ COLUMNS = [Column("name", "name"), Column("size", "GB", number=True), Column("ta
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -33,7 +34,7 @@ def known_environment(monkeypatch):
 
 
 def on_terminal(show) -> tuple[str, str]:
-    """Call a function while stdout and stderr are terminals, and return what it wrote on each."""
+    """Call a function with terminals as stdout and stderr, and return their contents."""
     with redirect_stdout(Terminal()) as out, redirect_stderr(Terminal()) as err:
         show()
     return out.getvalue(), err.getvalue()
@@ -155,15 +156,22 @@ def every_sink(out: Output, text: str) -> None:
     out.hint(text)
     out.error(HalfbyteError(text, where=text, fix=text))
     out.trace(ValueError(text))
-    with out.progress() as bar:
+    with out.progress(text) as bar:
+        bar.step(text, 0, 2)
+        bar.doing(text)
         bar.step(text, 1, 2)
+        bar.doing(text)
+    with out.activity(text) as activity:
+        activity.at(1, 2, text)
+        activity.step(text)
+        activity.begin(text)
     with out.waiting() as line:
         line.show(text, 1.0)
 
 
 @pytest.mark.parametrize("out", [Output(), Output(as_json=True), Output(no_color=True)], ids=["plain", "json", "grey"])
 def test_nothing_that_a_stranger_wrote_acts_on_a_terminal(out, capsys):
-    """On a terminal rich's own colours may pass, its cursor for what moves, and nothing else."""
+    """On a terminal, rich's own colors and cursor sequences are allowed, and nothing else."""
     every_sink(out, HOSTILE)
     out.text("fine", HOSTILE)
     printed = capsys.readouterr()
@@ -186,3 +194,13 @@ def test_text_in_a_file_is_as_it_is(capsys):
     """`serve OUT > serve.sh` must be the script."""
     Output().text("a\tb\x1b[1m\n", None)
     assert capsys.readouterr().out == "a\tb\x1b[1m\n"
+
+
+def test_a_newline_in_a_file_name_does_not_start_another_line(capsys, monkeypatch):
+    monkeypatch.setattr(console, "FIRST_LINE_S", 0.0)
+    with Output().activity("decoding a\n✗ all is well") as activity:
+        assert activity.line().startswith("decoding a\\n✗ all is well, ")
+        while not (printed := capsys.readouterr().err):
+            pass
+    assert printed.startswith("decoding a\\n✗ all is well, ")
+    assert printed.count("\n") == 1

@@ -1,17 +1,23 @@
-"""Which devices are named, what each of several does, and what is refused."""
+"""Device names, the work of each of several devices, and rejected values."""
 
 import numpy as np
 import pytest
 
-from halfbyte.calibrate.rows import Rows
-from halfbyte.cuda.memory import FULL, LEAN, needs_of, planned_tokens
-from halfbyte.cuda.shares import expert_shares, most_rows, refuse_too_many, row_shares, some_rows
+from halfbyte.calibrate.token_rows import Rows
+from halfbyte.engine.backends.cuda.memory import FULL, LEAN, needs_of, planned_tokens
+from halfbyte.engine.backends.cuda.partition import (
+    expert_shares,
+    most_rows,
+    refuse_too_many,
+    row_shares,
+    some_rows,
+)
+from halfbyte.engine.device_plan import on_device
+from halfbyte.engine.pipeline import plan
 from halfbyte.errors import MachineError, UsageError
+from halfbyte.families.examples import example
 from halfbyte.machine.devices import TWICE, device_kind, device_names
-from halfbyte.pipeline import plan
-from halfbyte.plan.device import on_device
 from halfbyte.recipe.load import load_recipe
-from halfbyte.source.example import example
 
 RECIPE = "kimi-k2.6-nvfp4-nvidia"
 
@@ -34,14 +40,14 @@ def test_names_and_kinds(text, names, kind):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("gpu", "'gpu' names no device"),
-        ("", "'' names no device"),
-        ("cuda:", "'cuda:' names no device"),
-        ("cuda:01", "'cuda:01' names no device"),
-        ("cuda:0,", "'' names no device"),
-        ("cuda,cuda:1", "'cuda' cannot stand beside others"),
-        ("cuda:0,cpu:0", "GPUs cannot share a run with the CPU"),
-        ("cuda:1,cuda:0,cuda:1", "cuda:1 is named twice"),
+        ("gpu", "invalid device 'gpu'"),
+        ("", "invalid device ''"),
+        ("cuda:", "invalid device 'cuda:'"),
+        ("cuda:01", "invalid device 'cuda:01'"),
+        ("cuda:0,", "invalid device ''"),
+        ("cuda,cuda:1", "'cuda' needs a GPU number in a list of devices"),
+        ("cuda:0,cpu:0", "GPUs cannot be combined with the CPU"),
+        ("cuda:1,cuda:0,cuda:1", "cuda:1 is listed twice"),
     ],
 )
 def test_what_names_no_devices_is_refused(text, says, halfbyte, tmp_path):
@@ -59,7 +65,11 @@ def test_one_gpu_may_be_named_twice_for_a_check(monkeypatch):
 
 @pytest.mark.parametrize(
     ("device", "says"),
-    [("cuda:0,cuda:1", "runs on one GPU"), ("cuda:1", "runs on one GPU"), ("cpu:0", "names no device")],
+    [
+        ("cuda:0,cuda:1", "runs on the first GPU only"),
+        ("cuda:1", "runs on the first GPU only"),
+        ("cpu:0", "is not a valid device"),
+    ],
 )
 def test_compare_takes_one(halfbyte, tmp_path, device, says):
     code, _, errors = halfbyte("compare", tmp_path, tmp_path, "--device", device)
@@ -69,12 +79,12 @@ def test_compare_takes_one(halfbyte, tmp_path, device, says):
 
 def test_a_gpu_that_is_not_there_is_named(monkeypatch):
     torch = pytest.importorskip("torch")
-    from halfbyte.cuda.start import check_machine, devices_of
+    from halfbyte.engine.backends.cuda.setup import check_machine, devices_of
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     check_machine(*devices_of("cuda:0,cuda:1"))
-    with pytest.raises(MachineError, match="there is no cuda:2: PyTorch sees 2 GPUs"):
+    with pytest.raises(MachineError, match="cuda:2 does not exist: PyTorch detects 2 GPUs"):
         check_machine(*devices_of("cuda:0,cuda:2"))
 
 
@@ -98,7 +108,7 @@ def test_rows_are_split_between_parts(rows, devices):
 def test_what_is_too_many_says_what_would_do():
     with pytest.raises(UsageError) as caught:
         refuse_too_many(130, 8)
-    assert caught.value.fix == "name 3 of the GPUs, or give --samples 512"
+    assert caught.value.fix == "use 3 of the GPUs, or --samples 512"
     refuse_too_many(1, 1)
 
 
@@ -134,7 +144,7 @@ def test_memory_of_each_of_several():
     assert found.needs == two
     assert found.time.waits["GPU"] == pytest.approx(alone.time.waits["GPU"] / 2)
     assert found.time.waits["host"] == alone.time.waits["host"]
-    assert "2 GPUs share forward and encoding, not measured so" in found.time.basis()
+    assert "assumed: 2 GPUs divide forward and encoding" in found.time.basis()
     assert "not measured" not in alone.time.basis()
 
 

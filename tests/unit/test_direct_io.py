@@ -16,7 +16,7 @@ EDGES = (0, 1, 511, 512, BLOCK - 1, BLOCK, BLOCK + 1, 7 * BLOCK, direct_io._SMAL
 
 @pytest.fixture(params=["direct", "buffered", "refused"])
 def way(request, monkeypatch):
-    """Past the page cache; without O_DIRECT; and where a file system takes the flag but then refuses to work so."""
+    """With O_DIRECT, without it, and with a file system that accepts the flag but fails later."""
     if request.param == "buffered":
         monkeypatch.delattr(os, "O_DIRECT")
     if request.param == "refused":

@@ -1,4 +1,4 @@
-"""Documentation that the program can check: generated parts are fresh, commands and code run, links lead somewhere."""
+"""Documentation checks: generated parts are fresh, commands and code run, links are valid."""
 
 import os
 import re
@@ -82,3 +82,16 @@ def test_the_changelog_speaks_of_this_version_and_of_output_bytes():
     text = (ROOT / "CHANGELOG.md").read_text()
     assert f"## [{__version__}]" in text or "## [Unreleased]" in text
     assert "### Output bytes" in text
+
+
+def test_the_readme_names_what_is_exported_and_every_extra():
+    import tomllib
+
+    import halfbyte
+
+    text = (ROOT / "README.md").read_text()
+    listed = text.partition("`from halfbyte import ...` has these names: ")[2].partition("\n\n")[0]
+    assert set(halfbyte.__all__) <= set(re.findall(r"`(\w+)", listed))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.findall(r"`(\w+)`", text.partition("the extras are ")[2].partition(".\n")[0])
+    assert sorted(named) == sorted(set(extras) - {"dev"})

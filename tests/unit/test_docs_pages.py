@@ -1,4 +1,4 @@
-"""The pages in docs/: their commands run or parse, what they quote is the program's, their anchors are there."""
+"""The pages in docs/: commands run or parse, quoted messages exist in the source, anchors are valid."""
 
 import ast
 import os
@@ -14,14 +14,15 @@ import click
 import pytest
 import yaml
 
-from halfbyte.cli import cli
+from halfbyte import api
+from halfbyte.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
-WRITTEN_BY_PROGRAMS = ("cli.md", "serve-differences.md")  # the second has commands of other people's engines
+WRITTEN_BY_PROGRAMS = ("cli.md", "serve-differences.md")  # the second has commands of other engines
 NAMES = sorted(path.name for path in (ROOT / "docs").glob("*.md") if path.name not in WRITTEN_BY_PROGRAMS)
-# What the commands of a page find where they are run: a folder like the repository's own, which they may write into.
+# Linked into the folder in which a page's commands run; they may write there.
 THERE = ("models", "data", "examples", "evals", "LICENSE")
-HOLE = "…"  # what changes from one run to another in a sentence of the program
+HOLE = "…"  # the variable part of a message
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -38,7 +39,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def refuse_unknown_options(words: list[str]) -> None:
-    """Let click read a command as the program would, down to the types of its options, and run nothing."""
+    """Parse a command with click, including option types, without running it."""
     command: click.Command = cli
     context = click.Context(cli, info_name="halfbyte", **cli.context_settings)  # click keeps the name of --help
     while isinstance(command, click.Group):
@@ -75,13 +76,37 @@ def test_the_commands_of_a_page_run_in_their_order(page, tmp_path):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
+@pytest.mark.parametrize("page", [name for name in NAMES if blocks(name, "python")])
+def test_the_python_of_a_page_runs_in_its_order(page, tmp_path):
+    for name in THERE:
+        (tmp_path / name).symlink_to(ROOT / name)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    code = "".join(blocks(page, "python"))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=env
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    for block in blocks(page, "py"):  # which would need the network
+        ast.parse(block)
+
+
+def test_the_page_of_the_api_has_something_to_run():
+    assert len(blocks("python.md", "python")) > 4
+
+
+def test_the_page_of_the_api_names_every_function():
+    page = (ROOT / "docs" / "python.md").read_text()
+    for name in api.__all__:
+        assert f"api.{name}(" in page, name
+
+
 def test_the_tutorial_has_something_to_run():
     assert blocks("day0.md", "bash")
 
 
 @cache
 def sentences() -> str:
-    """Return every text of the program, one a line: f-strings with a hole for each value, and what its YAML says."""
+    """Return all strings of the program, one per line: f-strings with a placeholder for each value, and YAML texts."""
     found: list[str] = []
     for file in (ROOT / "src").rglob("*.py"):
         nodes = list(ast.walk(ast.parse(file.read_text())))
@@ -108,7 +133,7 @@ def texts_of(value: object) -> Iterator[str]:
 
 
 def quoted(page: str) -> list[str]:
-    """Return the sentences that a page quotes from the program: those in code spans after a ✗, ! or known."""
+    """Return the messages that a page quotes: code spans that start with ✗, ! or known."""
     return re.findall(r"`(?:✗|!|known:) ([^`]+)`", (ROOT / "docs" / page).read_text())
 
 

@@ -1,4 +1,4 @@
-"""The doctor's facts on made-up machines, the disk measurement, and the sentences it draws from them."""
+"""The doctor's facts on fake machines, the disk measurement, and its advice."""
 
 import os
 import signal
@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from halfbyte.machine import advice, doctor
+from halfbyte.doctor import advice
+from halfbyte.doctor import facts as doctor
+from halfbyte.doctor.facts import Cpu, Disk, Gpu, Machine
 from halfbyte.machine.cgroup import cpu_limit, memory_limit
-from halfbyte.machine.doctor import Cpu, Disk, Gpu, Machine, Memory
+from halfbyte.machine.memory import Memory
 
 GB = 1_000_000_000
 PLAIN = Machine(
@@ -158,14 +160,14 @@ def test_a_folder_that_cannot_be_measured_is_unknown_not_a_crash(tmp_path, monke
 
 
 def test_a_nearly_full_disk_is_left_alone(tmp_path):
-    assert doctor.disk_facts(tmp_path, nbytes=10**15).problem == "too little room to measure"
+    assert doctor.disk_facts(tmp_path, nbytes=10**15).problem == "not enough free space to measure"
 
 
 @pytest.mark.parametrize(("kill", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_stopping_the_measurement_leaves_no_file(tmp_path, kill, code):
     program = (
         "import sys, time, os\n"
-        "from halfbyte import cli\n"
+        "from halfbyte.cli import main as cli\n"
         "def stuck(descriptor):\n"
         "    print('writing', file=sys.stderr, flush=True)\n"
         "    time.sleep(60)\n"
@@ -222,9 +224,9 @@ def test_a_capable_machine_hears_nothing_bad():
     disk = Disk("/data", "xfs", 3000 * GB, 1.0 * GB, 2.0 * GB)
     found = advice.advise(replace(PLAIN, gpus=(gpu, gpu), disk=disk))
     assert [item.text for item in found] == [
-        "memory holds one MoE layer of Kimi-K2.6 (9.5 GB in INT4) twice, read and written",
+        "enough memory for two copies (source and output) of one MoE layer of Kimi-K2.6 (9.5 GB in INT4)",
         "NVIDIA B200: NVFP4 tensor cores; choose a recipe that writes nvfp4",
-        "reading Kimi-K2.6 (595 GB) at this speed takes 5 min, writing as much takes 10 min",
+        "reading Kimi-K2.6 (595 GB) at this speed takes 5 min, writing it takes 10 min",
     ]
     assert {item.level for item in found} == {"good", "note"}
 
@@ -234,15 +236,15 @@ def test_a_capable_machine_hears_nothing_bad():
     [
         ({"gpus": (Gpu("NVIDIA H200", "sm_90", 141 * GB),)}, "NVIDIA H200: no FP4 tensor cores"),
         ({"gpus": (Gpu("AMD MI355X", "gfx950", 288 * GB),)}, "AMD MI355X: MXFP4 tensor cores"),
-        ({"gpus": (Gpu("New", "sm_999", GB),)}, "New: whether sm_999 has FP4 tensor cores is unknown"),
+        ({"gpus": (Gpu("New", "sm_999", GB),)}, "New: this version does not know whether sm_999 has FP4 tensor cores"),
         ({"gpus": None, "problems": {"torch": "ImportError: libcudart"}}, "GPUs are unknown: ImportError: libcudart"),
         ({"torch_build": "CPU"}, "this torch is a CPU build"),
         ({"cpu": Cpu("old", 8, 2, (), "core2", 2)}, "this CPU has no AVX2"),
-        ({"cpu": Cpu("cut", 8, 2, ("avx2",), "core2", 2)}, "only 2 of 8 cores may be used"),
-        ({"memory": Memory(64 * GB, 60 * GB, 8 * GB)}, "8.0 GB of memory are too little"),
+        ({"cpu": Cpu("cut", 8, 2, ("avx2",), "core2", 2)}, "only 2 of 8 cores are usable"),
+        ({"memory": Memory(64 * GB, 60 * GB, 8 * GB)}, "8.0 GB of memory is not enough"),
         ({"disk": Disk("/data", "ext4", 70 * GB)}, "70 GB free: a 4-bit Kimi-K2.6 of 595 GB does not fit"),
-        ({"disk": Disk("/shm", "tmpfs", 3000 * GB, GB, GB)}, "/shm is memory, not a disk"),
-        ({"disk": Disk("/d", "nfs", 3000 * GB, 0.05 * GB, GB)}, "writing as much takes 3 h 18 min"),
+        ({"disk": Disk("/shm", "tmpfs", 3000 * GB, GB, GB)}, "/shm is in memory (tmpfs), not on disk"),
+        ({"disk": Disk("/d", "nfs", 3000 * GB, 0.05 * GB, GB)}, "writing it takes 3 h 18 min"),
         ({"versions": {"numba": "1", "vllm": None}}, "vLLM is not installed"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What to type where a library is missing works where halfbyte is on no index."""
+"""The installation hint for a missing library works although halfbyte is not on a package index."""
 
 from importlib.metadata import PackageNotFoundError
 

@@ -1,4 +1,4 @@
-"""What is imported when: the command line answers at once because it loads nothing heavy."""
+"""Import times: the command line starts fast because it loads no heavy modules."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ HEAVY = {
     "datasets",
 }  # fmt: skip
 ANSWERS_IN_S = 0.3
-FAILS_ABOVE_S = 0.6  # what a busy machine may add
+FAILS_ABOVE_S = 0.6  # margin for a busy machine
 
 
 def loaded_by(code: str) -> set[str]:
@@ -33,13 +33,15 @@ def test_the_proof_would_notice_a_heavy_import():
     "code",
     [
         "import halfbyte",
-        "import halfbyte.cli",
-        "import halfbyte.errors, halfbyte.terminal.console, halfbyte.machine.doctor, halfbyte.machine.advice",
-        "from halfbyte.cli import run; run(['--help'])",
-        "from halfbyte.cli import run; run(['recipes', 'show', '--help'])",
-        "from halfbyte.cli import run; run(['--version'])",
-        "from halfbyte.cli import run; run(['nonsense'])",
-        "from halfbyte.cli import run; run(['formats'])",
+        "import halfbyte.api",
+        "from halfbyte import api, quantize",
+        "import halfbyte.cli.main",
+        "import halfbyte.errors, halfbyte.ui.console, halfbyte.doctor.facts, halfbyte.doctor.advice",
+        "from halfbyte.cli.main import run; run(['--help'])",
+        "from halfbyte.cli.main import run; run(['recipes', 'show', '--help'])",
+        "from halfbyte.cli.main import run; run(['--version'])",
+        "from halfbyte.cli.main import run; run(['nonsense'])",
+        "from halfbyte.cli.main import run; run(['formats'])",
         "from halfbyte import FORMATS",
     ],
 )
@@ -48,20 +50,22 @@ def test_loads_nothing_heavy(code):
 
 
 def test_recipes_load_neither_torch_nor_numba_nor_numpy():
-    assert loaded_by("from halfbyte.cli import run; run(['recipes', 'list'])") <= {"pydantic", "yaml"}
+    assert loaded_by("from halfbyte.cli.main import run; run(['recipes', 'list'])") <= {"pydantic", "yaml"}
 
 
 def test_what_is_planned_is_done_without_the_libraries_that_read_recipes():
-    modules = ("pipeline", "show", "plan.file", "calibrate.given", "calibrate.named_files", "transform.from_data")
-    loaded = loaded_by("import " + ", ".join(f"halfbyte.{name}" for name in (*modules, "audit.run")))
+    modules = ("engine.pipeline", "cli.pipeline_output", "plan.plan_file", "calibrate.provided", "calibrate.local_data")
+    loaded = loaded_by(
+        "import " + ", ".join(f"halfbyte.{name}" for name in (*modules, "methods.layer_inputs", "audit.run"))
+    )
     assert not loaded & {"pydantic", "torch", "transformers"}  # numba looks for YAML, and does without
 
 
 def test_pruning_a_large_model_imports_no_torch_to_say_that_it_is_not_asked(tmp_path):
-    """Which took as long as copying some gigabytes."""
+    """It took as long as copying several gigabytes."""
     source = write_pico(tmp_path / "source", experts=8)
     code = (
-        "from pathlib import Path; from halfbyte.validate import after_pruning; after_pruning.QUICK_NBYTES = 1000\n"
+        "from pathlib import Path; from halfbyte.degeneracy import after_pruning; after_pruning.QUICK_NBYTES = 1000\n"
         f"found = after_pruning.loop_test(Path('{tmp_path}/out'), Path('{source}'))\n"
         "assert 'would take minutes' in found.unmeasured"
     )

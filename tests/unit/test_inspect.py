@@ -1,4 +1,4 @@
-"""`halfbyte inspect`: published numbers to the byte, on every kind of checkpoint, and clear answers to bad ones."""
+"""`halfbyte inspect`: published numbers to the byte, on every kind of checkpoint, and clear errors for bad ones."""
 
 import json
 import subprocess
@@ -9,12 +9,12 @@ import pytest
 from pico import KINDS
 from test_imports import loaded_by
 
+from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.errors import RecipeError
+from halfbyte.families.examples import example
 from halfbyte.inspect.inspection import inspect
-from halfbyte.recipe.load import recipe_names
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.source.example import example
-from halfbyte.terminal.units import count, size
+from halfbyte.recipe.load import load_recipe, recipe_names
+from halfbyte.ui.units import count, size
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_what_recipes_would_make_of_it_is_what_was_published(k26):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_recipe_would_make_is_what_its_plan_writes(pico, kind):
-    from halfbyte.models.model import describe
+    from halfbyte.families.model import describe
     from halfbyte.plan.rules import make_jobs
     from halfbyte.recipe.load import load_recipe
 
@@ -94,6 +94,16 @@ def test_every_kind_is_shown(pico, halfbyte, kind):
     assert name in experts
     assert "✗" not in out
     assert "next: halfbyte " in err
+
+
+def test_the_next_command_plans_a_recipe_that_keeps_every_expert(pico, halfbyte):
+    folder = pico()
+    err = halfbyte("inspect", str(folder))[2]
+    recipe = err.rpartition(" -r ")[2].strip()
+    assert err.splitlines()[-1] == f"next: halfbyte plan {folder} -r {recipe}"
+    assert load_recipe(recipe).prune is None
+    last = halfbyte("inspect", "--example", "kimi-k2.6")[2].splitlines()[-1]
+    assert last == "next: halfbyte plan --example kimi-k2.6 -r kimi-k2.6-mxfp4-wafer"
 
 
 def test_json_is_the_same_value(pico, halfbyte):
@@ -128,25 +138,25 @@ def test_a_glob_that_matches_nothing(pico, halfbyte):
     code, _, err = halfbyte("inspect", str(pico()), "--tensors", "*.expert.*")
     assert code == 2
     assert "no tensor matches '*.expert.*'" in err
-    assert "names look like 'language_model." in err
+    assert "example of a name: 'language_model." in err
 
 
 def test_the_example_needs_no_files(halfbyte):
     code, out, err = halfbyte("inspect", "--example", "kimi-k2.6")
     assert code == 0
-    assert "1.026 T, and 471.14 M of vision; a token passes through 31.69 B" in out
+    assert "1.026 T, plus 471.14 M for vision; 31.69 B active per token" in out
     assert "61 (1 dense, 60 MoE); 384 experts, top-8, 1 shared" in out
-    assert "nvfp4 keeps the size and buys FP4 tensor cores, mxfp4 saves 31.7 GB" in out
-    assert err.startswith("nothing read")
+    assert "nvfp4 keeps the size and enables FP4 tensor cores, mxfp4 saves 31.7 GB" in out
+    assert err.startswith("read nothing in ")
 
 
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        ((), "no checkpoint is named"),
-        (("somewhere", "--example", "kimi-k2.6"), "a checkpoint and an example are both named"),
+        ((), "no checkpoint specified"),
+        (("somewhere", "--example", "kimi-k2.6"), "a checkpoint and an example cannot be combined"),
         (("--example", "kimi-2.6"), "did you mean 'kimi-k2.6'?"),
-        (("nowhere",), "there is no such folder"),
+        (("nowhere",), "the folder does not exist"),
     ],
 )
 def test_bad_arguments(halfbyte, argv, sentence):
@@ -168,17 +178,17 @@ def edit_config(folder, edit):
         (
             "int4-k2.6",
             lambda config: config["text_config"].pop("quantization_config"),
-            "config.json has no quantization_config, but there is int4: engines would not load it",
+            "config.json has no quantization_config, but the tensors are int4: engines cannot load it",
         ),
         (
             "mxfp4",
             lambda config: config.update(quantization_config={"quant_method": "fp8"}),
-            "config.json declares fp8, which is fp8_block, but there is mxfp4",
+            "config.json declares fp8, which means fp8_block, but the tensors are mxfp4",
         ),
         (
             "bf16",
             lambda config: config.update(quantization_config={"quant_method": "modelopt"}),
-            "config.json declares modelopt, which is nvfp4, but there is no quantized tensors",
+            "config.json declares modelopt, which means nvfp4, but the tensors are unquantized",
         ),
     ],
 )
@@ -200,11 +210,11 @@ def test_what_is_odd_but_harmless_is_a_note(pico, halfbyte):
     (folder / "old.safetensors").write_bytes(b"")
     code, out, _ = halfbyte("inspect", str(folder))
     assert code == 0
-    assert "! hf_quant_config.json, not config.json, tells engines of nvfp4" in out
-    assert "! the index says that the tensors take 1" in out
-    assert "! 'old.safetensors' is in the folder, but in no index: it is not read" in out
+    assert "! hf_quant_config.json, not config.json, declares nvfp4" in out
+    assert "! the index gives 1" in out
+    assert "! 'old.safetensors' in the folder, but not in the index: ignored" in out
     edit_config(folder, lambda config: config.update(quantization_config={"quant_method": "awq"}))
-    assert "! config.json declares awq, which halfbyte does not know" in halfbyte("inspect", str(folder))[1]
+    assert "! config.json declares awq, which halfbyte does not support" in halfbyte("inspect", str(folder))[1]
 
 
 def test_four_bit_experts_have_nothing_to_gain_and_others_do(pico):
@@ -230,7 +240,7 @@ def test_layers_for_multi_token_prediction_are_not_active(pico):
 
 
 def test_inspect_loads_neither_torch_nor_numba_nor_numpy(pico):
-    code = f"from halfbyte.cli import run; run(['inspect', {str(pico())!r}])"
+    code = f"from halfbyte.cli.main import run; run(['inspect', {str(pico())!r}])"
     assert loaded_by(code) <= {"pydantic", "yaml"}
 
 
@@ -249,8 +259,8 @@ def test_headers_of_the_whole_model_in_seconds_and_a_quarter_of_a_gigabyte(tmp_p
 
 
 def test_units():
-    assert [size(n) for n in (0, 999, 49_000, 1_500_000, 99_999_999, 595_148_192_736, -31_709_491_200)] == [
-        "0.0 kB", "1.0 kB", "49.0 kB", "1.5 MB", "100.0 MB", "595.1 GB", "-31.7 GB",
+    assert [size(n) for n in (0, 999, 149_000, 1_500_000, 833_700_000, 595_148_192_736, -31_709_491_200)] == [
+        "0.0 kB", "1.0 kB", "149.0 kB", "1.5 MB", "833.7 MB", "595.1 GB", "-31.7 GB",
     ]  # fmt: skip
     assert [count(n, 2) for n in (7, 1500, 31_687_072_768, 1_026_408_232_448)] == ["7", "1.50 k", "31.69 B", "1.03 T"]
     assert count(1_014_686_023_680, largest="B") == "1,014.7 B"
@@ -264,4 +274,4 @@ def test_a_recipe_that_prunes_is_offered_only_where_it_can_run(pico):
 
     assert offered(example("kimi-k2.6")).why_not is None
     small = offered(open_checkpoint(pico("int4-k2.6")))
-    assert (small.nbytes, small.why_not) == (None, "keeps 192 experts, and there are 4")
+    assert (small.nbytes, small.why_not) == (None, "keeps 192 experts, but there are 4")

@@ -1,4 +1,4 @@
-"""Who says that memory does not suffice, and who says something else; and the limit that is looked at before a run."""
+"""Detection of out-of-memory errors, and the address-space limit that is checked before a run."""
 
 import errno
 import resource
@@ -9,7 +9,7 @@ import pytest
 from halfbyte.errors import MachineError
 from halfbyte.machine import address_space
 from halfbyte.machine.address_space import addresses_left, refuse_few_addresses
-from halfbyte.machine.lack_of_memory import lack_of_memory
+from halfbyte.machine.out_of_memory import lack_of_memory
 
 GIB = 1 << 30
 
@@ -27,7 +27,7 @@ GIB = 1 << 30
 def test_that_is_lack_of_memory(error):
     said = lack_of_memory(error)
     assert said is not None
-    assert (said.what, said.exit_code) == ("there is not enough memory", 3)
+    assert (said.what, said.exit_code) == ("out of memory", 3)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_limit_is_refused_one_byte_below_what_is_needed(monkeypatch, held, thr
     for left, refused in ((needed, False), (needed - 1, True), (None, False)):
         monkeypatch.setattr(address_space, "addresses_left", lambda left=left: left)
         if refused:
-            with pytest.raises(MachineError, match=r"may need .* of address space, and a limit leaves"):
+            with pytest.raises(MachineError, match=r"may need .* of address space, but the limit leaves"):
                 refuse_few_addresses(held, threads, measures=measures)
         else:
             refuse_few_addresses(held, threads, measures=measures)

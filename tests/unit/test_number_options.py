@@ -1,4 +1,4 @@
-"""Options that are numbers take no infinity, no NaN and no time that no clock can wait."""
+"""Numeric options reject infinity, NaN and impossible durations."""
 
 import pytest
 

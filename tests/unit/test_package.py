@@ -1,4 +1,4 @@
-"""What users install is whole: the wheel, in an environment that has nothing else, far from the repository."""
+"""The installed package is complete: the wheel, in an empty environment outside the repository."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory) -> Path:
-    """Return the command `halfbyte` of an environment with the wheel and its light dependencies only."""
+    """Return the `halfbyte` command of an environment with only the wheel and its light dependencies."""
     venv = tmp_path_factory.mktemp("venv")
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     python = venv / "bin" / "python"
@@ -85,7 +85,7 @@ def test_installed_recipes_show(run):
 
 
 def test_installed_help_and_version(run):
-    assert "Commands:" in run("--help")
+    assert "Serve and measure:" in run("--help")
     assert run("--version") == f"halfbyte {PROJECT['version']}\n"
 
 
@@ -95,7 +95,7 @@ def test_the_version_is_in_one_place():
 
 def test_the_command_is_an_entry_point():
     (script,) = entry_points(group="console_scripts", name="halfbyte")
-    assert script.value == "halfbyte.cli:main"
+    assert script.value == "halfbyte.cli.main:main"
 
 
 def test_constraints_pin_every_direct_dependency_to_a_version_it_allows():

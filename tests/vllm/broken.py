@@ -1,4 +1,4 @@
-"""Copies of a small NVFP4 checkpoint with one thing wrong in each, that vLLM itself loads or dies of without a word."""
+"""Copies of a small NVFP4 checkpoint with one defect each, which vLLM itself loads or crashes on silently."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Edit = Callable[[Tensors, dict[str, Any]], None]
 
 
 def without(*ends: str) -> Edit:
-    """Leave out tensors whose names begin with this."""
+    """Remove tensors whose names start with this prefix."""
 
     def edit(tensors: Tensors, config: dict[str, Any]) -> None:
         for name in [name for name in tensors if name.startswith(ends)]:
@@ -68,7 +68,7 @@ def ignore(change: Callable[[list[str]], list[str]]) -> Edit:
     return edit
 
 
-# What is wrong -> how it is made so, and what the last line must say.
+# Defect -> how to create it, and the expected last line.
 BROKEN: dict[str, tuple[Edit, str]] = {
     "no input scale, expert": (without(f"{LAYER}.7.up_proj.input_scale"), rf"no input_scale.*{LAYER}\.7\.up_proj"),
     "no input scale, linear": (without(f"{DENSE}.down_proj.input_scale"), rf"no input_scale.*{DENSE}\.down_proj"),
@@ -99,13 +99,13 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     **{
         f"input scale {value}": (
             with_value(f"{LAYER}.3.down_proj.input_scale", value),
-            rf"its input_scale is {value:g}, which is no scale.*{LAYER}\.3\.down_proj",
+            rf"its input_scale is {value:g}, which is not a valid scale.*{LAYER}\.3\.down_proj",
         )
         for value in (0.0, -0.5, float("nan"), float("inf"))
     },
     "tensor scale 0": (
         with_value(f"{DENSE}.down_proj.weight_scale_2", 0),
-        rf"its weight_scale_2 is 0, which is no scale.*{DENSE}\.down_proj",
+        rf"its weight_scale_2 is 0, which is not a valid scale.*{DENSE}\.down_proj",
     ),
     "block scale NaN": (
         with_byte(f"{LAYER}.3.up_proj.weight_scale", 0x7F),
@@ -118,11 +118,11 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     "block scale zero": (with_byte(f"{LAYER}.3.up_proj.weight_scale", 0), rf"a weight_scale is 0.*{LAYER}\.3\.up_proj"),
     "ignored, but quantized": (
         ignore(lambda found: [*found, "*mlp.experts*"]),
-        rf"ignore list in config.json covers this.*nvfp4.*{LAYER}",
+        rf"ignore list in config.json covers this module.*nvfp4.*{LAYER}",
     ),
     "ignored, but quantized, linear": (
         ignore(lambda found: [*found, "*shared_experts*"]),
-        r"ignore list in config.json covers this.*nvfp4.*layers\.1\.mlp\.shared_experts\.gate_up_proj",
+        r"ignore list in config.json covers this module.*nvfp4.*layers\.1\.mlp\.shared_experts\.gate_up_proj",
     ),
     "unquantized, but not ignored": (
         ignore(lambda found: [one for one in found if "self_attn" not in one]),
@@ -138,7 +138,7 @@ BROKEN: dict[str, tuple[Edit, str]] = {
     ),
     "left over in a linear": (
         with_tensor(f"{DENSE}.down_proj.input_global_scale", torch.ones(1)),
-        rf"input_global_scale, which nobody reads.*{DENSE}\.down_proj",
+        rf"an unused input_global_scale.*{DENSE}\.down_proj",
     ),
     "left over in an expert": (
         with_tensor(f"{LAYER}.3.up_proj.weight_packed", torch.ones(1, 1, dtype=torch.uint8)),
@@ -152,7 +152,7 @@ BROKEN: dict[str, tuple[Edit, str]] = {
 
 
 def break_copy(source: Path, out: Path, edit: Edit) -> Path:
-    """Write a copy as one shard with something wrong in it."""
+    """Write a copy as one shard with one defect."""
     from safetensors.torch import load_file, save_file
 
     out.mkdir()

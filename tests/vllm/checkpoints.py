@@ -1,16 +1,12 @@
-"""Checkpoints as vLLM would meet them, without a weight: the config and the headers that a plan says it will write."""
+"""Checkpoints as vLLM would see them, without weights: the config and headers of a plan."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 
-from halfbyte.models.model import describe
-from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, output_config
-from halfbyte.plan.manifest import make_plan
-from halfbyte.plan.pruned import first_experts
-from halfbyte.recipe.load import load_recipe
-from halfbyte.source.checkpoint import Checkpoint
-from halfbyte.source.geometry import (
+from halfbyte.checkpoint.folder import Checkpoint
+from halfbyte.checkpoint.headers import TensorSpec, lay_out
+from halfbyte.families.geometry import (
     KIMI_K26,
     ends,
     layer_linears,
@@ -19,7 +15,11 @@ from halfbyte.source.geometry import (
     release_shards,
     text_config,
 )
-from halfbyte.source.headers import TensorSpec, lay_out
+from halfbyte.families.model import describe
+from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, output_config
+from halfbyte.plan.manifest import make_plan
+from halfbyte.plan.pruned import first_experts
+from halfbyte.recipe.load import load_recipe
 
 NO_PRODUCER = ["quantize.config.producer_version=null"]
 KEPT = '["re:.*self_attn.*", "re:.*lm_head.*", "re:.*vision_tower.*", "re:.*mm_projector.*"]'
@@ -48,6 +48,7 @@ RECIPES = {
         ["quantize.format=mxfp4_ct", *ALL_MLP, *NO_PRODUCER],
     ),
     "mxfp4 compressed-tensors": ("kimi-k2.6-mxfp4-wafer", ["quantize.format=mxfp4_ct", *NO_PRODUCER]),
+    "mxfp4 compressed-tensors, weights only": ("kimi-k2.6-mxfp4a16", []),
     "int4 compressed-tensors": (
         "kimi-k2.6-mxfp4-wafer",
         ["quantize.format=int4", "quantize.scales=kimi", "quantize.activations=null", *NO_PRODUCER],
@@ -75,7 +76,7 @@ def planned(source, recipe, *, keep=None):
 
 
 def stored(source):
-    """Return a checkpoint as it is."""
+    """Return a checkpoint unchanged."""
     legacy = source.root / MODELOPT_FILE
     return {
         "config": source.config,
@@ -85,7 +86,7 @@ def stored(source):
 
 
 def imagined(config, specs):
-    """Return a checkpoint of which only headers exist."""
+    """Return a checkpoint that consists of headers only."""
     head, infos = lay_out(specs, "model.safetensors")
     tensors = {info.name: info for info in infos}
     return Checkpoint(Path("imagined"), config, tensors, {"model.safetensors": len(head)})
@@ -98,7 +99,7 @@ def relative(**numbers):
 
 
 def fp8_block(**numbers):
-    """Return a text model in DeepSeek's FP8 with a scale for each block of 128 x 128, as K2 was first released."""
+    """Return a text model in DeepSeek's FP8 with a scale per 128 x 128 block, like the first K2 release."""
     shape = replace(KIMI_K26, vision_blocks=0, prefix="", **numbers)
     specs = list(ends(shape))
     for layer in range(shape.layers):

@@ -1,8 +1,8 @@
-"""Tests that need the package vLLM in the environment of the tests, and start no server.
+"""Tests that need the package vLLM in the test environment, and start no server.
 
-Every test in this folder gets the marker `vllm`. `make test` installs vLLM and promises it by HALFBYTE_REQUIRE_VLLM=1:
-then its absence is a failure. Elsewhere these tests are skipped. vLLM is imported inside tests and fixtures, never at
-the top of a file, and where possible in a process of its own (`in_vllm`): its import takes 10 to 20 seconds and changes
+Every test in this folder gets the marker `vllm`. `make test` installs vLLM and sets HALFBYTE_REQUIRE_VLLM=1: then a
+missing vLLM is a failure. Otherwise these tests are skipped. vLLM is imported inside tests and fixtures, never at the
+top of a file, and if possible in a separate process (`in_vllm`): its import takes 10 to 20 seconds and changes
 environment variables, logging and torch's settings for everything that runs after it.
 """
 
@@ -21,7 +21,7 @@ ABSENT = "no vLLM in this environment: `make vllm` installs it, `make test VLLM=
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what lies in this folder; the hook sees every test of the run."""
+    """Mark the tests of this folder; the hook sees every test of the run."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.vllm)
@@ -29,9 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def vllm_is_here() -> None:
-    """Skip without vLLM, or fail where it was promised."""
+    """Skip without vLLM, or fail if it is required."""
     found = find_spec("vllm")
-    if found is not None and found.origin is not None:  # without an origin it is this folder, which lies on the path
+    if found is not None and found.origin is not None:  # without an origin it is this folder, which is on the path
         return
     if os.environ.get("HALFBYTE_REQUIRE_VLLM") == "1":
         pytest.fail(ABSENT)
@@ -40,7 +40,7 @@ def vllm_is_here() -> None:
 
 @pytest.fixture(scope="session")
 def in_vllm():
-    """Return a function that runs `python ARGUMENTS...` in a process of its own, and returns what it prints."""
+    """Return a function that runs `python ARGUMENTS...` in a separate process and returns its output."""
 
     def run(*arguments: object, timeout_s: int = 1800) -> str:
         command = [sys.executable, *map(str, arguments)]

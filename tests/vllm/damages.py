@@ -1,4 +1,4 @@
-"""Checkpoints that vLLM would not load as they were meant, or would load without a word: each must be found."""
+"""Checkpoints that vLLM would load wrongly or silently: each must be found."""
 
 import copy
 
@@ -8,7 +8,7 @@ MOE = "language_model.model.layers.1.mlp.experts"
 
 
 def _with_list(case, change):
-    """Change the list of unquantized modules, wherever it is said."""
+    """Change the list of unquantized modules in every place."""
     case = copy.deepcopy(case)
     block = case["config"]["quantization_config"]
     for where, key in ((block, "ignore"), (block, "exclude"), (case["modelopt_file"], "quantization")):
@@ -30,7 +30,7 @@ def _without(case, part):
 
 
 def damaged(source):
-    """Return every damage by its name, made of what would be written of a checkpoint."""
+    """Return every damage by name, applied to the planned output of a checkpoint."""
     wafer = planned(source, recipe_of("nvfp4 modelopt, wafer's scope"))
     globs = planned(source, recipe_of("nvfp4 compressed-tensors, weights only"))
     quark = planned(source, recipe_of("mxfp4 quark"))
@@ -62,7 +62,7 @@ def damaged(source):
 
 
 def twelve_layers():
-    """Return a checkpoint whose layer 1 alone is unquantized, with a list that says so and one that says more."""
+    """Return a checkpoint whose layer 1 alone is unquantized, with a correct list and one with extra entries."""
     source = relative(layers=12, experts=4, active_experts=2, width=256, expert_width=64)
     quantized = planned(source, recipe_of("nvfp4 modelopt, nvidia's scope"))
     plain = planned(source, recipe_of("bf16"))

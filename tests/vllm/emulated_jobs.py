@@ -1,9 +1,9 @@
-"""Run as a script: engines with the plugin in one process, one after the other; jobs come and go as files.
+"""Run as a script: engines with the plugin in one process, one after the other; jobs and results are files.
 
     python emulated_jobs.py FOLDER      reads FOLDER/jobs.json, writes FOLDER/NAME.pt for each
 
-A job "logits" starts a whole engine and asks it for every log-probability of a prompt; "load" only builds and loads the
-model. What ends a job is its result too: the error's last line.
+A job "logits" starts an engine and requests every log-probability of a prompt; "load" only builds and loads the model.
+The last line of an error is a result too.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ OPTIONS = {
 
 
 def logits(job: dict) -> dict:
-    """Log-probabilities of a prompt, also without quantized activations, and what went through quantized modules."""
+    """Log-probabilities of a prompt, also without quantized activations, and the inputs and outputs of quantized
+    modules.
+    """
     from vllm import LLM
 
     llm = LLM(job["folder"], **OPTIONS)
@@ -79,7 +81,7 @@ def quantized_methods(model) -> dict:
 
 @contextlib.contextmanager
 def noted_calls(methods: dict):
-    """Keep what quantized modules are given and what they return."""
+    """Record inputs and outputs of quantized modules."""
     calls = {}
     for name, method in methods.items():
         apply = method.apply
@@ -97,7 +99,7 @@ def noted_calls(methods: dict):
 
 
 def load(job: dict) -> dict:
-    """Build and load the model, as a worker does it."""
+    """Build and load the model, like a worker."""
     from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader import get_model
@@ -111,7 +113,7 @@ def load(job: dict) -> dict:
 
 
 def join_nobody() -> None:
-    """A group of one process, which vLLM's layers ask about."""
+    """Create a process group of one, which vLLM's layers need."""
     import torch
     from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 

@@ -1,7 +1,7 @@
-"""Parse commands with vLLM's own parser and check every choice that the parser leaves open. Run in its own process.
+"""Parse commands with vLLM's own parser and check every choice that the parser leaves open. Runs in its own process.
 
 Reads a JSON list of commands (lists of words after `vllm`), prints a JSON object: the index of each command that vLLM
-would refuse, with its words.
+would reject, with the error.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def problem_of(parser: argparse.ArgumentParser, words: list[str]) -> str | None:
 
 
 def check_choices(args: argparse.Namespace) -> None:
-    """What the parser takes as text and vLLM looks up later."""
+    """Check values that the parser accepts as text and vLLM resolves later."""
     from vllm.config import AttentionConfig, CompilationConfig, SpeculativeConfig
     from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
     from vllm.reasoning import ReasoningParserManager

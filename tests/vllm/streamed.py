@@ -1,4 +1,4 @@
-"""The same numbers as an emulated engine's, by `halfbyte compare`: whole forwards, and single modules."""
+"""The numbers of an emulated engine, computed by `halfbyte compare`: complete forward passes, and single modules."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from halfbyte.calibrate.rows import Rows
-from halfbyte.compare.sides import open_side
+from halfbyte.calibrate.token_rows import Rows
+from halfbyte.compare.models import open_side
 from halfbyte.compare.stream import _head, _Run
 from halfbyte.forward.experts import run_experts
 
@@ -41,7 +41,7 @@ def _rows(tokens: list[int]) -> Rows:
 
 
 def experts_again(folder: Path, layer: int, call: dict[str, torch.Tensor], activations: str) -> torch.Tensor:
-    """What the routed experts of a layer return for what an engine gave them."""
+    """The outputs of a layer's routed experts for an engine's inputs."""
     with open_side(folder, activations=activations) as side:
         change = side.change(layer) if side.change else None
         indices = call["topk_ids"].long()
@@ -49,7 +49,7 @@ def experts_again(folder: Path, layer: int, call: dict[str, torch.Tensor], activ
 
 
 def linear_again(folder: Path, names: list[str], call: dict[str, torch.Tensor], activations: str) -> torch.Tensor:
-    """What linears outside the experts return together for what an engine gave them."""
+    """The outputs of linears outside the experts for an engine's inputs."""
     with open_side(folder, activations=activations) as side:
         prefix, leaf = names[0].split(".mlp.")
         layer = int(prefix.rpartition(".")[2])
@@ -59,7 +59,7 @@ def linear_again(folder: Path, names: list[str], call: dict[str, torch.Tensor], 
 
 
 def apart(first: torch.Tensor, second: torch.Tensor) -> tuple[float, float]:
-    """The largest difference between log-probabilities that count, and the mean KL of the second from the first."""
+    """The largest difference between relevant log-probabilities, and the mean KL of the second from the first."""
     return float(by_position(first, second).max()), float((first.exp() * (first - second)).sum(-1).mean())
 
 

@@ -1,4 +1,4 @@
-"""`audit --engine vllm` on a checkpoint that was really written: its names are those of the plan, and vLLM is asked."""
+"""`audit --engine vllm` on a really written checkpoint: its names are those of the plan, and vLLM loads them."""
 
 import json
 
@@ -6,8 +6,8 @@ import pytest
 from checkpoints import planned, recipe_of, stored
 from pico import write_pico
 
-from halfbyte.pipeline import quantize
-from halfbyte.source.checkpoint import open_checkpoint
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.engine.pipeline import quantize
 
 SHAPE = {"hidden": 256, "expert_width": 64}
 
@@ -36,5 +36,5 @@ def test_a_list_that_forgets_the_shared_experts_fails_the_audit(folders, halfbyt
     (out / "config.json").write_text(json.dumps(config))
     code, shown, said = halfbyte("audit", out, "--engine", "vllm")
     assert code == 1
-    (line,) = [line for line in (shown + said).splitlines() if "vLLM refuses it" in line]
+    (line,) = [line for line in (shown + said).splitlines() if "vLLM fails" in line]
     assert "shared_experts" in line

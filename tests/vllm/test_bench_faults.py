@@ -1,4 +1,4 @@
-"""vLLM's own load generator against endpoints that misbehave: bounded, told in words, never a crash, never a speed."""
+"""vLLM's own load generator against misbehaving endpoints: bounded, reported, never a crash or a speed."""
 
 import contextlib
 import json
@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from quiet_server import QuietServer
 
-from halfbyte.serve.keeper import descendants
-from halfbyte.validate.bench.blocks import Arm, Plan, measure, run_block
-from halfbyte.validate.bench.machine import look_at
-from halfbyte.validate.bench.records import open_records
-from halfbyte.validate.bench.report import make_report
-from halfbyte.validate.bench.shapes import Point
-from halfbyte.validate.bench.summary import summarize
-from halfbyte.validate.bench.vllm_generator import VllmGenerator
+from halfbyte.bench.blocks import Arm, Plan, measure, run_block
+from halfbyte.bench.machine import inspect_server
+from halfbyte.bench.records import open_records
+from halfbyte.bench.report import make_report
+from halfbyte.bench.shapes import Point
+from halfbyte.bench.summary import summarize
+from halfbyte.bench.vllm_generator import VllmGenerator
+from halfbyte.serve.supervisor import descendants
 
 TOKENIZER = Path(__file__).parents[2] / "models" / "kimi-mini"
 POINT = Point(16, 5, 2)
@@ -32,7 +32,7 @@ COUNTED_IN_CHATS = 23  # tokens of any prompt with its template, by this server
 
 
 class Handler(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server as far as it is needed; the fault is in the path: /hang/v1/completions."""
+    """A minimal OpenAI-compatible server; the fault is in the path: /hang/v1/completions."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # or chunks wait for each other
@@ -120,12 +120,12 @@ def generator(tmp_path_factory):
 
 @pytest.fixture
 def block(server, generator):
-    """Return a function that runs a block of four requests against a fault."""
+    """Return a function that runs a block of four requests with a fault."""
 
     def run(fault: str, content: str = "random", chat: bool = False):
         Handler.prompts = []
         point = Point(POINT.prompt, POINT.output, POINT.concurrency, content, chat)
-        arm = Arm("A", look_at(f"{server}/{fault}"))
+        arm = Arm("A", inspect_server(f"{server}/{fault}"))
         plan = Plan((arm,), (point,), 1, str(TOKENIZER), request_within_s=WITHIN_S, rounds=2)
         return run_block(plan, arm, point, 0, generator)
 
@@ -150,12 +150,12 @@ def test_a_server_that_behaves(block, content):
     ("fault", "words"),
     [
         ("error", "out of memory"),
-        ("hang", "no end within 2 s"),
-        ("drip", "no end within 2 s"),
+        ("hang", "timed out after 2 s"),
+        ("drip", "timed out after 2 s"),
         ("close", "ClientPayloadError"),
-        ("short", "4 tokens came, 5 were asked for"),
-        ("recounts", "the server counts 17 tokens in a prompt of 16"),
-        ("nousage", "does not say how many tokens"),
+        ("short", "received 4 output tokens instead of 5"),
+        ("recounts", "the server counted 17 tokens in a prompt of 16"),
+        ("nousage", "does not report its output tokens"),
         ("garbage", "JSONDecodeError|Never received a valid chunk"),  # as chunks happen to arrive
     ],
 )
@@ -184,14 +184,14 @@ def test_a_chat_is_asked_with_a_text_and_counted_by_the_server(block):
 
 
 def test_a_chat_that_fails_is_told_in_words(block):
-    for fault, words in (("error", "out of memory"), ("short", "4 tokens came, 5 were asked for")):
+    for fault, words in (("error", "out of memory"), ("short", "received 4 output tokens instead of 5")):
         assert words in block(fault, "random", chat=True).problem
 
 
 def test_a_server_that_slows_down_is_measured_and_told_on(generator, server, tmp_path, monkeypatch):
     monkeypatch.setattr(Handler, "slower", 1.06)
     Handler.prompts = []
-    arm = Arm("A", look_at(f"{server}/tires"))
+    arm = Arm("A", inspect_server(f"{server}/tires"))
     plan = Plan((arm,), (POINT,), 6, str(TOKENIZER), request_within_s=20, rounds=2)
     records = open_records(tmp_path, plan.settings())
     measure(plan, generator, records, lambda _: None)
@@ -203,7 +203,7 @@ def test_a_server_that_slows_down_is_measured_and_told_on(generator, server, tmp
 
 def test_two_servers_never_work_at_the_same_time(generator, server, tmp_path):
     Handler.spans = []
-    arms = tuple(Arm(name, look_at(f"{server}/{fault}")) for name, fault in (("A", "well"), ("B", "fine")))
+    arms = tuple(Arm(name, inspect_server(f"{server}/{fault}")) for name, fault in (("A", "well"), ("B", "fine")))
     plan = Plan(arms, (POINT,), 3, str(TOKENIZER), request_within_s=20, rounds=2)
     measure(plan, generator, open_records(tmp_path, plan.settings()), lambda _: None)
     one, other = ([span[1:] for span in Handler.spans if span[0] == fault] for fault in ("well", "fine"))
@@ -212,7 +212,7 @@ def test_two_servers_never_work_at_the_same_time(generator, server, tmp_path):
 
 
 def test_a_server_that_is_gone(generator, server):
-    arm = Arm("A", look_at(f"{server}/well"))
+    arm = Arm("A", inspect_server(f"{server}/well"))
     gone = replace(arm, server=replace(arm.server, url="http://127.0.0.1:1"))
     plan = Plan((gone,), (POINT,), 1, str(TOKENIZER), request_within_s=WITHIN_S, rounds=2)
     found = run_block(plan, gone, POINT, 0, generator)
@@ -241,6 +241,6 @@ def test_ctrl_c_in_the_middle_leaves_no_process_and_the_same_command_goes_on(ser
     kept = len(lines.read_text().splitlines())
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-    assert f"{kept - 1} blocks are there already" in done.stderr
+    assert f"{kept - 1} blocks are already measured" in done.stderr
     assert len(lines.read_text().splitlines()) == 41
     assert json.loads(done.stdout)["points"][0]["blocks"] == 40

@@ -1,4 +1,4 @@
-"""A checkpoint with one thing wrong does not start: the last line of vLLM's error names the module and what to do."""
+"""A checkpoint with one defect does not start: the last line of vLLM's error names the module and the fix."""
 
 import json
 import re
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.vllm
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    """What came of loading each, by name, and of a whole one."""
+    """The result of loading each damaged checkpoint, by name, and of an intact one."""
     folder = tmp_path_factory.mktemp("damages")
     whole = make_variant("nvfp4-two-layers", folder)
     jobs = [{"name": "whole", "folder": str(break_copy(whole, folder / "whole", lambda tensors, config: None))}]
@@ -47,7 +47,7 @@ def test_what_is_wrong_is_said(loaded, name):
 
 
 def test_what_no_loader_brought_is_missed(loaded):
-    assert re.search("vLLM never loaded its weight .*would compute with what lies in memory", loaded["dummy"]["error"])
+    assert re.search("vLLM never loaded its weight .*would compute with uninitialized memory", loaded["dummy"]["error"])
 
 
 def test_an_unknown_word_in_the_environment(loaded):

@@ -1,10 +1,10 @@
-"""A vLLM with the plugin says what `halfbyte compare` says, for every format, with quantized activations and without.
+"""A vLLM with the plugin agrees with `halfbyte compare`, for every format, with and without quantized activations.
 
-Both compute in FP32 from the same shards, and add in another order: hidden states are 2e-6 to 2e-5 apart after a layer,
-log-probabilities 5e-4 nats. With quantized activations such a difference moves a value over the middle between two
-codes now and then, and from there on it is a step of FP4 and not of FP32: that is 1e-5 to 1e-3 nats of KL, and compare
-is as far from itself when its embeddings move by 2e-6. Positions that saw no such code agree as they do without, and
-each quantized module is compared alone, on the inputs that it had in the engine: experts to the bit.
+Both compute in FP32 from the same shards, with a different summation order: hidden states differ by 2e-6 to 2e-5 after
+a layer, log-probabilities by 5e-4 nats. With quantized activations such a difference occasionally moves a value across
+the midpoint between two codes, and from there on it is a step of FP4 instead of FP32: 1e-5 to 1e-3 nats of KL. compare
+differs from itself by as much when its embeddings move by 2e-6. Positions without such a code agree as they do without
+quantization, and each quantized module is compared alone, on its inputs in the engine: experts bit for bit.
 """
 
 import json
@@ -44,7 +44,7 @@ def variants(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def flipped(variants, tmp_path_factory):
-    """One nibble of the dense layer, another than it was."""
+    """The dense layer with one changed nibble."""
     out = tmp_path_factory.mktemp("flipped") / "nvfp4"
     shutil.copytree(variants["nvfp4-modelopt"], out)
 
@@ -57,7 +57,7 @@ def flipped(variants, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(variants, flipped, tokens, tmp_path_factory):
-    """What engines answered, by the name of the job."""
+    """The engines' results, by job name."""
     folder = tmp_path_factory.mktemp("jobs")
     jobs = [{"name": name, "folder": str(path)} for name, path in variants.items()]
     jobs.append({"name": "off", "folder": str(variants["nvfp4-modelopt"]), "activations": "off"})

@@ -1,4 +1,4 @@
-"""Every vLLM command that `halfbyte serve` can produce is one that vLLM's own parser takes, choices included."""
+"""vLLM's own parser accepts every vLLM command that `halfbyte serve` can produce, choices included."""
 
 import itertools
 import json
@@ -39,7 +39,7 @@ ELSEWHERE = {
 
 
 def commands():
-    """All that can be launched of the matrix, with how it was asked for."""
+    """All launches of the matrix, with their options."""
     made = {}
     for machine, format, options, experts in itertools.product(MACHINES, FORMATS, OPTIONS, (384, 192)):
         gpus = parse_gpus(machine)
@@ -57,7 +57,7 @@ def commands():
 
 @pytest.fixture(scope="module")
 def parsed(in_vllm, tmp_path_factory):
-    """The commands, those as published, some that are wrong, and what vLLM says of each."""
+    """The commands, the published ones, some wrong ones, and vLLM's result for each."""
     asked = {**commands(), **published(), **WRONG}
     file = tmp_path_factory.mktemp("commands") / "commands.json"
     file.write_text(json.dumps([words[1:] for words in asked.values()]))
@@ -67,7 +67,7 @@ def parsed(in_vllm, tmp_path_factory):
 
 
 def published():
-    """The published vLLM commands, as `vllm serve` takes them."""
+    """The published vLLM commands in the form of `vllm serve`."""
     found = {}
     for name, row in publications().items():
         if row.engine != "vllm":

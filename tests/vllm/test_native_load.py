@@ -1,6 +1,6 @@
-"""vLLM's own config classes, models and loaders take what we write: everything found, nothing left over, nothing empty.
+"""vLLM's own config classes, models and loaders accept our output: everything found, nothing left over, nothing empty.
 
-All checkpoints are examined by one process (`halfbyte.audit.native_load`), which says what it replaces in vLLM and why.
+One process examines all checkpoints (`halfbyte.audit.native_load`), which documents what it replaces in vLLM and why.
 """
 
 import json
@@ -11,9 +11,9 @@ import pytest
 from checkpoints import RECIPES, imagined, only_prune, planned, recipe_of, stored
 from damages import damaged, small_fp8, twelve_layers
 
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.source.example import example
-from halfbyte.source.headers import TensorSpec
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.checkpoint.headers import TensorSpec
+from halfbyte.families.examples import example
 
 KIMI_MINI = Path(__file__).parents[2] / "models" / "kimi-mini"
 EXPERT = re.compile(r"\.layers\.(\d+)\.mlp\.experts\.")
@@ -32,7 +32,7 @@ METHODS = {  # what decides on the routed experts of each kind
 
 
 def with_some_experts(case):
-    """Leave out the experts of the layers that are not loaded in full."""
+    """Remove the experts of the layers that are not loaded completely."""
     few = [row for row in case["tensors"] if (at := EXPERT.search(row[0])) is None or int(at[1]) in IN_FULL]
     return {**case, "tensors": few}
 
@@ -58,7 +58,7 @@ def cases():
 
 @pytest.fixture(scope="module")
 def results(cases, in_vllm, tmp_path_factory):
-    """Let vLLM load everything; by name."""
+    """Load everything with vLLM; results by name."""
     asked = {name: with_some_experts(case) if "K2.6" in name else case for name, case in cases.items()}
     asked |= damaged(open_checkpoint(KIMI_MINI)) | twelve_layers()
     folder = tmp_path_factory.mktemp("native")
@@ -68,7 +68,7 @@ def results(cases, in_vllm, tmp_path_factory):
 
 
 def faults(result):
-    """Return everything that is wrong, as one text."""
+    """Return all problems as one text."""
     found = [f"{result['stage']}: {result['error']} at {result.get('tensor')}"] if result["error"] else []
     for kind in ("dropped", "missing", "twice", "doubtful"):
         found += [f"{kind}: {name}" for name in result.get(kind, ())]
@@ -102,7 +102,7 @@ def test_the_routed_experts_are_what_the_recipe_says(results, cases, kind):
 
 
 def test_only_calibrated_kv_scales_are_left_unused(results, cases):
-    # vLLM 0.32 has no place for the KV scales of ModelOpt 0.41 in latent attention; its own scale of 1 stays.
+    # vLLM 0.32 looks for latent attention's KV scales under another name, drops them and uses 1: test_kv_scales.py.
     for kind in SMALL[:-1]:
         stored_scales = [name for name, *_ in cases[kind]["tensors"] if name.endswith((".k_scale", ".v_scale"))]
         assert results[kind]["unused_kv_scales"] == stored_scales

@@ -1,4 +1,4 @@
-"""The vLLM of these tests is the one that constraints.txt names."""
+"""The vLLM of these tests has the version in constraints.txt."""
 
 from importlib.metadata import version
 from pathlib import Path

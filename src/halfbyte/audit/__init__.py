@@ -1,1 +1,1 @@
-"""Stage 6: is the output what was planned? Small independent checks, and a comparison of two checkpoints."""
+"""Audit: independent checks of an output checkpoint against its plan and source, and a diff of two checkpoints."""

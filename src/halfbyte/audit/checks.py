@@ -1,6 +1,6 @@
-"""Checks that need headers and config alone: structure, coverage, the ignore list, the index, the config.
+"""Checks that need only headers and config: structure, coverage, ignore list, index and config.
 
-Each is a function of the evidence that returns findings. They know nothing of each other.
+Each is an independent function from the evidence to findings.
 """
 
 from __future__ import annotations
@@ -8,98 +8,112 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from halfbyte.audit.evidence import BLOCK, Evidence
+from halfbyte.audit.derived import Derived
 from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
-from halfbyte.audit.matchers import (
+from halfbyte.audit.inputs import (
+    BLOCK,
+    Evidence,
+    modelopt_block,
+    nested_block,
+    quantization_block,
+)
+from halfbyte.checkpoint.atomic_write import PART
+from halfbyte.checkpoint.folder import CONFIG, INDEX, shard_path
+from halfbyte.errors import CheckpointError
+from halfbyte.families.linears import StoredLinear
+from halfbyte.families.model import describe
+from halfbyte.formats.registry import FORMATS
+from halfbyte.plan.engine_config import MODELOPT_FILE, output_config
+from halfbyte.plan.module_matching import (
     Block,
     broken_patterns,
+    declares_kv_cache,
     disagreement,
     engine_modules,
     module_roles,
     read_block,
 )
-from halfbyte.errors import CheckpointError
-from halfbyte.models.linears import StoredLinear
-from halfbyte.models.model import describe
-from halfbyte.numerics.formats import FORMATS
-from halfbyte.plan.engine_config import MODELOPT_FILE, output_config
 from halfbyte.plan.rules import DECODE, ENCODE, KEEP
-from halfbyte.source.checkpoint import CONFIG, INDEX, shard_path
-from halfbyte.source.foreign import read_json
-from halfbyte.write import PART
 
 UNQUANTIZED = frozenset(("bf16", "f16", "f32"))
 INPUT_SCALES: Mapping[str, str] = {"nvfp4": "input_scale", "nvfp4_ct": "input_global_scale"}
-_ENOUGH = 1000  # shards that are not there: looking for more would take longer than saying so
+_ENOUGH = 1000  # missing shards to report before stopping
 _FLOATS = frozenset(("BF16", "F16", "F32"))
 
 
 def quantized(evidence: Evidence) -> list[StoredLinear]:
-    """Return the linears that are stored in a quantized format."""
+    """Return the linears stored in a quantized format."""
     return [linear for linear in evidence.model.linears.values() if linear.format not in UNQUANTIZED]
 
 
 def effective_block(evidence: Evidence) -> Mapping[str, Any] | None:
-    """Return the quantization block that vLLM would read: top level, ModelOpt's own file, then the text model's."""
-    config = evidence.checkpoint.config
-    if isinstance(config.get(BLOCK), dict):
-        return config[BLOCK]
-    return modelopt_block(evidence) or nested_block(evidence)
+    """Return the quantization block that vLLM would read."""
+    return quantization_block(evidence.checkpoint, _text_config(evidence))
 
 
-def modelopt_block(evidence: Evidence) -> Mapping[str, Any] | None:
-    """Return what ModelOpt's own file says, where there is one."""
-    try:
-        found = read_json(evidence.root / MODELOPT_FILE)
-    except (OSError, ValueError):
-        return None
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+def _text_config(evidence: Evidence) -> str | None:
+    return evidence.contents.architecture.text_config if evidence.contents else None
 
 
-def nested_block(evidence: Evidence) -> Mapping[str, Any] | None:
-    """Return the block inside the text model's config."""
-    key = evidence.contents.architecture.text_config if evidence.contents else None
-    text = evidence.checkpoint.config.get(key) if key else None
-    block = cast("dict[str, Any]", text).get(BLOCK) if isinstance(text, dict) else None
-    return cast("dict[str, Any]", block) if isinstance(block, dict) else None
+def _nested(evidence: Evidence) -> Mapping[str, Any] | None:
+    return nested_block(evidence.checkpoint.config, _text_config(evidence))
 
 
 def structure(evidence: Evidence) -> list[Finding]:
-    """Every tensor that must be there is, with its dtype and shape, and nothing else is."""
+    """Check that exactly the expected tensors exist, with their dtypes and shapes."""
+    if stale := _stale_kv_scales(evidence):
+        text = f"{count(len(stale), 'scale')} of an FP8 KV cache that config.json does not declare"
+        why = "they belong to another quantization config; engines skip them or apply them by name"
+        return [bad("structure", text, why=why, fix=RUN_AGAIN, examples=stale)]
     wrong = _unlike_plan(evidence) if evidence.plan else list(evidence.model.problems)
     if not wrong and (error := _agreement(evidence)) is not None and error.where != CONFIG:
         wrong = [error.what]
     if wrong:
-        why = "engines stop at a tensor they do not know, and fill one they do not find with whatever is in memory"
-        text = f"{count(len(wrong), 'tensor')} missing, left over or misshapen"
+        why = "engines fail on unknown tensors and leave missing ones uninitialized"
+        text = f"{count(len(wrong), 'tensor')} missing, unexpected or of wrong shape"
         return [bad("structure", text, why=why, fix=RUN_AGAIN, examples=wrong)]
     if lacking := _without_input_scale(evidence):
-        text = f"{count(len(lacking), 'linear')} without the input scale that config.json promises"
-        why = "vLLM leaves it uninitialised and computes NaN for some prompts (vllm #45212)"
+        text = f"{count(len(lacking), 'linear')} without the input scale that config.json declares"
+        why = "vLLM leaves it uninitialized and computes NaN for some prompts (vllm #45212)"
         return [
-            bad("structure", text, why=why, fix="calibrate over all experts, and write it for each", examples=lacking)
+            bad("structure", text, why=why, fix="calibrate all experts, and write a scale for each", examples=lacking)
         ]
     linears, tensors = len(evidence.model.linears), len(evidence.checkpoint.tensors)
-    said = "as planned" if evidence.plan else "each linear whole in one format"
-    return [good("structure", f"{tensors:,} tensors, {linears:,} linears: {said}; nothing extra")]
+    verdict = "as planned" if evidence.plan else "all complete"
+    return [good("structure", f"{tensors:,} tensors, {linears:,} linears: {verdict}; nothing extra")]
 
 
 def _unlike_plan(evidence: Evidence) -> list[str]:
     assert evidence.plan is not None
     expected = {spec.name: spec for job in evidence.plan.jobs for spec in job.outputs}
-    found = evidence.checkpoint.tensors
+    tensors = evidence.checkpoint.tensors
     unread = {t.name for s in evidence.plan.shards if s.name in evidence.unreadable for t in s.tensors}  # see `bytes`
-    wrong = [f"{name} is missing" for name in expected if name not in found and name not in unread]
-    wrong += [f"{name} is not in the plan" for name in found if name not in expected]
+    wrong = [f"{name} is missing" for name in expected if name not in tensors and name not in unread]
+    wrong += [f"{name} is not in the plan" for name in tensors if name not in expected]
+    identified = _identified(evidence)
     for name, spec in expected.items():
-        info = found.get(name)
-        if info is not None and (info.dtype, info.shape) != (spec.dtype, spec.shape):
+        info = tensors.get(name)
+        if info is not None and (info.dtype, info.shape) != (spec.dtype, spec.shape) and name not in identified:
             wrong.append(f"{name} is {info.dtype} {list(info.shape)}, planned {spec.dtype} {list(spec.shape)}")
     return wrong
 
 
+def _identified(evidence: Evidence) -> set[str]:
+    """Return the tensors of encoded linears, whose dtypes and shapes may vary between tools within the format."""
+    if evidence.derived is None:
+        return set()
+    jobs = [job for job in evidence.derived.plan.jobs if job.action == ENCODE]
+    planned = {linear.module: linear for job in jobs for linear in job.linears}
+    return {
+        f"{module}.{suffix}"
+        for module, linear in planned.items()
+        if (stored := evidence.model.linears.get(module)) is not None and stored.shape == linear.shape
+        for suffix in stored.parts
+    }
+
+
 def _agreement(evidence: Evidence) -> CheckpointError | None:
-    """Return what layers, experts and widths say against each other or against config.json."""
+    """Return the first contradiction between layers, experts, widths and config.json."""
     if evidence.model.problems or evidence.unreadable:
         return None
     try:
@@ -107,6 +121,15 @@ def _agreement(evidence: Evidence) -> CheckpointError | None:
     except CheckpointError as error:
         return error
     return None
+
+
+def _stale_kv_scales(evidence: Evidence) -> list[str]:
+    """Return KV cache scales that no quantization block declares."""
+    scales = [name for name in evidence.checkpoint.tensors if name.endswith((".k_scale", ".v_scale"))]
+    blocks = [evidence.checkpoint.config.get(BLOCK), modelopt_block(evidence.root), _nested(evidence)]
+    if not scales or any(declares_kv_cache(cast("Mapping[str, Any]", raw)) for raw in blocks if isinstance(raw, dict)):
+        return []
+    return scales
 
 
 def _without_input_scale(evidence: Evidence) -> list[str]:
@@ -117,9 +140,9 @@ def _without_input_scale(evidence: Evidence) -> list[str]:
 
 
 def coverage(evidence: Evidence) -> list[Finding]:
-    """What the recipe quantizes is in its format, all of it; what it keeps is not."""
-    assert evidence.made is not None
-    recipe = evidence.made.recipe
+    """Check that all linears that the recipe quantizes have its format, and kept ones do not."""
+    recipe = evidence.recipe
+    assert recipe is not None
     target = recipe.quantize.format if recipe.quantize else ""
     roles = cast("Mapping[str, str]", recipe.roles)
     sources = {linear.module: linear for job in (evidence.plan.jobs if evidence.plan else ()) for linear in job.linears}
@@ -128,46 +151,46 @@ def coverage(evidence: Evidence) -> list[Finding]:
     for linear in evidence.model.linears.values():
         action = roles.get(linear.role, KEEP)
         source = sources.get(linear.module)
-        wanted = {ENCODE: target, DECODE: "bf16", KEEP: source.format if source else None}[action]
-        if (wanted is None and linear.format == target) or (wanted is not None and linear.format != wanted):
-            wrong.append(f"{linear.module} is {linear.format}, the recipe says {wanted or action}")
+        expected = {ENCODE: target, DECODE: "bf16", KEEP: source.format if source else None}[action]
+        if (expected is None and linear.format == target) or (expected is not None and linear.format != expected):
+            wrong.append(f"{linear.module} is {linear.format}, the recipe says {expected or action}")
         elif action != KEEP:
             done[linear.role] = done.get(linear.role, 0) + 1
     for name, (place, info) in evidence.model.plain.items():
         if place.role != "other_buffers" and info.dtype not in _FLOATS:
             wrong.append(f"{name} is {info.dtype}, but a {place.role} is never quantized")
     if wrong:
-        why = "the checkpoint is not what its recipe says: its size, speed and quality are those of something else"
+        why = "size, speed and quality are not those of the recipe"
         return [
             bad(
                 "coverage",
-                f"{count(len(wrong), 'module')} not as the recipe says",
+                f"{count(len(wrong), 'module')} not in the recipe's format",
                 why=why,
                 fix=RUN_AGAIN,
                 examples=wrong,
             )
         ]
-    said = ", ".join(f"{role.replace('_', ' ')} 100 % {target or 'bf16'} ({n:,})" for role, n in done.items())
-    return [good("coverage", f"{said or 'nothing quantized'}; nothing quantized that the recipe keeps")]
+    shares = ", ".join(f"{role.replace('_', ' ')} 100 % {target or 'bf16'} ({n:,})" for role, n in done.items())
+    return [good("coverage", f"{shares or 'nothing quantized'}; nothing quantized that the recipe keeps")]
 
 
 def ignore(evidence: Evidence) -> list[Finding]:
-    """Every module is quantized or ignored, never both or neither, by the engine's own matching rules."""
+    """Check that every module is either quantized or ignored by the engine's matching rules."""
     raw = effective_block(evidence)
     if raw is None:
-        return [good("ignore", "no quantization block, so no list to match")]
+        return [good("ignore", "no quantization block, so no ignore list")]
     block = read_block(raw)
     if not block.known:
-        return [note("ignore", f"not checked: halfbyte knows no loader for quant_method '{block.method}'")]
+        return [note("ignore", f"not checked: unknown quant_method '{block.method}'")]
     if broken := broken_patterns(block.ignore):
-        return [bad("ignore", "patterns that are no regular expressions", why="engines stop while reading config.json",
+        return [bad("ignore", "invalid regular expressions in the list", why="engines fail while reading config.json",
                     fix="correct them in the recipe's ignore_patterns", examples=broken)]  # fmt: skip
     stored = {linear.module for linear in quantized(evidence)}
     modules = engine_modules(evidence.model.architecture, module_roles(evidence.model))
-    wrong = [said for module in modules if (said := disagreement(module, block, stored))]
+    wrong = [reason for module in modules if (reason := disagreement(module, block, stored))]
     if wrong:
-        why = "engines build a module by the list and fill it by the tensors: it fails to load, or loads as noise"
-        fix = f"change the list in config.json ({block.method} matching), or quantize what it leaves out"
+        why = "engines build modules by the list: a mismatch fails to load, or loads garbage"
+        fix = f"change the list in config.json ({block.method} matching), or quantize the modules that are not in it"
         return [
             bad(
                 "ignore",
@@ -183,7 +206,7 @@ def ignore(evidence: Evidence) -> list[Finding]:
 
 
 def index(evidence: Evidence) -> list[Finding]:
-    """The index names every tensor in its shard and their total; no half-written or forgotten file lies about."""
+    """Check that the index lists every tensor with its shard and the total size, and that there are no stale files."""
     wrong = [evidence.problems[INDEX]] if INDEX in evidence.problems else []
     tensors, shards = evidence.checkpoint.tensors, {*evidence.checkpoint.shards, *evidence.unreadable}
     if evidence.index is not None:
@@ -194,18 +217,18 @@ def index(evidence: Evidence) -> list[Finding]:
     wrong += [
         f"{shard} is in the folder, but not in the plan" for shard in sorted(shards) if planned and shard not in planned
     ]
-    wrong += [f"{path.relative_to(evidence.root)} was left by a run that stopped"
+    wrong += [f"{path.relative_to(evidence.root)} was left by an interrupted run"
               for path in sorted(evidence.root.rglob(f"*{PART}"))]  # fmt: skip
     if wrong:
-        why = "engines read the index, not the folder: they miss a tensor, or load a stale one"
+        why = "engines read the index, not the folder: they would miss a tensor or load a stale one"
         return [bad("index", "index and folder disagree", why=why, fix=RUN_AGAIN, examples=wrong)]
     where = f"{len(shards)} shards" if len(shards) > 1 else "one shard"
     return [good("index", f"{len(tensors):,} tensors in {where}, {evidence.checkpoint.nbytes:,} bytes; no stale files")]
 
 
-def _index_problems(evidence: Evidence, found: Mapping[str, Any]) -> list[str]:
-    tensors = evidence.checkpoint.tensors
-    weight_map = cast("dict[str, Any]", found.get("weight_map") if isinstance(found.get("weight_map"), dict) else {})
+def _index_problems(evidence: Evidence, content: Mapping[str, Any]) -> list[str]:
+    tensors, raw_map = evidence.checkpoint.tensors, content.get("weight_map")
+    weight_map = cast("dict[str, Any]", raw_map if isinstance(raw_map, dict) else {})
     wrong: list[str] = []
     for shard in sorted({str(shard) for shard in weight_map.values()}):
         try:
@@ -217,23 +240,24 @@ def _index_problems(evidence: Evidence, found: Mapping[str, Any]) -> list[str]:
     readable = evidence.checkpoint.shards
     for name, shard in weight_map.items():
         if not isinstance(shard, str):
-            wrong.append(f"the index gives {name} no file name")
+            wrong.append(f"the index has no file name for {name}")
         elif shard in readable and (name not in tensors or tensors[name].shard != shard):
-            wrong.append(f"{name} is not in {shard}, where the index has it")
+            wrong.append(f"{name} is not in {shard}, contrary to the index")
     wrong += [f"{name} is not in the index" for name in tensors if name not in weight_map]
-    metadata = found.get("metadata")
+    metadata = content.get("metadata")
     total = cast("dict[str, Any]", metadata).get("total_size") if isinstance(metadata, dict) else None
     if not evidence.unreadable and total != evidence.checkpoint.nbytes and (total is not None or evidence.made):
         wrong.append(f"total_size is {total}, the tensors have {evidence.checkpoint.nbytes:,} bytes")
     return wrong
 
 
-# What the block must say for each stored format: quant_method, and format or quant_algo.
+_WEIGHTS_ONLY = "W4A16_NVFP4"  # ModelOpt's name for NVFP4 weights with BF16 activations
+# The block's quant_method, and format or quant_algo, for each stored format.
 _METHODS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "int4": (("compressed-tensors", "pack-quantized"),),
     "fp8_block": (("fp8", ""), ("compressed-tensors", "float-quantized")),
     "fp8_channel": (("compressed-tensors", "float-quantized"),),
-    "nvfp4": (("modelopt", "NVFP4"), ("modelopt", "W4A16_NVFP4")),
+    "nvfp4": (("modelopt", "NVFP4"), ("modelopt", _WEIGHTS_ONLY)),
     "nvfp4_ct": (("compressed-tensors", "nvfp4-pack-quantized"),),
     "mxfp4": (("quark", ""),),
     "mxfp4_ct": (("compressed-tensors", "mxfp4-pack-quantized"),),
@@ -241,24 +265,24 @@ _METHODS: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 
 def config(evidence: Evidence) -> list[Finding]:
-    """config.json has one quantization block, of the method that the tensors are stored for, and counts as they do."""
+    """Check that config.json has one quantization block that matches the tensors, and the right counts."""
     if CONFIG in evidence.problems:
-        fix = "run the command that made it again: config.json is written last" if evidence.made else "download it"
-        return [bad("config", evidence.problems[CONFIG], why="no engine loads a folder without it", fix=fix)]
+        fix = "repeat the command that created it: config.json is written last" if evidence.made else "download it"
+        return [bad("config", evidence.problems[CONFIG], why="engines cannot load a folder without it", fix=fix)]
     wrong = _block_problems(evidence)
     if (error := _agreement(evidence)) is not None and error.where == CONFIG:
         wrong.append(error.what)
     if evidence.plan is not None:
-        wrong += _changed_keys(evidence)
+        wrong += changed_keys(evidence)
     if wrong:
-        why = "engines choose loaders and shapes by config.json, and read a stale block as gladly as the right one"
+        why = "engines select loaders and shapes by config.json, even from a stale block"
         return [bad("config", "config.json and the tensors disagree", why=why, fix=RUN_AGAIN, examples=wrong)]
     raw = effective_block(evidence)
-    said = f"quant_method {read_block(raw).method}" if raw else "no quantization block"
+    method = f"quant_method {read_block(raw).method}" if raw else "no quantization block"
     return [
         good(
             "config",
-            f"{said}; layers, experts and widths agree"
+            f"{method}; layers, experts and widths agree"
             + ("; all other keys as in the source" if evidence.plan else ""),
         )
     ]
@@ -266,10 +290,9 @@ def config(evidence: Evidence) -> list[Finding]:
 
 def _block_problems(evidence: Evidence) -> list[str]:
     wrong: list[str] = []
-    top, nested = evidence.checkpoint.config.get(BLOCK), nested_block(evidence)
-    changed = evidence.made is not None and (
-        evidence.made.recipe.quantize or DECODE in evidence.made.recipe.roles.values()
-    )
+    top, nested = evidence.checkpoint.config.get(BLOCK), _nested(evidence)
+    recipe = evidence.recipe
+    changed = recipe is not None and (recipe.quantize or DECODE in recipe.roles.values())
     if nested is not None and (top is not None or changed):
         wrong.append(f"{evidence.model.architecture.text_config}.{BLOCK} is stale: SGLang copies it to the top")
     formats = sorted({linear.format for linear in quantized(evidence)})
@@ -282,36 +305,55 @@ def _block_problems(evidence: Evidence) -> list[str]:
         return [*wrong, f"there is a {BLOCK}, but nothing is quantized"]
     block = read_block(raw)
     for name in formats:
-        if not any(block.method == method and said in ("", block.format) for method, said in _METHODS[name]):
-            said = f"quant_method {block.method!r}, format {block.format!r}"
-            wrong.append(f"tensors are {FORMATS[name].title}, but the block says {said}")
+        if not any(block.method == method and format in ("", block.format) for method, format in _METHODS[name]):
+            declared = f"quant_method {block.method!r}, format {block.format!r}"
+            wrong.append(f"tensors are {FORMATS[name].title}, but the block says {declared}")
+    if block.format == _WEIGHTS_ONLY and any(INPUT_SCALES.get(x.format) in x.parts for x in quantized(evidence)):
+        wrong.append(f"the block says {_WEIGHTS_ONLY}, which ignores the stored input scales")
     return wrong + _modelopt_problems(evidence, block)
 
 
 def _modelopt_problems(evidence: Evidence, block: Block) -> list[str]:
-    """Return what ModelOpt's own file says against the block: older engines read the one, newer ones the other."""
+    """Return contradictions between ModelOpt's own file, which older engines read, and the block."""
     if not (evidence.root / MODELOPT_FILE).exists():
         return []
     if block.method != "modelopt":
-        return [f"{MODELOPT_FILE} is stale: it is ModelOpt's, and the block is {block.method}'s"]
-    raw = modelopt_block(evidence)
+        return [f"{MODELOPT_FILE} is stale: the block's quant_method is {block.method}"]
+    raw = modelopt_block(evidence.root)
     other = read_block(raw) if raw else None
     if other is None or (other.format, set(other.ignore)) != (block.format, set(block.ignore)):
-        return [f"{MODELOPT_FILE} has another format or another list than config.json"]
+        return [f"{MODELOPT_FILE} has a different format or list than config.json"]
     return []
 
 
-def _changed_keys(evidence: Evidence) -> list[str]:
-    """Return the keys that are not as the plan writes them; the ignore list has a check of its own."""
+def changed_keys(evidence: Evidence) -> list[str]:
+    """Return the keys that differ from the planned config; the ignore list has its own check."""
     assert evidence.plan is not None
     lists = {f"{BLOCK}.ignore", f"{BLOCK}.exclude"}
-    wanted, found = _flat(output_config(evidence.plan)), _flat(evidence.checkpoint.config)
-    keys = [key for key in (*wanted, *(key for key in found if key not in wanted)) if key not in lists]
+    planned, stored = flat_config(output_config(evidence.plan)), flat_config(evidence.checkpoint.config)
+    keys = [key for key in (*planned, *(key for key in stored if key not in planned)) if key not in lists]
+    if evidence.derived is not None:
+        keys = [key for key in keys if not _is_free(key, planned, stored, evidence.derived)]
     stale = f"{evidence.model.architecture.text_config}.{BLOCK}"
-    changed = [key for key in keys if wanted.get(key, _ABSENT) != found.get(key, _ABSENT) and not key.startswith(stale)]
-    return [f"{key} is {_shown(found, key)}, not {_shown(wanted, key)}" for key in changed]
+    different = [key for key in keys if planned.get(key, _ABSENT) != stored.get(key, _ABSENT)]
+    changed = [key for key in different if not key.startswith(stale)]
+    return [f"{key} is {_shown(stored, key)}, not {_shown(planned, key)}" for key in changed]
 
 
+def _is_free(key: str, planned: Mapping[str, Any], stored: Mapping[str, Any], derived: Derived) -> bool:
+    """Whether the value of a key may differ in outputs of other tools."""
+    if key in _ABOUT_THE_WRITER:
+        return True
+    if key in ("dtype", "torch_dtype"):  # the same key in two versions of transformers
+        names = ("dtype", "torch_dtype")
+        values = {value for config in (planned, stored) for name in names if (value := config.get(name))}
+        return len(values) <= 1
+    if derived.plan.recipe.quantize is None or not key.startswith(f"{BLOCK}."):
+        return False
+    return key not in planned or key not in stored or key.startswith((f"{BLOCK}.producer", f"{BLOCK}.version"))
+
+
+_ABOUT_THE_WRITER = frozenset(("transformers_version", "_name_or_path", "text_config.transformers_version"))
 _ABSENT = object()
 
 
@@ -319,12 +361,12 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
     return repr(values[key]) if key in values else "absent"
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested keys as dotted ones."""
-    found: dict[str, Any] = {}
+def flat_config(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested keys into dotted ones."""
+    flat: dict[str, Any] = {}
     for key, entry in value.items():
         if isinstance(entry, dict) and entry:
-            found |= _flat(cast("dict[str, Any]", entry), f"{prefix}{key}.")
+            flat |= flat_config(cast("dict[str, Any]", entry), f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = entry
-    return found
+            flat[f"{prefix}{key}"] = entry
+    return flat

@@ -1,7 +1,7 @@
-"""Two checkpoints, tensor by tensor: same bytes, same value, different, or missing on one side.
+"""Compare two checkpoints tensor by tensor: same bytes, same value, different, or missing on one side.
 
-Linears are compared as what they stand for: an INT4 expert and its BF16 twin have the same value if one decodes to the
-other. Zero and minus zero are the same value.
+Linears are compared by value: an INT4 expert and a BF16 expert are the same if one decodes to the other. Zero and minus
+zero are the same value.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from halfbyte.audit.byte_checks import chunks, same_bytes
+from halfbyte.audit.explained import Change, Explained, Origin, explain, origin
 from halfbyte.audit.renumbered import Renumbered, cut_routers, cut_shape, read_rows, renumbering
-from halfbyte.models.architecture import COMPANIONS
-from halfbyte.models.linears import StoredLinear
-from halfbyte.models.model import Model, describe
-from halfbyte.numerics.codec import decode
-from halfbyte.numerics.encoded import Array
-from halfbyte.numerics.reference.floats import bf16_to_f32
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.checkpoint.headers import TensorInfo
+from halfbyte.checkpoint.reader import NUMPY_DTYPES, Reader
+from halfbyte.families.architecture import COMPANIONS
+from halfbyte.families.linears import StoredLinear
+from halfbyte.families.model import Model, describe
+from halfbyte.families.stored_linear import stored
+from halfbyte.formats.codec import decode
+from halfbyte.formats.encoded import Array
+from halfbyte.formats.reference.floats import bf16_to_f32
 from halfbyte.plan.pruned import Kept, pruned_linears
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.source.headers import TensorInfo
-from halfbyte.source.read import NUMPY_DTYPES, Reader
-from halfbyte.transform.apply import stored
 
 _FLOATS = frozenset(("BF16", "F16", "F32"))
 _SHOWN = 5
@@ -35,31 +36,38 @@ Item = StoredLinear | TensorInfo
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A linear or tensor that differs, and how far apart its values are; None where they cannot be compared."""
+    """A linear or tensor that differs, and its largest difference; None if the values cannot be compared."""
 
     name: str
     reason: str
     max_abs: float | None
+    squares: tuple[float, float, float] | None = None  # sums over A's values, B's values and their difference
 
     def sentence(self) -> str:
-        """Return the difference in words."""
+        """Describe the difference."""
         return f"{self.name}: {self.reason}" + (f", at most {self.max_abs:.4g} apart" if self.max_abs else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """How two checkpoints compare; what is counted is linears, whole, and other tensors."""
+    """The comparison of two checkpoints; counts are of whole linears and other tensors."""
 
     same_bytes: int
     same_value: int
     different: tuple[Difference, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
-    renumbered: Renumbered | None = None  # one is the other, pruned: what went is in none of these
+    renumbered: Renumbered | None = None  # set if one is the other, pruned; dropped experts are not counted
+    explained: Explained | None = None  # by the plan of the output, if one was made from the other
+
+    @property
+    def planned(self) -> bool:
+        """Whether there is a plan that explains every difference."""
+        return self.explained is not None and not self.explained.unexplained
 
     @property
     def alike(self) -> bool:
-        """Whether all that is in both, or should be, is the same."""
+        """Whether there are no differences apart from dropped experts."""
         return not (self.different or self.only_a or self.only_b)
 
     @property
@@ -68,11 +76,15 @@ class Diff:
         return self.alike and self.renumbered is None
 
     def verdict(self) -> str:
-        """Return in words how two that are not the same differ."""
+        """Describe how two unequal checkpoints differ."""
+        if self.explained is not None and self.explained.unexplained:
+            number = len(self.explained.unexplained)
+            noun = "difference" if number == 1 else "differences"
+            return f"{number:,} {noun} not explained by the plan of {self.explained.output}"
         if self.renumbered is None or not self.alike:
             return "the checkpoints are not the same model"
         return (
-            f"{self.renumbered.pruned} is {self.renumbered.whole} without some of its experts; what stayed is the same"
+            f"{self.renumbered.pruned} is {self.renumbered.whole} without some experts; all kept tensors are the same"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -88,36 +100,51 @@ class Diff:
             "different": different,
             "only_in_a": list(self.only_a),
             "only_in_b": list(self.only_b),
+            "planned": self.planned,
+            "explained": None if self.explained is None else _finite_numbers(self.explained.as_dict()),
         }
 
     def lines(self) -> list[tuple[str, str]]:
-        """Return what is shown: counts, and the first names of whatever is not the same."""
+        """Return the lines to print: counts, and the first names of differing tensors."""
         shown = [] if self.renumbered is None else [("pruned", self._pruned(self.renumbered))]
         shown += [("same bytes", f"{self.same_bytes:,}"), ("same value", f"{self.same_value:,}")]
         shown.append(("different", f"{len(self.different):,}"))
-        shown += [("", difference.sentence()) for difference in self.different[:_SHOWN]]
+        if self.explained is None:  # `explained` lists the unexplained ones
+            shown += [("", difference.sentence()) for difference in self.different[:_SHOWN]]
         for label, names in (("only in A", self.only_a), ("only in B", self.only_b)):
             shown.append((label, f"{len(names):,}"))
             shown += [("", name) for name in names[:_SHOWN]]
+        if self.explained is not None and not (self.equal and self.planned and not self.explained.config):
+            shown += self.explained.lines(_SHOWN)
         return shown
 
     def _pruned(self, renumbered: Renumbered) -> str:
-        """Say what went, and whether what stayed is the same."""
-        kept = "what stayed is not the same"
+        """Describe the dropped experts and whether the kept tensors are the same."""
+        kept = "the kept tensors differ"
         if self.alike:
             kept = f"all kept {'values' if self.same_value else 'bytes'} equal"
         return f"{renumbered.pruned}: {renumbered.sentence()}; {kept}"
 
 
 def _finite(number: float | None) -> float | None:
-    """JSON has no infinity: null where a number stands against a NaN or an infinity."""
+    """Return None for NaN and infinity, which JSON does not support."""
     return number if number is not None and math.isfinite(number) else None
 
 
+def _finite_numbers(value: Any) -> Any:
+    """Replace NaN and infinity by None in nested dictionaries."""
+    if isinstance(value, dict):
+        return {key: _finite_numbers(inner) for key, inner in cast("dict[str, Any]", value).items()}
+    return _finite(value) if isinstance(value, float) else value
+
+
 def diff(a: Path, b: Path) -> Diff:
-    """Compare two checkpoint folders."""
+    """Compare two checkpoint folders, and separate planned differences from others."""
     left, right = open_checkpoint(a), open_checkpoint(b)
+    provenance = origin(a, b)
     renumbered = renumbering(left, right)
+    if renumbered is None and provenance is not None and (choice := provenance.prune_plan()) is not None:
+        renumbered = Renumbered(provenance.output, choice)
     models = {"A": describe(left, uneven=True), "B": describe(right, uneven=True)}
     cut: Mapping[str, tuple[TensorInfo, ...]] = {}
     items = {name: dict(_items(model)) for name, model in models.items()}
@@ -132,24 +159,38 @@ def diff(a: Path, b: Path) -> Diff:
         for name in (name for name in items_a if name in items_b):
             sides = (items_a[name], reader_a), (items_b[name], reader_b)
             if name in cut and renumbered is not None:
-                found = _compare_rows(name, cut[name], *(sides if renumbered.whole == "A" else sides[::-1]))
+                result = _compare_rows(name, cut[name], *(sides if renumbered.whole == "A" else sides[::-1]))
             else:
-                found = _compare(name, *sides)
-            if isinstance(found, Difference):
-                different.append(found)
-            elif found:
+                result = _compare(name, *sides)
+            if isinstance(result, Difference):
+                different.append(result)
+            elif result:
                 same += 1
             else:
                 value += 1
     only_a = tuple(name for name in items_a if name not in items_b)
     only_b = tuple(name for name in items_b if name not in items_a)
-    return Diff(same, value, tuple(different), only_a, only_b, renumbered)
+    explained = None if provenance is None else _explain(provenance, different, only_a, only_b)
+    return Diff(same, value, tuple(different), only_a, only_b, renumbered, explained)
+
+
+def _explain(
+    provenance: Origin, different: list[Difference], only_a: tuple[str, ...], only_b: tuple[str, ...]
+) -> Explained:
+    from_a = provenance.source == "A"
+    changes = [
+        Change(d.name, d.sentence(), d.squares[0 if from_a else 1], d.squares[2])
+        if d.squares
+        else Change(d.name, d.sentence(), None, None)
+        for d in different
+    ]
+    return explain(provenance, changes, *((only_a, only_b) if from_a else (only_b, only_a)))
 
 
 def _items(model: Model, kept: Kept | None = None) -> Iterator[tuple[str, Item]]:
-    """Yield linears by module, and whatever is not a part of one's weights by name, in the order of the files.
+    """Yield linears by module and other tensors by name, in file order.
 
-    With `kept`, only experts that stay, under the names that they have in a checkpoint that is pruned to those.
+    With `kept`, yield only the kept experts, under their names in the pruned checkpoint.
     """
     linears = model.linears.values() if kept is None else pruned_linears(model, kept)
     for linear in sorted(linears, key=_place):
@@ -168,7 +209,7 @@ Side = tuple[Item, Reader]
 
 
 def _compare(name: str, a: Side, b: Side) -> Difference | bool:
-    """Return True for the same bytes, False for the same value, or the difference."""
+    """Return True for equal bytes, False for equal values, or the difference."""
     (item_a, reader_a), (item_b, reader_b) = a, b
     parts_a, parts_b = _parts(item_a), _parts(item_b)
     if item_a.shape != item_b.shape:
@@ -179,18 +220,21 @@ def _compare(name: str, a: Side, b: Side) -> Difference | bool:
     if alike and all(same_bytes(reader_a, info, reader_b, parts_b[suffix]) for suffix, info in parts_a.items()):
         return True
     largest = 0.0
+    squares = np.zeros(3)
     for left, right in _values(name, a, b):
         if left is None or right is None:
             return Difference(name, "bytes", None)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
+            squares += [float(np.square(values, dtype=np.float64).sum()) for values in (left, right, left - right)]
             unequal = (left != right) & ~(np.isnan(left) & np.isnan(right))
             if unequal.any():
                 largest = max(largest, float(np.nanmax(np.abs(left - right)[unequal], initial=0)) or float("inf"))
-    return Difference(name, "value", largest) if largest else False
+    sums = float(squares[0]), float(squares[1]), float(squares[2])
+    return Difference(name, "value", largest, sums) if largest else False
 
 
 def _compare_rows(name: str, stretches: tuple[TensorInfo, ...], whole: Side, pruned: Side) -> Difference | bool:
-    """Compare the rows of a router that stay with the router that has no others."""
+    """Compare the kept rows of a router with the pruned router."""
     info = pruned[0]
     assert isinstance(info, TensorInfo)
     if (info.dtype, info.shape) != (stretches[0].dtype, cut_shape(stretches)):
@@ -200,7 +244,7 @@ def _compare_rows(name: str, stretches: tuple[TensorInfo, ...], whole: Side, pru
         return True
     left, right = (_floats(raw, info.dtype) for raw in (before, after))
     apart = None if left is None or right is None else float(np.abs(left - right).max())
-    return Difference(name, "rows of the experts that stayed", apart)
+    return Difference(name, "rows of the kept experts", apart)
 
 
 def _parts(item: Item) -> Mapping[str, TensorInfo]:
@@ -210,7 +254,7 @@ def _parts(item: Item) -> Mapping[str, TensorInfo]:
 
 
 def _values(name: str, a: Side, b: Side) -> Iterator[tuple[Array | None, Array | None]]:
-    """Yield both sides as numbers, exactly: plain tensors in pieces, other linears whole."""
+    """Yield the exact values of both sides: plain tensors in chunks, other linears at once."""
     infos = [_plain(item) for item, _ in (a, b)]
     if None not in infos and infos[0].dtype == infos[1].dtype:  # pyright: ignore[reportOptionalMemberAccess]
         for left, right in zip(*(chunks(info) for info in infos if info), strict=True):
@@ -220,7 +264,7 @@ def _values(name: str, a: Side, b: Side) -> Iterator[tuple[Array | None, Array |
 
 
 def _plain(item: Item) -> TensorInfo | None:
-    """Return the one tensor of an item that is stored as floats."""
+    """Return the tensor of an item stored as one float tensor, else None."""
     parts = _parts(item)
     info = next(iter(parts.values()))
     return info if len(parts) == 1 and info.dtype in _FLOATS else None
@@ -229,8 +273,8 @@ def _plain(item: Item) -> TensorInfo | None:
 def _floats(raw: Array, dtype: str) -> Array | None:
     if dtype not in _FLOATS:
         return None
-    found = raw.view(NUMPY_DTYPES[dtype]).reshape(-1)
-    return bf16_to_f32(found) if dtype == "BF16" else found.astype(np.float64)
+    values = raw.view(NUMPY_DTYPES[dtype]).reshape(-1)
+    return bf16_to_f32(values) if dtype == "BF16" else values.astype(np.float64)
 
 
 def _whole(name: str, item: Item, reader: Reader) -> Array | None:

@@ -1,4 +1,4 @@
-"""What an audit says: one finding a check, and the checks that failed among them."""
+"""Audit results: the findings of each check, and the failed checks."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import halfbyte
-from halfbyte.audit.seen import SEEN
-from halfbyte.terminal.console import Level
+from halfbyte.ui.console import Level
 
-MAX_EXAMPLES = 5  # on the screen; a file has them all up to MAX_KEPT
+MAX_EXAMPLES = 5  # printed; the file contains up to MAX_KEPT
 MAX_KEPT = 100
-RUN_AGAIN = "run the command that made it again: it verifies every shard and makes the damaged ones anew"
+RUN_AGAIN = "repeat the command that created it: it verifies every shard and rewrites the damaged ones"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found; `why` says what an engine would do about it, `fix` what to type next."""
+    """One result of a check; `why` describes the consequence, `fix` the next step."""
 
     check: str
     level: Level
@@ -29,9 +28,10 @@ class Finding:
     why: str = ""
     fix: str = ""
     examples: tuple[str, ...] = ()
+    proven: bool = True  # False: the evidence is insufficient, and the audit does not pass
 
     def sentence(self, width: int) -> str:
-        """Return the finding as it is shown: a line, and below a failed one its examples, why and fix."""
+        """Format the finding: one line, followed by examples, why and fix if it is not good."""
         head = f"{self.check:<{width}}   {self.text}"
         if self.level == "good":
             return head
@@ -50,15 +50,25 @@ class Audit:
 
     out: Path
     against: Path | None
-    fingerprint: str | None  # of the plan; None where halfbyte did not make the checkpoint
+    fingerprint: str | None  # of the plan; None if the checkpoint was not created by halfbyte
     findings: Sequence[Finding]
     seconds: float
-    files: Mapping[str, Sequence[int]]  # see seen.py
+    measured: Mapping[str, Any]  # the files and their hashes, see measured_files.py
 
     @property
     def failed(self) -> list[str]:
         """Return the names of the checks that failed."""
-        return list(dict.fromkeys(finding.check for finding in self.findings if finding.level == "bad"))
+        return list(dict.fromkeys(f.check for f in self.findings if f.level == "bad" and f.proven))
+
+    @property
+    def not_proven(self) -> list[str]:
+        """Return the names of the checks with insufficient evidence."""
+        return list(dict.fromkeys(finding.check for finding in self.findings if not finding.proven))
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed or has insufficient evidence."""
+        return not self.failed and not self.not_proven
 
     @property
     def checks(self) -> list[str]:
@@ -66,18 +76,24 @@ class Audit:
         return list(dict.fromkeys(finding.check for finding in self.findings))
 
     def summary(self) -> str:
-        """Return the outcome in a line."""
-        if self.failed:
-            return f"{len(self.failed)} of {len(self.checks)} checks failed: {', '.join(self.failed)}"
+        """Return the outcome in one line."""
+        parts = (
+            [f"{len(self.failed)} of {len(self.checks)} checks failed: {', '.join(self.failed)}"] if self.failed else []
+        )
+        if self.not_proven:
+            names = ", ".join(self.not_proven)
+            parts.append(f"{len(self.not_proven)} of {len(self.checks)} checks not proven: {names}")
+        if parts:
+            return "; ".join(parts)
         return f"no check failed, {sum(finding.level == 'good' for finding in self.findings)} passed"
 
     def sentences(self) -> list[tuple[Level, str]]:
-        """Return what is shown, in the order of the checks."""
+        """Return the formatted findings with their levels, in the order of the checks."""
         width = max(len(finding.check) for finding in self.findings)
         return [(finding.level, finding.sentence(width)) for finding in self.findings]
 
     def as_dict(self) -> Mapping[str, Any]:
-        """Return what audit.json holds."""
+        """Return the contents of audit.json."""
         return {
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "versions": {
@@ -88,28 +104,33 @@ class Audit:
             "plan": self.fingerprint,
             "against": self.against.name if self.against else None,
             "seconds": round(self.seconds, 3),
-            "passed": not self.failed,
-            SEEN: self.files,
+            "passed": self.passed,
+            **self.measured,
             "findings": [asdict(finding) for finding in self.findings],
         }
 
 
 def good(check: str, text: str) -> Finding:
-    """Return that a check passed."""
+    """Return a finding for a passed check."""
     return Finding(check, "good", text)
 
 
 def note(check: str, text: str, why: str = "") -> Finding:
-    """Return that something deserves a look, or could not be checked."""
+    """Return a finding for information, or for something that could not be checked."""
     return Finding(check, "note", text, why)
 
 
 def bad(check: str, text: str, *, why: str, fix: str, examples: Sequence[str] = ()) -> Finding:
-    """Return that a check failed."""
+    """Return a finding for a failed check."""
     return Finding(check, "bad", text, why, fix, tuple(examples)[:MAX_KEPT])
 
 
+def unproven(check: str, text: str, *, why: str, fix: str, examples: Sequence[str] = ()) -> Finding:
+    """Return a finding for a check with insufficient evidence; the audit does not pass."""
+    return Finding(check, "bad", f"not proven: {text}", why, fix, tuple(examples)[:MAX_KEPT], proven=False)
+
+
 def count(number: int, noun: str) -> str:
-    """Return a number with its noun in the right form."""
+    """Return a number with its noun in singular or plural."""
     plural = noun if noun.endswith("s") else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"

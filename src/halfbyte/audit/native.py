@@ -1,6 +1,6 @@
-"""The check `audit --engine vllm`: the installed vLLM's own classes take every tensor, and fill every parameter.
+"""The check `audit --engine vllm`: the installed vLLM uses every tensor and fills every parameter.
 
-The other checks know vLLM's rules; this one asks vLLM. It needs no GPU and reads no weight, see `native_load.py`.
+The other checks reimplement vLLM's rules. This one runs vLLM itself, without a GPU or weights, see `native_load.py`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast
 
-from halfbyte.audit.evidence import Evidence
 from halfbyte.audit.findings import Finding, bad, count, good, note
+from halfbyte.audit.inputs import Evidence
+from halfbyte.checkpoint.untrusted_files import read_json
 from halfbyte.errors import MachineError
-from halfbyte.machine.own_python import OWN_PYTHON
+from halfbyte.machine.python_path import OWN_PYTHON
 from halfbyte.plan.engine_config import MODELOPT_FILE
-from halfbyte.source.foreign import read_json
 
 CHECK = "vllm"
-_FIX = "compare the list of unquantized modules in config.json, the experts it promises, and the tensors that are there"
+_FIX = "compare the ignore list and the number of experts in config.json with the stored tensors"
 _WRONG: Mapping[str, tuple[str, str]] = {
-    "missing": ("parts of parameters that no tensor fills", "vLLM would compute with whatever lies in that memory"),
-    "dropped": ("tensors that vLLM drops", "the engine would serve another model than the one that is stored"),
+    "missing": ("parts of parameters that no tensor fills", "vLLM would compute with uninitialized memory"),
+    "dropped": ("tensors that vLLM drops", "the engine would serve a different model"),
     "twice": ("parts of parameters that several tensors fill", "the last one would win"),
-    "doubtful": ("tensors of another type or size than their parameter", "vLLM would convert them without a word"),
+    "doubtful": ("tensors of another type or size than their parameter", "vLLM would convert them silently"),
 }
-# No network, no telemetry; the CPU build would otherwise guess how much memory its cache may take.
+# No network and no telemetry. The KV cache size is set because the CPU build would otherwise guess it.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -40,44 +40,45 @@ ENVIRONMENT = {
 
 
 def vllm_version() -> str:
-    """Return the version of the installed vLLM; MachineError without one."""
+    """Return the version of the installed vLLM; raise MachineError if it is not installed."""
     try:
         return version("vllm")
     except PackageNotFoundError:
-        what, fix = "vLLM is not installed in this environment", "`make vllm`, pip install vllm, or leave --engine out"
+        what, fix = "vLLM is not installed in this environment", "run `make vllm` or pip install vllm, or omit --engine"
         raise MachineError(what, where="--engine vllm", fix=fix) from None
 
 
 def native(evidence: Evidence) -> list[Finding]:
-    """Let vLLM parse the config, build the model and load every name, and say what was left over or left empty."""
+    """Let vLLM parse the config, build the model and load every name; report unused tensors and unfilled parameters."""
     release = vllm_version()
     if not evidence.checkpoint.config or evidence.unreadable:
         return [note(CHECK, "not checked: config.json or a shard cannot be read")]
-    return findings(_ask(evidence), release)
+    return findings(_run(evidence), release)
 
 
 def findings(result: Mapping[str, Any], release: str) -> list[Finding]:
-    """Say what came of it."""
+    """Turn the result into findings."""
     if result["error"] is not None:
         where = f" at {result['tensor']}" if result.get("tensor") else ""
-        said = str(result["error"]).splitlines()[0][:300]
-        why = f"vLLM {release} would stop while it {'loads weights' if result['stage'] == 'load' else 'starts'}"
-        return [bad(CHECK, f"vLLM refuses it{where}: {said}", why=why, fix=_FIX)]
-    found = [
+        message = str(result["error"]).splitlines()[0][:300]
+        why = f"vLLM {release} would fail while {'loading weights' if result['stage'] == 'load' else 'starting'}"
+        return [bad(CHECK, f"vLLM fails{where}: {message}", why=why, fix=_FIX)]
+    problems = [
         bad(CHECK, f"{len(result[kind]):,} {what}", why=why, fix=_FIX, examples=result[kind])
         for kind, (what, why) in _WRONG.items()
         if result[kind]
     ]
-    if not found:
+    if not problems:
         filled = count(len(result["parameters"]) - len(result["defaulted"]), "parameter")
-        found.append(good(CHECK, f"vLLM {release} takes {count(result['tensors'], 'tensor')} and fills {filled}"))
+        problems.append(good(CHECK, f"vLLM {release} loads {count(result['tensors'], 'tensor')} and fills {filled}"))
     if result["unused_kv_scales"]:
         text = f"vLLM {release} does not use the {count(len(result['unused_kv_scales']), 'scale')} of the KV cache"
-        found.append(note(CHECK, text, why="it has no place for them in latent attention, and keeps its scale of 1"))
-    return found
+        why = "its loader looks them up under a name that MLA does not use, and falls back to 1"
+        problems.append(note(CHECK, text, why=why))
+    return problems
 
 
-def _ask(evidence: Evidence) -> Mapping[str, Any]:
+def _run(evidence: Evidence) -> Mapping[str, Any]:
     checkpoint = evidence.checkpoint
     legacy = checkpoint.root / MODELOPT_FILE
     case = {
@@ -91,10 +92,10 @@ def _ask(evidence: Evidence) -> Mapping[str, Any]:
         cases.write_text(json.dumps([case]))
         command = [*OWN_PYTHON, "-m", "halfbyte.audit.native_load", str(cases), str(results)]
         environment = {**ENVIRONMENT, **os.environ}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
-            fix = "this check knows vLLM 0.32; leave --engine out with another release"
-            raise MachineError(f"vLLM could not be asked: {last}", where="--engine vllm", fix=fix)
+        process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        if process.returncode:
+            last = (process.stderr.strip().splitlines() or ["no error message"])[-1][:300]
+            fix = "this check supports vLLM 0.32; omit --engine with other versions"
+            raise MachineError(f"the vLLM check failed: {last}", where="--engine vllm", fix=fix)
         (result,) = cast("list[dict[str, Any]]", json.loads(results.read_text()))
     return result

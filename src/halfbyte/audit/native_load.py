@@ -1,16 +1,16 @@
-"""What vLLM's own classes make of a checkpoint: its config parser, its model, its `load_weights`. No kernel, no bytes.
+"""Load a checkpoint's config and tensor names with vLLM's own classes, without kernels and without weights.
 
-    python -m halfbyte.audit.native_load CASES.json RESULTS.json     writes what came of each case
+    python -m halfbyte.audit.native_load CASES.json RESULTS.json     writes the result of each case
 
-The model is built on PyTorch's meta device, where tensors have names, shapes and types but no bytes, so Kimi-K2.6 is
-built whole on a laptop. Then vLLM's loader gets a meta tensor for each name in the checkpoint, and every write to a
-parameter is recorded as a box of it. What is left over, missing, or written twice is then plain arithmetic.
+The model is built on PyTorch's meta device, where tensors have names, shapes and types but no data, so Kimi-K2.6 can be
+built on a laptop. vLLM's `load_weights` gets a meta tensor for each name in the checkpoint, and every write to a
+parameter is recorded as a box of indices. Unused tensors and missing or duplicate writes follow from the boxes.
 
-Two things of vLLM are replaced, because a machine without an FP4 GPU has no FP4 kernel and vLLM would stop before it
-creates a parameter: the functions that select a kernel answer "emulation", a backend of vLLM's own; and the current
-device is said to be the meta device. Parsing, matching of ignore lists, creating parameters, names and loaders stay
-vLLM's: they are asked before or after the kernel is selected, and "emulation" pads no matrix whose width is a multiple
-of 32. This runs in a process of its own, because importing vLLM changes logging, environment and torch's settings.
+Two parts of vLLM are replaced, because without an FP4 GPU vLLM would stop before it creates parameters. The functions
+that select a kernel return vLLM's own "emulation" backend, and the current device is the meta device. Config parsing,
+ignore lists, parameter creation, names and loaders are unchanged vLLM code. They do not depend on the selected kernel,
+and "emulation" does not pad matrices whose width is a multiple of 32. This runs in a separate process, because
+importing vLLM changes logging, environment and torch settings.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Parameters that vLLM creates with a value of its own, for checkpoints that bring none: scales of the KV cache, and the
-# order of columns in INT4 checkpoints that reorder them.
+# Parameters with default values in vLLM, optional in checkpoints: KV cache scales, and the column order of INT4
+# checkpoints with activation reordering.
 HAS_DEFAULT = re.compile(r"\.(q|k|v|prob)_scale$|_g_idx(_sort_indices)?$")
-# Where INT4 checkpoints say how wide a matrix was: one for gate and up, in the model's type, and never read.
+# Matrix shapes in INT4 checkpoints: one for gate and up, in the model's dtype, and never read.
 NEVER_READ = re.compile(r"[._]weight_shape$")
-# vLLM 0.32 renames these to `self_attn.attn`, which latent attention (MLA) has not, warns, and keeps its scale of 1.
+# vLLM 0.25 to 0.32 rename these twice, first to `self_attn.attn`, and therefore miss MLA's parameter
+# `self_attn.mla_attn.mla_attn`: they log a warning and use 1. See tests/vllm/test_mla_kv_scales.py.
 KV_SCALE = re.compile(r"\.self_attn\.[kv]_proj\.[kv]_scale$")
 INPUT_SCALE = re.compile(r"_?input_(global_)?scale$")
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
@@ -53,11 +54,11 @@ _DTYPES = {
     "I64": torch.int64,
 }
 _WIDE_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-Box = tuple[tuple[int, int], ...]  # for each dimension of a parameter, from where to where
+Box = tuple[tuple[int, int], ...]  # (start, end) for each dimension of a parameter
 
 
 class Writes(TorchDispatchMode):
-    """Records every write to a parameter, with the checkpoint's tensor that was being loaded."""
+    """Record every write to a parameter, with the checkpoint tensor being loaded."""
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
@@ -75,45 +76,47 @@ class Writes(TorchDispatchMode):
     def _record(self, into: torch.Tensor, value: object) -> None:
         owner = self._owners.get(_storage(into))
         if owner is None or not into.numel():
-            return  # a temporary tensor, or the padding of a vocabulary that needs none
+            return  # a temporary tensor, or empty vocabulary padding
         name, parameter = owner
         self.used.add(self.current)
         self.boxes[name].append(box_of(into, parameter))
         if isinstance(value, torch.Tensor) and not NEVER_READ.search(name):
             if not same_numbers(value.dtype, into.dtype):
-                self.doubtful.append(f"{self.current}: {value.dtype} is converted to {into.dtype} of {name}")
+                self.doubtful.append(f"{self.current}: {value.dtype} is converted to {into.dtype} in {name}")
             if value.numel() != into.numel():
-                self.doubtful.append(f"{self.current}: {value.numel()} values are spread over {into.numel()} of {name}")
+                self.doubtful.append(
+                    f"{self.current}: {value.numel()} values are broadcast to {into.numel()} in {name}"
+                )
 
 
 def _storage(tensor: Any) -> int:
-    """Return what tells storages apart; on the meta device all of them begin at address 0."""
+    """Return an id of the storage; on the meta device all addresses are 0."""
     return tensor.untyped_storage()._cdata
 
 
 def same_numbers(a: torch.dtype, b: torch.dtype) -> bool:
-    """Whether a conversion is what loaders do on purpose: wide floats to each other, whole numbers to wider ones."""
-    wide = a in _WIDE_FLOATS and b in _WIDE_FLOATS
-    whole = not a.is_floating_point and not b.is_floating_point and a.itemsize <= b.itemsize
-    return a == b or wide or whole
+    """Whether loaders convert these dtypes intentionally: between wide floats, or integers to wider integers."""
+    floats = a in _WIDE_FLOATS and b in _WIDE_FLOATS
+    integers = not a.is_floating_point and not b.is_floating_point and a.itemsize <= b.itemsize
+    return a == b or floats or integers
 
 
 def box_of(view: torch.Tensor, whole: torch.Tensor) -> Box:
-    """Return which part of a parameter a view is."""
-    at, begin = int(view.storage_offset()) - int(whole.storage_offset()), list[int]()
+    """Return the box of a parameter that a view covers."""
+    offset, starts = int(view.storage_offset()) - int(whole.storage_offset()), list[int]()
     for stride in whole.stride():
-        begin.append(at // stride)
-        at %= stride
+        starts.append(offset // stride)
+        offset %= stride
     lengths = {stride: length for stride, length in zip(view.stride(), view.shape, strict=True) if length > 1}
     sizes = [
         lengths.pop(stride, 1) if size > 1 else 1 for stride, size in zip(whole.stride(), whole.shape, strict=True)
     ]
-    assert not lengths, f"a view of {tuple(view.shape)} is no box of {tuple(whole.shape)}"
-    return tuple((first, first + size) for first, size in zip(begin, sizes, strict=True))
+    assert not lengths, f"a view of {tuple(view.shape)} is not a box of {tuple(whole.shape)}"
+    return tuple((start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
 def uncovered(shape: Sequence[int], boxes: Sequence[Box]) -> tuple[list[str], list[str]]:
-    """Return the parts of a parameter that no box covers, and those that several do, as one would index them."""
+    """Return the index ranges of a parameter that no box covers, and those that several boxes cover."""
     ends = [sorted({0, size, *(end for box in boxes for end in box[d])}) for d, size in enumerate(shape)]
     at = [{end: index for index, end in enumerate(cuts)} for cuts in ends]
     times = np.zeros([len(cuts) - 1 for cuts in ends], np.int32)
@@ -134,7 +137,7 @@ def _indexed(ends: Sequence[Sequence[int]], cell: Sequence[int]) -> str:
 
 
 class Engine:
-    """vLLM in this process, prepared once: one rank, and kernels chosen without looking for a GPU."""
+    """vLLM in this process, initialized once: one rank, and kernels selected without a GPU."""
 
     def __init__(self) -> None:
         self.arguments: Any = import_module("vllm.engine.arg_utils").EngineArgs
@@ -147,7 +150,7 @@ class Engine:
         self._select_emulation()
 
     def _select_emulation(self) -> None:
-        """Let every FP4 method have a kernel, without asking the device for one."""
+        """Make every FP4 method use the emulation kernel."""
         for format, backend, users in (
             ("nvfp4", "NvFp4MoeBackend", (f"{_QUANTIZATION}.modelopt", f"{_CT_MOE}_w4a4_nvfp4")),
             ("mxfp4", "Mxfp4MoeBackend", (f"{_QUANTIZATION}.quark.quark_moe",)),
@@ -162,20 +165,25 @@ class Engine:
             for user in users:
                 setattr(import_module(user), f"init_{format}_linear_kernel", _always(_NoKernel()))
 
-    def config_and_model(self, folder: Path) -> tuple[Any, Any]:
-        """Parse the folder's config as `vllm serve` does, and build the model on the meta device."""
-        wanted = self.arguments(
-            model=str(folder), skip_tokenizer_init=True, enforce_eager=True, dtype="bfloat16", max_model_len=512
+    def config_and_model(self, folder: Path, *, device: str = "meta", kv_cache_dtype: str = "auto") -> tuple[Any, Any]:
+        """Parse the folder's config as `vllm serve` does, and build the model on a device."""
+        arguments = self.arguments(
+            model=str(folder),
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            dtype="bfloat16",
+            max_model_len=512,
+            kv_cache_dtype=kv_cache_dtype,
         )
-        config = wanted.create_engine_config()
+        config = arguments.create_engine_config()
         with self.current(config):
             if not self.ready:
-                meeting = f"file://{Path(tempfile.mkdtemp()) / 'ranks'}"
-                self.ranks.init_distributed_environment(1, 0, meeting, 0, "gloo")
+                init_method = f"file://{Path(tempfile.mkdtemp()) / 'ranks'}"
+                self.ranks.init_distributed_environment(1, 0, init_method, 0, "gloo")
                 self.ranks.initialize_model_parallel(1, 1)
                 self.ready = True
             torch.set_default_dtype(torch.bfloat16)
-            with torch.device("meta"):
+            with torch.device(device):
                 return config, self.build(config)
 
 
@@ -187,17 +195,17 @@ _LINEAR_USERS = {
 
 
 class _NoKernel:
-    """Stands where a kernel for linear layers would; nothing is computed here."""
+    """Placeholder for a linear kernel."""
 
     def input_quant_key(self) -> None:
-        """Like vLLM's kernels that quantize their inputs themselves."""
+        """Behave like kernels that quantize their inputs themselves."""
 
 
-def _always(answer: Any) -> Any:
-    def answered(*_args: Any, **_kwargs: Any) -> Any:
-        return answer
+def _always(value: Any) -> Any:
+    def constant(*_args: Any, **_kwargs: Any) -> Any:
+        return value
 
-    return answered
+    return constant
 
 
 def examine(engine: Engine, case: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,7 +218,7 @@ def examine(engine: Engine, case: Mapping[str, Any]) -> dict[str, Any]:
             (folder / "hf_quant_config.json").write_text(json.dumps(case["modelopt_file"]))
         try:
             config, model = engine.config_and_model(folder)
-        except Exception as error:  # whatever vLLM raises is the answer
+        except Exception as error:  # any vLLM error is the result
             return {**result, "error": f"{type(error).__name__}: {error}"[:2000]}
     result["method"] = None if config.quant_config is None else config.quant_config.get_name()
     result["methods"] = methods_of(model)
@@ -218,32 +226,32 @@ def examine(engine: Engine, case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def methods_of(model: Any) -> dict[str, list[str]]:
-    """Return the modules by the class that quantizes them."""
-    found: dict[str, list[str]] = {}
+    """Return the modules by the class of their quantization method."""
+    modules: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
         scheme = getattr(module, "scheme", None)
         if method is not None:
-            found.setdefault(type(method if scheme is None else scheme).__name__, []).append(name)
-    return found
+            modules.setdefault(type(method if scheme is None else scheme).__name__, []).append(name)
+    return modules
 
 
 def _load(model: Any, tensors: Sequence[tuple[str, str, Sequence[int]]]) -> dict[str, Any]:
     parameters = dict(cast("Iterator[tuple[str, torch.Tensor]]", model.named_parameters()))
     writes = Writes(parameters)
 
-    def given() -> Iterator[tuple[str, torch.Tensor]]:
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
         for name, dtype, shape in tensors:
             writes.current = name
-            # Loaders ask for the values of single numbers, so those are real.
-            one = math.prod(shape) == 1
-            yield name, torch.ones(tuple(shape), dtype=_DTYPES[dtype], device="cpu" if one else "meta")
+            # Loaders read the values of scalars, so those are real tensors.
+            scalar = math.prod(shape) == 1
+            yield name, torch.ones(tuple(shape), dtype=_DTYPES[dtype], device="cpu" if scalar else "meta")
 
     error = None
     with writes:
         try:
-            model.load_weights(given())
-        except Exception as raised:  # whatever vLLM raises is the answer
+            model.load_weights(weights())
+        except Exception as raised:  # any vLLM error is the result
             error = f"{type(raised).__name__}: {raised}"[:2000]
     if error is not None:
         return {"stage": "load", "error": error, "tensor": writes.current}
@@ -271,7 +279,7 @@ def _load(model: Any, tensors: Sequence[tuple[str, str, Sequence[int]]]) -> dict
 
 
 def unread_parameters(model: Any) -> set[str]:
-    """Return the input scales that vLLM creates and never reads, because its method quantizes weights only."""
+    """Return the input scales that vLLM creates but never reads with weight-only methods."""
     return {
         f"{name}.{own}"
         for name, module in model.named_modules()
@@ -282,7 +290,7 @@ def unread_parameters(model: Any) -> set[str]:
 
 
 def main() -> None:
-    """Examine the cases of a file."""
+    """Examine the cases in the file argv[1] and write the results to argv[2]."""
     cases = cast("list[dict[str, Any]]", json.loads(Path(sys.argv[1]).read_text()))
     engine = Engine()
     Path(sys.argv[2]).write_text(json.dumps([examine(engine, case) for case in cases]))

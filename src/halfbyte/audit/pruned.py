@@ -1,6 +1,6 @@
-"""What pruning promises: each kept expert, each row of a router and each bias is the source's, as the plan names it.
+"""Check that each kept expert, router row and bias of a pruned checkpoint equals the source's.
 
-Nobody else publishes this: a shard rewriter that is off by one row makes a model that loads, answers, and is wrong.
+A shard rewriter that is off by one row produces a model that loads and answers, but is wrong.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halfbyte.audit.byte_checks import chunks, same_bytes
-from halfbyte.audit.evidence import Evidence
 from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
+from halfbyte.audit.inputs import ROUTERS, Evidence
+from halfbyte.checkpoint.headers import TensorInfo
+from halfbyte.checkpoint.output_folder import FOLDER
+from halfbyte.checkpoint.reader import Reader
 from halfbyte.errors import UsageError
-from halfbyte.folders import FOLDER
-from halfbyte.models.agreement import PER_LAYER
-from halfbyte.numerics.reference.floats import bf16_to_f32
+from halfbyte.families.completeness import PER_LAYER
+from halfbyte.formats.reference.floats import bf16_to_f32
+from halfbyte.plan.prune_plan import PLAN as PRUNE_PLAN
+from halfbyte.plan.prune_record import read_record
 from halfbyte.plan.pruned import Kept, counts_by_layer, kept_in
 from halfbyte.plan.rules import ROUTED, ROUTER, Job
 from halfbyte.prune.decide import of_layers
-from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
-from halfbyte.prune.record import read_record
-from halfbyte.source.headers import TensorInfo
-from halfbyte.source.read import Reader
 
 CHECK = "prune"
-_WHY = "a row in another expert's place loads and answers: the model is wrong, and nothing says so"
-_SAID = ("experts", "active_experts", "groups")  # of config.json, besides topk_group
+_WHY = "with a row in another expert's place the model loads and answers, but is wrong, without any error"
+_CONFIG_KEYS = ("experts", "active_experts", "groups")  # in addition to topk_group
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What was compared so far."""
+    """Counts of compared rows and tensors, and the mismatches."""
 
-    rows: dict[str, int] = field(default_factory=dict[str, int])  # of routers, by the name of their tensor
+    rows: dict[str, int] = field(default_factory=dict[str, int])  # router rows by tensor name
     tensors: int = 0
     nbytes: int = 0
     largest: float = 0.0  # difference of two rows
@@ -46,68 +46,69 @@ class _Tally:
 
 
 def prune(evidence: Evidence) -> list[Finding]:
-    """Every kept gate row, bias entry and expert tensor is that of the source's expert which the plan names."""
-    if evidence.made is None:
-        return []
-    if evidence.made.recipe.prune is None:
-        return _before(evidence, evidence.made.layers)
+    """Check that every kept router row, bias entry and expert tensor equals that of the planned source expert."""
+    if evidence.made is not None and evidence.made.recipe.prune is None:
+        return _pruned_earlier(evidence, evidence.made.layers)
     if (problem := evidence.problems.get(PRUNE_PLAN)) is not None:
-        return [bad(CHECK, problem, why="nobody can say which experts these are", fix=f"restore {FOLDER}/{PRUNE_PLAN}")]
-    kept = evidence.made.kept
-    assert kept is not None
+        return [bad(CHECK, problem, why="the kept experts are unknown", fix=f"restore {FOLDER}/{PRUNE_PLAN}")]
+    if (problem := evidence.problems.get(ROUTERS)) is not None:
+        return [bad(CHECK, problem, why=_WHY, fix="create or download the checkpoint again")]
+    kept = evidence.kept
+    if kept is None:
+        return []
     wrong = _disagreements(evidence, kept)
     if wrong:
         return [bad(CHECK, "the plan and the checkpoint disagree", why=_WHY, fix=RUN_AGAIN, examples=wrong)]
     head = f"{_layers(kept)} of {_config(evidence)}"
     if evidence.plan is None:
-        return [note(CHECK, f"{head}; rows and experts not compared: give --against SRC")]
+        return [note(CHECK, f"{head}; rows and experts not compared: pass --against SRC")]
     tally = _compare(evidence, kept)
     if tally.wrong:
         rows, experts = count(tally.wrong_rows, "router row"), count(tally.wrong_tensors, "expert tensor")
-        text = f"{rows} and {experts} not the source's"
+        text = f"{rows} and {experts} differ from the source"
         text += f", max difference {tally.largest}" if tally.wrong_rows else ""
         return [bad(CHECK, text, why=_WHY, fix=RUN_AGAIN, examples=tally.wrong)]
     rows = " and ".join(f"{number:,} rows of {name}" for name, number in tally.rows.items())
     experts = f"{count(tally.tensors, 'expert tensor')} ({tally.nbytes:,} bytes)"
-    made = f", {experts} identical" if tally.tensors else ", experts made anew (see repeat)"
-    return [good(CHECK, f"{head}: {rows} match the source, max difference {tally.largest}{made}")]
+    copied = f", {experts} identical" if tally.tensors else ", experts re-encoded (see repeat)"
+    return [good(CHECK, f"{head}: {rows} match the source, max difference {tally.largest}{copied}")]
 
 
-def _before(evidence: Evidence, layers: int | None) -> list[Finding]:
-    """Say of a checkpoint that was made of a pruned one what its record says, and whether that can be true."""
+def _pruned_earlier(evidence: Evidence, layers: int | None) -> list[Finding]:
+    """Check the pruning record of a checkpoint whose source was already pruned."""
     try:
         record = read_record(evidence.root)
     except UsageError as error:
-        return [bad(CHECK, error.what, why="nobody can say which experts these are", fix=f"{error.fix}: {error.where}")]
+        return [bad(CHECK, error.what, why="the kept experts are unknown", fix=f"{error.fix}: {error.where}")]
     if record is None:
         return []
     wrong = _disagreements(evidence, of_layers(record.plan, layers).kept())
     if wrong:
-        text, fix = "the record of the pruning and the checkpoint disagree", f"restore {FOLDER}/{PRUNE_PLAN}"
+        text, fix = "the pruning record and the checkpoint disagree", f"restore {FOLDER}/{PRUNE_PLAN}"
         return [bad(CHECK, text, why=_WHY, fix=fix, examples=wrong)]
-    return [good(CHECK, f"{record.sentence}, {_config(evidence)}; rows and experts: audit the one that it was made of")]
+    return [good(CHECK, f"{record.sentence}, {_config(evidence)}; to check rows and experts, audit its source")]
 
 
 def _disagreements(evidence: Evidence, kept: Kept) -> list[str]:
-    """Return what the plan, the tensors and config.json say against each other."""
+    """Return the contradictions between the plan, the tensors and config.json."""
     wrong: list[str] = []
     architecture, config = evidence.model.architecture, evidence.checkpoint.config
     counts = sorted({len(experts) for experts in kept.values()})
-    said, listed = architecture.number(config, "experts"), architecture.text(config).get(PER_LAYER)
-    if said != counts[-1]:
+    declared, listed = architecture.number(config, "experts"), architecture.text(config).get(PER_LAYER)
+    if declared != counts[-1]:
         keeps = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
-        wrong.append(f"config.json says {said} experts, the plan keeps {keeps}")
+        wrong.append(f"config.json declares {declared} experts, the plan keeps {keeps}")
     layers = architecture.number(config, "layers") or 0
     if listed != counts_by_layer(kept, max(layers, *(layer + 1 for layer in kept))):
-        wrong.append(f"{PER_LAYER} of config.json is not what the plan keeps in each layer")
-    found: dict[int, set[int]] = {}
+        wrong.append(f"{PER_LAYER} in config.json differs from the kept experts per layer in the plan")
+    stored: dict[int, set[int]] = {}
     for linear in evidence.model.linears.values():
         if linear.layer is not None and linear.expert is not None:
-            found.setdefault(linear.layer, set()).add(linear.expert)
-    for layer in sorted({*found, *kept}):
-        if found.get(layer, set()) != set(range(len(kept.get(layer, ())))):
+            stored.setdefault(linear.layer, set()).add(linear.expert)
+    for layer in sorted({*stored, *kept}):
+        if stored.get(layer, set()) != set(range(len(kept.get(layer, ())))):
             wrong.append(
-                f"layer {layer} has {len(found.get(layer, ()))} experts, the plan keeps {len(kept.get(layer, ()))}"
+                f"layer {layer} has {len(stored.get(layer, ()))} experts, the plan keeps {len(kept.get(layer, ()))}"
             )
     for name, (place, info) in evidence.model.plain.items():
         experts = kept_in(kept, place.layer)
@@ -122,11 +123,13 @@ def _layers(kept: Kept) -> str:
 
 
 def _config(evidence: Evidence) -> str:
-    """Return the numbers of the router as config.json has them, under its own names."""
+    """Return the router settings of config.json as key=value pairs."""
     architecture, config = evidence.model.architecture, evidence.checkpoint.config
-    said = {architecture.keys[key]: architecture.number(config, key) for key in _SAID if architecture.keys[key]}
-    said["topk_group"] = architecture.text(config).get("topk_group")
-    return ", ".join(f"{name}={value}" for name, value in said.items() if value is not None)
+    settings = {
+        architecture.keys[key]: architecture.number(config, key) for key in _CONFIG_KEYS if architecture.keys[key]
+    }
+    settings["topk_group"] = architecture.text(config).get("topk_group")
+    return ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
 
 
 def _compare(evidence: Evidence, kept: Kept) -> _Tally:
@@ -149,9 +152,9 @@ def _compare(evidence: Evidence, kept: Kept) -> _Tally:
 
 
 def pairs(job: Job, written: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorInfo, TensorInfo]]:
-    """Yield what a job passes on whole: its name, its place in the source and its place in the output.
+    """Yield each tensor that a job copies as a whole: its name and its TensorInfo in source and output.
 
-    What is missing or misshapen is left out: the structure check says so.
+    Missing tensors and wrong shapes are skipped, because the structure check reports them.
     """
     for name, stretches in job.copies():
         after = written.get(name)
@@ -164,32 +167,32 @@ def pairs(job: Job, written: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Te
 def _compare_rows(
     evidence: Evidence, job: Job, source: Reader, output: Reader, experts: tuple[int, ...], tally: _Tally
 ) -> None:
-    """Compare a router's tensor row by row; say whose a wrong row is, if it is another's."""
+    """Compare a router tensor row by row; name the expert that a wrong row belongs to, if any."""
     name, stretches = next(job.copies())
     assert evidence.plan is not None
     whole, after = evidence.plan.checkpoint.tensors[stretches[0].name], evidence.checkpoint.tensors.get(name)
     if after is None or after.shape[:1] != (len(experts),) or after.dtype != whole.dtype:
         return
-    before, found = _rows(source, whole), _rows(output, after)
+    before, rows = _rows(source, whole), _rows(output, after)
     leaf = ".".join(name.rpartition(".layers.")[2].split(".")[-2:])
     tally.rows[leaf] = tally.rows.get(leaf, 0) + len(experts)
-    if np.array_equal(found, before[list(experts)]):
+    if np.array_equal(rows, before[list(experts)]):
         return
-    owners = {one.tobytes(): number for number, one in enumerate(before)}
+    owners = {source_row.tobytes(): number for number, source_row in enumerate(before)}
     for row, expert in enumerate(experts):
-        if found[row].tobytes() == before[expert].tobytes():
+        if rows[row].tobytes() == before[expert].tobytes():
             continue
-        values = [_values(side, whole.dtype) for side in (found[row], before[expert])]
+        values = [_values(side, whole.dtype) for side in (rows[row], before[expert])]
         difference = float(np.abs(values[0] - values[1]).max())
         tally.largest = max(tally.largest, difference if np.isfinite(difference) else float("inf"))
-        other = owners.get(found[row].tobytes())
-        whose = f"is that of expert {other}" if other is not None else f"differs by {difference:.3g}"
+        other = owners.get(rows[row].tobytes())
+        actual = f"is that of expert {other}" if other is not None else f"differs by {difference:.3g}"
         tally.wrong_rows += 1
-        tally.wrong.append(f"{name}: row {row} should be that of the source's expert {expert}, and {whose}")
+        tally.wrong.append(f"{name}: row {row} should be that of the source's expert {expert}, but {actual}")
 
 
 def _rows(reader: Reader, info: TensorInfo) -> NDArray[Any]:
-    """Read a tensor as its rows; one that is a vector has rows of one element."""
+    """Read a tensor as rows; a vector has rows of one element."""
     parts = [reader.raw(chunk) for chunk in chunks(info)]
     return np.concatenate(parts).reshape(info.shape[0], -1)
 

@@ -1,7 +1,7 @@
-"""Two checkpoints of which one is the other without some experts: which numbers of one mean which of the other.
+"""Map experts between a checkpoint and its pruned version.
 
-The pruned one records which experts stayed, and on which weights that was done. Where those are the other's, experts
-are compared by the numbers of the whole one, and of its routers only the rows that stayed.
+The pruned checkpoint records its kept experts and the identity of its source. If the source is the other checkpoint,
+experts are compared by their source index, and routers by their kept rows.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from halfbyte.checkpoint.folder import Checkpoint
+from halfbyte.checkpoint.headers import TensorInfo
+from halfbyte.checkpoint.identity import identity, short_name
+from halfbyte.checkpoint.reader import Reader
 from halfbyte.errors import UsageError
-from halfbyte.models.model import Model
+from halfbyte.families.model import Model
+from halfbyte.plan.prune_plan import PrunePlan
+from halfbyte.plan.prune_record import read_record
 from halfbyte.plan.pruned import kept_in, router_rows
 from halfbyte.plan.rules import ROUTER
-from halfbyte.prune.plan_file import PrunePlan
-from halfbyte.prune.record import read_record
-from halfbyte.source.checkpoint import Checkpoint
-from halfbyte.source.headers import TensorInfo
-from halfbyte.source.identity import identity, short_name
-from halfbyte.source.read import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,16 @@ class Renumbered:
 
     @property
     def whole(self) -> str:
-        """Return the name of the other one."""
+        """Return the name of the unpruned checkpoint."""
         return "A" if self.pruned == "B" else "B"
 
     def sentence(self) -> str:
-        """Return what went and what stayed."""
+        """Describe the dropped and kept experts."""
         counts, layers = set(self.plan.counts().values()), f"in each of {len(self.plan.layers)} layers"
         if len(counts) > 1:
-            return f"{self.plan.counted()} experts stay, renumbered, {layers}"
-        stay = counts.pop()
-        return f"{self.plan.experts - stay} of {self.plan.experts} experts dropped, {stay} renumbered {layers}"
+            return f"{self.plan.counted()} experts kept and renumbered {layers}"
+        kept = counts.pop()
+        return f"{self.plan.experts - kept} of {self.plan.experts} experts dropped, {kept} renumbered {layers}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the facts for --json."""
@@ -52,11 +52,11 @@ class Renumbered:
 
 
 def renumbering(a: Checkpoint, b: Checkpoint) -> Renumbered | None:
-    """Return how one is the other, pruned; None where no record says so, or it is about others."""
+    """Return the mapping if one is a recorded pruned version of the other, else None."""
     for name, pruned, whole in (("B", b, a), ("A", a, b)):
         try:
             record = read_record(pruned.root)
-        except UsageError:  # which `audit` explains
+        except UsageError:  # reported by `audit`
             continue
         if record is not None and record.weights == short_name(identity(whole)):
             return Renumbered(name, record.plan)
@@ -64,21 +64,21 @@ def renumbering(a: Checkpoint, b: Checkpoint) -> Renumbered | None:
 
 
 def cut_routers(model: Model, plan: PrunePlan) -> Mapping[str, tuple[TensorInfo, ...]]:
-    """Return the routers of the whole model as the stretches of their rows that stay."""
+    """Return the source ranges of the kept rows of each router."""
     kept = plan.kept()
-    found: dict[str, tuple[TensorInfo, ...]] = {}
+    routers: dict[str, tuple[TensorInfo, ...]] = {}
     for name, (place, info) in model.plain.items():
         experts = kept_in(kept, place.layer)
         if place.role == ROUTER and experts is not None:
-            found[name] = router_rows(info, experts)
-    return found
+            routers[name] = router_rows(info, experts)
+    return routers
 
 
 def read_rows(reader: Reader, stretches: tuple[TensorInfo, ...]) -> NDArray[np.uint8]:
-    """Read stretches of a tensor as one."""
+    """Read and concatenate ranges of a tensor."""
     return np.concatenate([reader.raw(stretch).reshape(-1) for stretch in stretches])
 
 
 def cut_shape(stretches: tuple[TensorInfo, ...]) -> tuple[int, ...]:
-    """Return the shape of stretches together."""
+    """Return the shape of the concatenated ranges."""
     return (sum(stretch.shape[0] for stretch in stretches), *stretches[0].shape[1:])

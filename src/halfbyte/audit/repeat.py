@@ -1,4 +1,4 @@
-"""Make a sample of the output again, on the NumPy reference and not on the kernels that made it, and compare bytes."""
+"""Re-encode a sample of the output with the NumPy reference instead of the kernels, and compare bytes."""
 
 from __future__ import annotations
 
@@ -8,68 +8,91 @@ from typing import Any
 
 import numpy as np
 
-from halfbyte.audit.compensated import far_off
-from halfbyte.audit.evidence import Evidence
 from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
-from halfbyte.numerics.encoded import Array, Encoded
-from halfbyte.numerics.reference import floats, fp8, int4, mxfp4, nvfp4
-from halfbyte.numerics.reference.sweep import best_scale
+from halfbyte.audit.gptq import far_off
+from halfbyte.audit.inputs import Evidence
+from halfbyte.checkpoint.headers import TensorInfo
+from halfbyte.checkpoint.reader import Reader
+from halfbyte.families.stored_linear import stored
+from halfbyte.formats.encoded import Array, Encoded
+from halfbyte.formats.reference import (
+    floats,
+    fp8,
+    int4,
+    mxfp4,
+    nvfp4,
+)
+from halfbyte.formats.reference.sweep import best_scale
+from halfbyte.methods.apply import as_bytes
 from halfbyte.plan.rules import DECODE, ENCODE, Job, method_of
 from halfbyte.recipe.decisions import COMPENSATED
-from halfbyte.source.headers import TensorInfo
-from halfbyte.source.read import Reader
-from halfbyte.transform.apply import as_bytes, stored
 
-_SWEPT_BLOCKS = 64  # the exact sweep takes 5 ms a block: some blocks of each linear, and the codes of all
+_SWEPT_BLOCKS = (
+    64  # the exact sweep takes 5 ms per block, so only some scales of each linear are checked, but all codes
+)
 Tensors = Mapping[str, Array]
 
 
 def repeat(evidence: Evidence, sample: int) -> list[Finding]:
-    """Encode some linears of each layer again and find the same bytes."""
+    """Re-encode some linears of each layer and compare the bytes."""
     assert evidence.plan is not None
     jobs = choose(evidence, sample)
     if not jobs:
-        return [note("repeat", "not checked: no linear was asked for, or none is made anew")]
+        return [note("repeat", "not checked: the sample is empty, or no linear is encoded or decoded")]
     wrong: list[str] = []
     number = compensated = 0
     with Reader(evidence.plan.checkpoint) as source, Reader(evidence.checkpoint) as output:
-        for job in jobs:
+        for number_of_job, job in enumerate(jobs):
+            evidence.how_far(number_of_job, len(jobs), "groups of linears")
             if _is_compensated(job, evidence):
                 compensated += len(job.linears)
                 wrong += far_off(*_sources(job, source), evidence, output)
                 continue
-            for module, expected in _again(job, evidence, source, output).items():
+            for module, expected in _reference_result(job, evidence, source, output).items():
                 number += 1
                 infos = {suffix: evidence.checkpoint.tensors[f"{module}.{suffix}"] for suffix in expected}
                 unequal = [s for s, tensor in expected.items() if not _same(output, infos[s], tensor)]
                 if unequal:
                     wrong.append(f"{module}: {', '.join(unequal)}")
     if wrong:
-        why = "the bytes are not what the recipe means: a kernel computed something else, or they changed since"
+        why = "a kernel computed something else than the recipe defines, or the bytes changed afterwards"
         text = f"{len(wrong)} of {count(number + compensated, 'linear')} differ from the reference"
         return [bad("repeat", text, why=why, fix=RUN_AGAIN, examples=wrong)]
-    said = [f"{count(number, 'linear')} encoded again on the reference: bit-equal"] if number else []
+    results = [f"{count(number, 'linear')} encoded again on the reference: bit-equal"] if number else []
     if compensated:
-        said.append(f"{count(compensated, 'compensated linear')} near the source, tensor scales bit-equal")
-    return [good("repeat", "; ".join(said))]
+        results.append(f"{count(compensated, 'compensated linear')} near the source, tensor scales bit-equal")
+    return [good("repeat", "; ".join(results))]
+
+
+def _method(job: Job, evidence: Evidence) -> str:
+    """Return the scale method, from the recipe or derived; "" if the reference does not implement it."""
+    assert evidence.plan is not None
+    quantize = evidence.plan.recipe.quantize
+    assert quantize is not None
+    if evidence.derived is None:
+        return method_of(job.role, quantize)
+    variant = evidence.derived.variants.get(job.role)
+    default = variant is not None and variant.division == "ieee" and (variant.shares or len(job.linears) == 1)
+    return variant.method if variant is not None and default else ""
 
 
 def choose(evidence: Evidence, sample: int) -> list[Job]:
-    """Return `sample` jobs of each layer; the plan's fingerprint decides which, so that an audit can be repeated."""
+    """Return `sample` jobs of each layer, selected reproducibly by the plan's fingerprint."""
     assert evidence.plan is not None
-    dice = random.Random(evidence.plan.fingerprint())
+    generator = random.Random(evidence.plan.fingerprint())
     layers: dict[int | None, list[Job]] = {}
     for job in evidence.plan.jobs:
-        if job.linears and job.action in (ENCODE, DECODE) and _is_whole(job, evidence):
+        encodes = job.action == ENCODE and bool(_method(job, evidence))
+        if job.linears and (encodes or job.action == DECODE) and _is_whole(job, evidence):
             layers.setdefault(job.layer, []).append(job)
-    return [job for jobs in layers.values() for job in dice.sample(jobs, min(sample, len(jobs)))]
+    return [job for jobs in layers.values() for job in generator.sample(jobs, min(sample, len(jobs)))]
 
 
 def _is_whole(job: Job, evidence: Evidence) -> bool:
-    """Whether the output has the job's tensors; the structure check says where it has not."""
-    found = evidence.checkpoint.tensors
+    """Whether the output has the job's tensors; the structure check reports missing ones."""
+    tensors = evidence.checkpoint.tensors
     return all(
-        (info := found.get(spec.name)) is not None and (info.dtype, info.shape) == (spec.dtype, spec.shape)
+        (info := tensors.get(spec.name)) is not None and (info.dtype, info.shape) == (spec.dtype, spec.shape)
         for spec in job.outputs
     )
 
@@ -78,25 +101,25 @@ def _same(output: Reader, info: TensorInfo, expected: Array) -> bool:
     return bytes(as_bytes(expected)) == output.raw(info).tobytes()
 
 
-def _again(job: Job, evidence: Evidence, source: Reader, output: Reader) -> dict[str, Tensors]:
-    """Return what the reference makes of a job: tensors by module and suffix."""
+def _reference_result(job: Job, evidence: Evidence, source: Reader, output: Reader) -> dict[str, Tensors]:
+    """Return the reference's result for a job: tensors by module and suffix."""
     assert evidence.plan is not None
     weights, amax = _sources(job, source)
     if job.action == DECODE:
         return {module: {"weight": weight} for module, weight in weights.items()}
     quantize = evidence.plan.recipe.quantize
     assert quantize is not None
-    encode = _ENCODERS[quantize.format, method_of(job.role, quantize)]
-    made: dict[str, Tensors] = {}
+    encode = _ENCODERS[quantize.format, _method(job, evidence)]
+    encoded: dict[str, Tensors] = {}
     for module, weight in weights.items():
         info = evidence.checkpoint.tensors.get(f"{module}.weight_scale")
-        found = output.tensor(info) if info is not None else np.empty(0)
-        made[module] = encode(weight, amax, found)
-    return made
+        stored_scale = output.tensor(info) if info is not None else np.empty(0)
+        encoded[module] = encode(weight, amax, stored_scale)
+    return encoded
 
 
 def _sources(job: Job, source: Reader) -> tuple[dict[str, Array], np.float32]:
-    """Return the BF16 weights of a job's linears, and the largest magnitude of all of them."""
+    """Return the BF16 weights of a job's linears, and their common amax."""
     weights = {linear.module: decode(stored(linear, source)) for linear in job.linears}
     return weights, np.float32(max(float(np.abs(floats.bf16_to_f32(weight)).max()) for weight in weights.values()))
 
@@ -107,7 +130,7 @@ def _is_compensated(job: Job, evidence: Evidence) -> bool:
 
 
 def decode(encoded: Encoded) -> Array:
-    """Decode a stored linear to BF16 bit patterns, on the reference."""
+    """Decode a stored linear to BF16 bit patterns with the reference."""
     tensors = encoded.tensors
     first = next(iter(tensors.values()))
     scale: Any = tensors.get("weight_scale")
@@ -131,21 +154,21 @@ def decode(encoded: Encoded) -> Array:
             return mxfp4.decode(first, scale)
 
 
-def _mxfp4(weight: Array, amax: Any, found: Array) -> Tensors:
+def _mxfp4(weight: Array, amax: Any, stored_scale: Array) -> Tensors:
     packed, scale = mxfp4.encode(weight, keep_negative_zero=False)
     return {"weight": packed, "weight_scale": scale}
 
 
-def _mxfp4_ct(weight: Array, amax: Any, found: Array) -> Tensors:
+def _mxfp4_ct(weight: Array, amax: Any, stored_scale: Array) -> Tensors:
     packed, scale = mxfp4.encode(weight, keep_negative_zero=True)
     return {"weight_packed": packed, "weight_scale": scale}
 
 
-def _nvfp4_codes(weight: Array, amax: Any, found: Array, *, sweep: bool) -> tuple[Array, Array]:
+def _nvfp4_codes(weight: Array, amax: Any, stored_scale: Array, *, sweep: bool) -> tuple[Array, Array]:
     decode_scale_2 = nvfp4.tensor_scale(amax)
     if not sweep:
         return nvfp4.encode_max(weight, decode_scale_2)
-    scale: Array = np.array(found)
+    scale: Array = np.array(stored_scale)
     step = max(1, scale.size // _SWEPT_BLOCKS)
     for block in range(0, scale.size, step):
         values = floats.bf16_to_f32(weight.reshape(-1, nvfp4.BLOCK)[block])
@@ -153,31 +176,31 @@ def _nvfp4_codes(weight: Array, amax: Any, found: Array, *, sweep: bool) -> tupl
     return nvfp4.codes(weight, scale, decode_scale_2), scale
 
 
-def _nvfp4(weight: Array, amax: Any, found: Array, *, sweep: bool = False) -> Tensors:
-    packed, scale = _nvfp4_codes(weight, amax, found, sweep=sweep)
+def _nvfp4(weight: Array, amax: Any, stored_scale: Array, *, sweep: bool = False) -> Tensors:
+    packed, scale = _nvfp4_codes(weight, amax, stored_scale, sweep=sweep)
     return {"weight": packed, "weight_scale": scale, "weight_scale_2": np.array(nvfp4.tensor_scale(amax), np.float32)}
 
 
-def _nvfp4_ct(weight: Array, amax: Any, found: Array, *, sweep: bool = False) -> Tensors:
-    packed, scale = _nvfp4_codes(weight, amax, found, sweep=sweep)
+def _nvfp4_ct(weight: Array, amax: Any, stored_scale: Array, *, sweep: bool = False) -> Tensors:
+    packed, scale = _nvfp4_codes(weight, amax, stored_scale, sweep=sweep)
     encode_scale_2 = np.array([nvfp4.CODE_RANGE / (amax or nvfp4.ZERO_TENSOR_AMAX)], np.float32)
     return {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": encode_scale_2}
 
 
-def _nvfp4_compressed_tensors(weight: Array, amax: Any, found: Array) -> Tensors:
+def _nvfp4_compressed_tensors(weight: Array, amax: Any, stored_scale: Array) -> Tensors:
     encode_scale_2 = nvfp4.global_scale(amax)
     packed, scale = nvfp4.encode_compressed_tensors(weight, encode_scale_2)
-    made = {"weight_packed": packed, "weight_scale": scale}
-    return {**made, "weight_global_scale": np.array([encode_scale_2], np.float32)}
+    global_scale = np.array([encode_scale_2], np.float32)
+    return {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": global_scale}
 
 
-def _fp8_channel(weight: Array, amax: Any, found: Array) -> Tensors:
+def _fp8_channel(weight: Array, amax: Any, stored_scale: Array) -> Tensors:
     code, scale = fp8.encode_channel(weight)
     return {"weight": code, "weight_scale": scale}
 
 
 def _int4(grid: Callable[[Array], tuple[Array, Array]]) -> Callable[[Array, Any, Array], Tensors]:
-    def encode(weight: Array, amax: Any, found: Array) -> Tensors:
+    def encode(weight: Array, amax: Any, stored_scale: Array) -> Tensors:
         packed, scale = grid(weight)
         return {"weight_packed": packed, "weight_scale": scale, "weight_shape": np.array(weight.shape, np.int32)}
 
@@ -185,7 +208,7 @@ def _int4(grid: Callable[[Array], tuple[Array, Array]]) -> Callable[[Array, Any,
 
 
 def _swept(encode: Callable[..., Tensors]) -> Callable[[Array, Any, Array], Tensors]:
-    return lambda weight, amax, found: encode(weight, amax, found, sweep=True)
+    return lambda weight, amax, stored_scale: encode(weight, amax, stored_scale, sweep=True)
 
 
 _ENCODERS: Mapping[tuple[str, str], Callable[[Array, Any, Array], Tensors]] = {

@@ -1,7 +1,7 @@
-"""Calibration: the texts that a recipe names, as rows of tokens, and what the model's layers show when they see them.
+"""Calibration: tokenize a recipe's datasets, run the model on them and collect statistics of each layer.
 
-datasets.read_texts   files or the Hub -> texts, one at a time, never a whole data set
-chat.load_template    conversations -> texts, by the checkpoint's own template, in a sandbox
-vocabulary            texts -> tokens, by the checkpoint's vocabulary; none of its code is run
-rows.make_rows        tokens -> rows, padded as ModelOpt does it, or packed
+datasets.read_texts    stream texts from files or the Hub
+chat.load_template     render conversations with the checkpoint's chat template, in a sandbox
+tokenizer              tokenize texts without running the checkpoint's code
+token_rows.make_rows   arrange tokens in rows, padded as in ModelOpt or packed
 """

@@ -1,8 +1,8 @@
-"""Conversations as text: through the checkpoint's own chat template, or by joining what was said.
+"""Render conversations as text with the checkpoint's chat template, or by joining the messages.
 
-A template is a program from the checkpoint, so it runs in jinja2's sandbox, in a process of its own (`template.py`): it
-sees the conversation and the helpers that transformers gives to templates, and can change and reach nothing else.
-Without a template, ModelOpt joins the turns' contents with line breaks; `joined` does the same.
+Templates are untrusted code, so they run in jinja2's sandbox in a separate process (`template.py`) with access only to
+the conversation and the helper functions that transformers provides. Without a template, messages are joined with line
+breaks, as in ModelOpt (`joined`).
 """
 
 from __future__ import annotations
@@ -13,63 +13,63 @@ from pathlib import Path
 from typing import Any, cast
 
 from halfbyte.calibrate.template import TemplateError, TemplateProcess
+from halfbyte.checkpoint.untrusted_files import parsed as parsed_json
+from halfbyte.checkpoint.untrusted_files import plain_text, read_json
 from halfbyte.errors import CheckpointError
-from halfbyte.source.foreign import parsed as parsed_json
-from halfbyte.source.foreign import plain_text, read_json
 
 FILE = "chat_template.jinja"
 CONFIG = "tokenizer_config.json"
 _MOST_NBYTES = 1 << 20  # Kimi's template has 4 kB
-_DEFAULT = "default"  # the name of the template for chat, where a checkpoint has several
+_DEFAULT = "default"  # name of the chat template if a checkpoint has several
 
 Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatTemplate:
-    """A checkpoint's chat template, ready to be used."""
+    """A checkpoint's compiled chat template."""
 
     path: Path
-    named: Mapping[str, str]  # bos_token and the like, which templates write by name
+    named: Mapping[str, str]  # bos_token etc., passed to templates
     _process: TemplateProcess
 
     def text(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> str:
-        """Return a conversation as the model would see it, without an opening for another answer."""
+        """Render a conversation without a generation prompt."""
         return self._rendered(messages, tools, add_generation_prompt=False)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, thinking: bool = False) -> str:
-        """Return a conversation that waits for an answer; templates that know no `thinking` do as they always do."""
+        """Render a conversation with a generation prompt; templates without `thinking` ignore it."""
         return self._rendered(messages, tools, add_generation_prompt=True, thinking=thinking)
 
-    def _rendered(self, messages: Sequence[Message], tools: Sequence[Any] | None, **asked: bool) -> str:
-        seen = [_with_parsed_calls(message) for message in messages]
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Any] | None, **flags: bool) -> str:
+        parsed = [_with_parsed_calls(message) for message in messages]
         try:
-            return self._process.render({**self.named, **asked, "messages": seen, "tools": tools, "documents": None})
+            return self._process.render({**self.named, **flags, "messages": parsed, "tools": tools, "documents": None})
         except TemplateError as error:
-            what = f"the chat template refuses a conversation: {error}"
+            what = f"the chat template failed on a conversation: {error}"
             raise CheckpointError(
-                what, where=str(self.path), fix="set chat_template to false, or leave it out"
+                what, where=str(self.path), fix="set chat_template to false, or remove the conversation"
             ) from error
 
 
 def load_template(folder: Path, named: Mapping[str, str]) -> ChatTemplate | None:
-    """Return a checkpoint's template, None where it has none; `named` are its vocabulary's named tokens."""
+    """Load a checkpoint's chat template, or None if it has none; `named` are the tokenizer's named tokens."""
     path, source = _find(folder)
     if source is None:
         return None
     try:
         return ChatTemplate(path, named, TemplateProcess(source))
     except TemplateError as error:
-        what = f"the chat template cannot be read: {error}"
+        what = f"cannot read the chat template: {error}"
         raise CheckpointError(what, where=str(path), fix="download it again") from error
 
 
 def joined(messages: Sequence[Message]) -> str:
-    """Return what was said, a turn on a line, as ModelOpt does it without a template: no roles, thoughts or calls."""
-    return "\n".join(_said(message.get("content")) for message in messages)
+    """Join the message contents with line breaks, without roles, reasoning or tool calls, as in ModelOpt."""
+    return "\n".join(_content_text(message.get("content")) for message in messages)
 
 
-def _said(content: object) -> str:
+def _content_text(content: object) -> str:
     if isinstance(content, list):
         parts = cast("list[Any]", content)
         return "".join(cast("dict[str, Any]", part).get("text") or "" for part in parts if isinstance(part, dict))
@@ -80,29 +80,29 @@ def _text(path: Path) -> str:
     try:
         return plain_text(path, _MOST_NBYTES)
     except (OSError, ValueError) as error:
-        what = f"the chat template cannot be read: {error}"
+        what = f"cannot read the chat template: {error}"
         raise CheckpointError(what, where=str(path), fix="download it again") from error
 
 
 def _find(folder: Path) -> tuple[Path, str | None]:
-    """Return where a checkpoint's template stands, and its text."""
+    """Return the file with a checkpoint's template, and the template."""
     if (folder / FILE).exists():
         return folder / FILE, _text(folder / FILE)
     path = folder / CONFIG
     try:
         stored = read_json(path).get("chat_template") if path.exists() else None
     except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError("it is not a JSON object", where=str(path), fix="download it again") from error
-    if isinstance(stored, list):  # several templates with names
+        raise CheckpointError("not a JSON object", where=str(path), fix="download it again") from error
+    if isinstance(stored, list):  # several named templates
         entries = (cast("dict[str, Any]", entry) for entry in cast("list[Any]", stored) if isinstance(entry, dict))
         stored = next((entry.get("template") for entry in entries if entry.get("name") == _DEFAULT), None)
     if not isinstance(stored, str | None):
-        raise CheckpointError("chat_template is no text", where=str(path), fix="download it again")
+        raise CheckpointError("chat_template is not text", where=str(path), fix="download it again")
     return path, stored
 
 
 def _with_parsed_calls(message: Message) -> Message:
-    """Return a message whose tool calls have their arguments as objects; some templates go through their keys."""
+    """Return a message with parsed tool call arguments, because some templates iterate over their keys."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message
@@ -117,8 +117,8 @@ def _with_parsed_arguments(call: Any) -> Any:
         parsed["function"] = _with_parsed_arguments(parsed["function"])
     if isinstance(parsed.get("arguments"), str):
         try:
-            found = parsed_json(parsed["arguments"])
+            arguments = parsed_json(parsed["arguments"])
         except ValueError:
-            return parsed  # a call that a model got wrong is text like any other
-        parsed["arguments"] = found if isinstance(found, dict) else parsed["arguments"]
+            return parsed  # keep malformed arguments as text
+        parsed["arguments"] = arguments if isinstance(arguments, dict) else parsed["arguments"]
     return parsed

@@ -1,11 +1,10 @@
-"""The texts of a data set, one after the other: from a file, or from the Hub by name.
+"""Stream the texts of a dataset from a file or the Hub.
 
-Nothing is read before it is asked for, so that 512 samples cost 512 samples, however large the data set is. With a
-seed, samples are drawn from windows of 10,000; without one they come as they are stored. Samples without a text are
-passed over.
+Samples are read lazily, so that 512 samples cost 512 samples regardless of the dataset's size. With a seed, samples are
+shuffled in windows of 10,000; without one they keep the stored order. Samples without text are skipped.
 
-A data set is one domain, under whose name its statistics are kept. Where its samples name their own domains in a
-column, a domain in braces says so: `{domain}` keeps the statistics apart by the column `domain`.
+A dataset belongs to one domain. If a column names each sample's domain, write that column in braces as the domain:
+`{domain}` collects statistics by the column `domain`.
 """
 
 from __future__ import annotations
@@ -20,22 +19,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from halfbyte.checkpoint.untrusted_files import parsed
 from halfbyte.errors import CheckpointError, HalfbyteError, MachineError, UsageError
-from halfbyte.source.foreign import parsed
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.chat import ChatTemplate
     from halfbyte.recipe.decisions import Dataset
 
-WINDOW = 10_000  # samples that are shuffled together: what a seed may cost in memory and reading
+WINDOW = 10_000  # samples shuffled together, which bounds memory and reading
 FILES = (".jsonl", ".parquet", ".txt")
-_BATCH = 256  # samples that are decoded from a Parquet file at a time
-_ROLES = ("user", "assistant")  # who says the texts of several columns, in turn
-_SPEAKERS = {"human": "user", "gpt": "assistant"}  # the names in conversations of {from, value}
+_BATCH = 256  # samples decoded from a Parquet file at a time
+_ROLES = ("user", "assistant")  # alternating roles of several text columns
+_SPEAKERS = {"human": "user", "gpt": "assistant"}  # roles in conversations of {from, value}
 CONVERSATIONS = ("messages", "conversations")
 TEXTS = ("text", "article", "content")
+QUESTIONS = (("question", "answer"), ("prompt", "response"), ("prompt", "completion"), ("instruction", "output"))
 _TOOLS = "tools"
-_SPOKEN = {
+_TYPE_NAMES = {
     "int": "a number",
     "float": "a number",
     "bool": "true or false",
@@ -52,22 +52,22 @@ class Text:
 
     text: str
     domain: str
-    from_template: bool  # only then are the special tokens in it meant as such
+    from_template: bool  # if so, special tokens in the text are tokenized as such
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """A sample as it is stored, and where, for those who must repair it."""
+    """A stored sample and its location for error messages."""
 
     row: Mapping[str, Any]
     where: str
 
 
 def read_texts(dataset: Dataset, seed: int | None = None, template: ChatTemplate | None = None) -> Iterator[Text]:
-    """Give the texts of a data set, shuffled where there is a seed."""
+    """Yield the texts of a dataset, shuffled if there is a seed."""
     if dataset.chat_template and template is None:
         what, fix = "this checkpoint has no chat template", "set chat_template to false"
-        raise CheckpointError(what, where=f"data set '{dataset.source}'", fix=fix)
+        raise CheckpointError(what, where=f"dataset '{dataset.source}'", fix=fix)
     samples = _samples(dataset)
     for sample in samples if seed is None else _shuffled(samples, seed):
         text = _text(sample, dataset, template)
@@ -77,7 +77,7 @@ def read_texts(dataset: Dataset, seed: int | None = None, template: ChatTemplate
 
 def _shuffled(samples: Iterator[_Sample], seed: int) -> Iterator[_Sample]:
     """Shuffle window by window."""
-    # Python promises the same random() for the same seed for ever, and nothing about the rest of this module.
+    # Python guarantees a stable sequence per seed only for random(), not for shuffle().
     source = random.Random(seed)
     while window := list(itertools.islice(samples, WINDOW)):
         keys = [source.random() for _ in window]
@@ -89,37 +89,37 @@ def _samples(dataset: Dataset) -> Iterator[_Sample]:
     if Path(dataset.source).suffix in FILES:
         return records(dataset.source, _columns(dataset))
     if Path(dataset.source).is_file():
-        what = f"files of this kind are not read; those of {', '.join(FILES)} are"
+        what = f"unsupported file type; supported are {', '.join(FILES)}"
         raise UsageError(what, where=dataset.source, fix="convert it, to .jsonl for example")
     return _from_hub(dataset)
 
 
 def _columns(dataset: Dataset) -> set[str]:
-    """Return all that a data set is asked for, what it may lack included."""
+    """Return all columns to read, including optional ones."""
     named = _domain_column(dataset)
     return {*(dataset.columns or ()), *([named] if named else []), *([_TOOLS] if dataset.chat_template else [])}
 
 
 def records(source: str, columns: set[str] | None = None) -> Iterator[_Sample]:
-    """Give the records of a file; at least one, or an error."""
+    """Yield the records of a file; raise UsageError if it is missing or empty."""
     path = Path(source)
     if not path.is_file():
-        raise UsageError("there is no such file", where=source, fix="check the path")
+        raise UsageError("file not found", where=source, fix="check the path")
     read = {".jsonl": _from_jsonl, ".txt": _from_lines}.get(path.suffix)
     records = _from_parquet(path, columns) if read is None else read(path)
     first = next(records, None)
     if first is None:
-        raise UsageError("the file is empty", where=source, fix="give one with samples in it")
+        raise UsageError("the file is empty", where=source, fix="pass a file with samples")
     return itertools.chain([first], records)
 
 
 def _from_lines(path: Path) -> Iterator[_Sample]:
-    """Give the lines of a text file, a sample each."""
+    """Yield the lines of a text file, one sample each."""
     for where, line in _lines(path):
         try:
             yield _Sample({"": line.decode().rstrip("\r\n")}, where)
         except UnicodeDecodeError as error:
-            raise UsageError(f"it is not UTF-8: {error.reason}", where=where, fix="save the file as UTF-8") from error
+            raise UsageError(f"invalid UTF-8: {error.reason}", where=where, fix="save the file as UTF-8") from error
 
 
 def _from_jsonl(path: Path) -> Iterator[_Sample]:
@@ -127,15 +127,15 @@ def _from_jsonl(path: Path) -> Iterator[_Sample]:
         try:
             row = parsed(line)
         except ValueError as error:
-            raise UsageError(f"it is not JSON: {error}", where=where, fix="repair or remove the line") from error
+            raise UsageError(f"invalid JSON: {error}", where=where, fix="fix or remove the line") from error
         if not isinstance(row, dict):
-            what = f"it is a JSON {type(row).__name__}, not an object"
+            what = f"expected a JSON object, found {_TYPE_NAMES[type(row).__name__]}"
             raise UsageError(what, where=where, fix="write each sample as {column: value}")
         yield _Sample(cast("dict[str, Any]", row), where)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Give each line that says something, and its place."""
+    """Yield each non-empty line and its location."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -145,25 +145,25 @@ def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
 def _from_parquet(path: Path, columns: set[str] | None) -> Iterator[_Sample]:
     parquet = _library("pyarrow.parquet", "pyarrow", f"{path.name} is a Parquet file")
     with _raising(
-        lambda error: UsageError(f"it is not a Parquet file: {error}", where=str(path), fix="download it again")
+        lambda error: UsageError(f"not a valid Parquet file: {error}", where=str(path), fix="download it again")
     ):
         file = parquet.ParquetFile(path)
         stored: list[str] = file.schema_arrow.names
-        # Of all columns only those that are asked for are decoded; where one is missing, the error names what is there.
+        # Decode only the requested columns. If one is missing, decode all, so that the error can list the columns.
         known = columns is not None and columns - {_TOOLS} <= set(stored)
-        wanted = [name for name in stored if name in columns] if columns is not None and known else stored
+        decoded = [name for name in stored if name in columns] if columns is not None and known else stored
         number = 0
-        for batch in file.iter_batches(batch_size=_BATCH, columns=wanted):
+        for batch in file.iter_batches(batch_size=_BATCH, columns=decoded):
             for row in batch.to_pylist():
                 number += 1
                 yield _Sample(row, f"{path}, row {number}")
 
 
 def _from_hub(dataset: Dataset) -> Iterator[_Sample]:
-    """Give the rows of a data set on the Hub, streamed."""
-    local = f"give a file instead: --data {dataset.domain}=path"
-    library = _library("datasets", "datasets", f"'{dataset.source}' is a data set on the Hub", local)
-    place = f"data set '{dataset.source}', split '{dataset.split}'"
+    """Stream the rows of a dataset on the Hub."""
+    local = f"use a local file: --data {dataset.domain}=path"
+    library = _library("datasets", "datasets", f"'{dataset.source}' is a dataset on the Hub", local)
+    place = f"dataset '{dataset.source}', split '{dataset.split}'"
     with _raising(lambda error: _hub_error(error, place, local)):
         stream = library.load_dataset(dataset.source, name=dataset.subset, split=dataset.split, streaming=True)
         for number, row in enumerate(stream, 1):
@@ -171,34 +171,34 @@ def _from_hub(dataset: Dataset) -> Iterator[_Sample]:
 
 
 def _hub_error(error: Exception, place: str, local: str) -> HalfbyteError:
-    said = (str(error).splitlines() or [type(error).__name__])[0]
+    message = (str(error).splitlines() or [type(error).__name__])[0]
     if type(error).__name__ == "DatasetNotFoundError":
         fix = "check the name, accept its terms on the Hub and log in, or " + local
-        return UsageError(f"the Hub does not give it: {said}", where=place, fix=fix)
+        return UsageError(f"not found on the Hub: {message}", where=place, fix=fix)
     if isinstance(error, ValueError | TypeError | KeyError):
-        return UsageError(f"the Hub has it in another form: {said}", where=place, fix="check subset and split")
-    return MachineError(f"the Hub cannot be reached: {said}", where=place, fix="connect this machine, or " + local)
+        return UsageError(f"cannot load the dataset: {message}", where=place, fix="check subset and split")
+    return MachineError(f"the Hub cannot be reached: {message}", where=place, fix="connect this machine, or " + local)
 
 
 @contextmanager
-def _raising(ours: Callable[[Exception], HalfbyteError]) -> Generator[None]:
-    """Turn whatever a library raises into an error of ours."""
+def _raising(convert: Callable[[Exception], HalfbyteError]) -> Generator[None]:
+    """Convert any exception of a library into a HalfbyteError."""
     try:
         yield
     except Exception as error:
-        raise ours(error) from error
+        raise convert(error) from error
 
 
 def _library(module: str, package: str, reason: str, instead: str = "") -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        what = f"{reason}, and the library '{package}' is not installed"
+        what = f"{reason}, but the package '{package}' is not installed"
         raise MachineError(what, fix=f"pip install {package}" + (f", or {instead}" * bool(instead))) from error
 
 
 def _text(sample: _Sample, dataset: Dataset, template: ChatTemplate | None) -> str:
-    """Return a sample's text; none where its columns are empty."""
+    """Return a sample's text; an empty string if its columns are empty."""
     if dataset.columns is None:
         return sample.row[""]
     values = [_value(sample, name) for name in dataset.columns]
@@ -209,27 +209,27 @@ def _text(sample: _Sample, dataset: Dataset, template: ChatTemplate | None) -> s
         return ""
     if template is not None and dataset.chat_template:
         return template.text(messages, _tools(sample))
-    from halfbyte.calibrate.chat import joined  # noqa: PLC0415 - jinja2, for those who have conversations
+    from halfbyte.calibrate.chat import joined  # noqa: PLC0415 - only needed for conversations
 
     return joined(messages)
 
 
 def _value(sample: _Sample, name: str) -> Any:
     if name not in sample.row:
-        what = f"there is no column '{name}'; there is {', '.join(sample.row) or 'none'}"
+        what = f"no column '{name}'; the columns are {', '.join(sample.row) or 'empty'}"
         raise UsageError(what, where=sample.where, fix="name the right columns, as in news=articles.jsonl:article")
     return sample.row[name]
 
 
 def _plain(text: str | None, sample: _Sample, dataset: Dataset) -> str:
     if text and dataset.chat_template:
-        what = "it is a text, and a chat template needs messages"
+        what = "a chat template requires messages, found plain text"
         raise UsageError(what, where=sample.where, fix="set chat_template to false")
     return text or ""
 
 
 def _messages(values: Sequence[Any], sample: _Sample, columns: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Return a conversation: messages in one column, or the texts of several, said in turn."""
+    """Return a conversation: messages from one column, or alternating turns from several text columns."""
     if len(values) == 1:
         if not isinstance(values[0], list):
             raise _wrong(columns[0], values[0], "a text or a list of messages", sample)
@@ -250,24 +250,24 @@ def _message(value: Any, column: str, sample: _Sample) -> Mapping[str, Any]:
         return message
     if "from" in message and "value" in message:
         return {"role": _SPEAKERS.get(message["from"], message["from"]), "content": message["value"]}
-    what = f"a message in '{column}' has no role, only {', '.join(message) or 'nothing'}"
+    what = f"a message in '{column}' has no role; its keys are {', '.join(message) or 'empty'}"
     raise UsageError(what, where=sample.where, fix="write messages as {role, content}")
 
 
-def _wrong(column: str, value: Any, wanted: str, sample: _Sample, inside: str = "") -> UsageError:
+def _wrong(column: str, value: Any, expected: str, sample: _Sample, inside: str = "") -> UsageError:
     kind = type(value).__name__
-    what = f"'{column}' is {inside}{_SPOKEN.get(kind, kind)}, not {wanted}"
-    return UsageError(what, where=sample.where, fix="name the columns that hold the text")
+    what = f"'{column}' is {inside}{_TYPE_NAMES.get(kind, kind)}, not {expected}"
+    return UsageError(what, where=sample.where, fix="name the columns that contain the text")
 
 
 def _tools(sample: _Sample) -> list[Any] | None:
-    """Return the tools that a conversation may call; tables keep them as JSON."""
+    """Return a conversation's tools, which tables store as JSON."""
     tools = sample.row.get(_TOOLS)
     if isinstance(tools, str):
         try:
             tools = json.loads(tools or "null")
         except ValueError as error:
-            what = f"'{_TOOLS}' is not JSON: {error}"
+            what = f"'{_TOOLS}' is not valid JSON: {error}"
             raise UsageError(what, where=sample.where, fix="write a list of tools") from error
     return cast("list[Any]", tools) if isinstance(tools, list) and tools else None
 
@@ -278,15 +278,15 @@ def _domain_column(dataset: Dataset) -> str | None:
 
 
 def _domain(sample: _Sample, dataset: Dataset) -> str:
-    """Return the domain that a sample's statistics are kept under."""
+    """Return the domain of a sample."""
     column = _domain_column(dataset)
     if column is None:
         return dataset.domain
     domain = _value(sample, column)
     if isinstance(domain, str) and domain:
         return domain
-    found = "empty" if domain == "" else _SPOKEN.get(type(domain).__name__, type(domain).__name__)
-    what = f"'{column}' is {found}, not the name of a domain"
+    kind = "empty" if domain == "" else _TYPE_NAMES.get(type(domain).__name__, type(domain).__name__)
+    what = f"'{column}' is {kind}, not a domain name"
     raise UsageError(
-        what, where=sample.where, fix="name a domain in every sample, or give one for all: --data news=file"
+        what, where=sample.where, fix="set a domain in every sample, or pass one for all: --data news=file"
     )

@@ -1,4 +1,4 @@
-"""Layer after layer: read the next while this one runs, keep what was measured, go on where a killed run stopped."""
+"""Measure layer by layer: prefetch the next layer, save statistics, and resume interrupted runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.calibrate.store import Store
 from halfbyte.calibrate.stream import Calibration, Stream
+from halfbyte.checkpoint.caching_reader import HoldingReader
+from halfbyte.checkpoint.headers import TensorInfo
+from halfbyte.families.model import Model
 from halfbyte.forward.weights import Weights
-from halfbyte.models.model import Model
-from halfbyte.source.headers import TensorInfo
-from halfbyte.source.hold import HoldingReader
 
 
 def measured_layers(  # noqa: PLR0913 - keyword-only from the reader on
@@ -28,13 +28,13 @@ def measured_layers(  # noqa: PLR0913 - keyword-only from the reader on
 ) -> Iterator[tuple[int, LayerStats]]:
     """Yield every layer with its statistics; while a layer is yielded, the reader holds its tensors.
 
-    A layer that an earlier run measured is not run again; what it holds is read anew if someone asks for it. Where the
-    weights of `unwritten` layers need moments, which nobody keeps, everything up to them is.
+    Layers measured by an earlier run are not run again; their tensors are read on demand. If `unwritten` layers need
+    Hessians, which are not saved, all layers up to them are run again.
     """
     layers = store.layers
-    whole = store.whole()
-    if whole is not None and not (calibration.moments and unwritten):
-        yield from whole.items()
+    finished = store.whole()
+    if finished is not None and not (calibration.moments and unwritten):
+        yield from finished.items()
         return
     stream = Stream(calibration, Weights(model, reader), threads)
     first, hidden = store.load_hidden() or (0, stream.hidden)
@@ -50,44 +50,44 @@ def measured_layers(  # noqa: PLR0913 - keyword-only from the reader on
         stream.start()
     tensors = tensors_by_layer(model)
     with (
-        ThreadPoolExecutor(1) as ahead,
+        ThreadPoolExecutor(1) as prefetcher,
         reader.nobody_waits(),
-    ):  # which also waits, should an error or Ctrl-C come between
-        coming: Future[None] = ahead.submit(reader.hold, tensors[first] if first < layers else [])
+    ):  # also waits for the prefetch on errors and Ctrl-C
+        prefetch: Future[None] = prefetcher.submit(reader.hold, tensors[first] if first < layers else [])
         for layer in range(first, layers):
-            coming.result()
-            coming = ahead.submit(reader.hold, tensors[layer + 1] if layer + 1 < layers else [])
+            prefetch.result()
+            prefetch = prefetcher.submit(reader.hold, tensors[layer + 1] if layer + 1 < layers else [])
             stats = stream.through(layer)
             reader.refuse_changes()
-            # Moments are not kept: until the layer's weights are written, a killed run must measure it again.
-            kept_later = stats.moments is not None
-            if not kept_later:
-                _keep(store, layer, stats, stream.hidden)
-            say(f"measured layer {layer} of {layers}")
+            # Hessians are not saved: until the layer's weights are written, an interrupted run must measure it again.
+            save_later = stats.moments is not None
+            if not save_later:
+                _save(store, layer, stats, stream.hidden)
+            say(f"measured layer {layer + 1} of {layers}")
             yield layer, stats
-            if kept_later:
-                _keep(store, layer, stats, stream.hidden)
+            if save_later:
+                _save(store, layer, stats, stream.hidden)
             reader.release(tensors[layer])
     store.finish()
 
 
-def _keep(store: Store, layer: int, stats: LayerStats, hidden: torch.Tensor) -> None:
+def _save(store: Store, layer: int, stats: LayerStats, hidden: torch.Tensor) -> None:
     store.save(layer, stats)
     store.save_hidden(layer + 1, hidden)
 
 
 def layer_nbytes(model: Model) -> list[int]:
-    """Return how much is read for each layer."""
+    """Return the number of bytes read for each layer."""
     return [sum(info.nbytes for info in infos) for infos in tensors_by_layer(model)]
 
 
 def tensors_by_layer(model: Model) -> list[list[TensorInfo]]:
-    """Return what each layer holds."""
-    found: list[list[TensorInfo]] = [[] for _ in range(model.layers)]
+    """Return the tensors of each layer."""
+    tensors: list[list[TensorInfo]] = [[] for _ in range(model.layers)]
     for linear in model.linears.values():
         if linear.layer is not None:
-            found[linear.layer] += linear.parts.values()
+            tensors[linear.layer] += linear.parts.values()
     for place, info in model.plain.values():
         if place.layer is not None:
-            found[place.layer].append(info)
-    return found
+            tensors[place.layer].append(info)
+    return tensors

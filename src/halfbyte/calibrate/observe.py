@@ -1,4 +1,4 @@
-"""Look at a layer while it runs, and keep what `stats` wants of it."""
+"""Collect a layer's calibration statistics while it runs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halfbyte.calibrate.moments import Moments, second_moments
-from halfbyte.calibrate.public import PublicSelection
+from halfbyte.calibrate.expert_sums import RoutedTokens, add_routed
+from halfbyte.calibrate.hessian import Moments, second_moments
+from halfbyte.calibrate.reap_reference import PublicSelection
 from halfbyte.calibrate.routing import Routing
-from halfbyte.calibrate.rows import Rows
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
-from halfbyte.calibrate.sums import RoutedTokens, add_routed
+from halfbyte.calibrate.token_rows import Rows
 from halfbyte.errors import CheckpointError
 from halfbyte.forward.experts import Expert
 from halfbyte.forward.layer import Look, Routed
@@ -24,7 +24,7 @@ HEADS_FIRST = ("self_attn.k", "self_attn.v")  # [R, H, L, d]; everything else is
 
 
 class Observer:
-    """What is measured in one layer."""
+    """Collector of one layer's statistics."""
 
     def __init__(self, layer: int, rows: Rows, experts: int, *, moments: bool = False, public: bool = False) -> None:
         self._layer, self._rows = layer, rows
@@ -35,22 +35,22 @@ class Observer:
         self.stats = LayerStats(experts=empty)
         if experts and moments:
             self.stats.moments = Moments()
-        # Where rows are padded on the left, padding flows through the model and counts; elsewhere it is no token.
+        # In left-padded rows, padding passes through the model and counts for amax. In packed rows it is excluded.
         self._counts = None if rows.left_padded else torch.from_numpy(rows.real)
 
     def look(self, chunk: slice) -> Look:
-        """Return what sees the inputs of linears, keys and values of some rows."""
+        """Return the callback for inputs of linears, keys and values of a chunk of rows."""
         counts = self._counts[chunk] if self._counts is not None else None
 
         def look(name: str, tensor: torch.Tensor) -> None:
             if counts is not None and not counts.all():
                 tensor = (tensor.transpose(1, 2) if name in HEADS_FIRST else tensor).reshape(*counts.shape, -1)[counts]
-            self._largest(name, _amax(tensor))
+            self._update_amax(name, _amax(tensor))
 
         return look
 
     def routes(self, chunk: slice, routed: Routed) -> None:
-        """See how the tokens of some rows are routed; of all rows, before any expert is seen."""
+        """Record the routing of a chunk of rows. All rows must be recorded before any expert."""
         self._softmax.tell(chunk, routed.indices, softmax_weights(routed.logits, routed.indices))
         if self._public is not None:
             self._public.routes(chunk, routed)
@@ -59,7 +59,7 @@ class Observer:
     def _softmax_weights(self) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
         return self._softmax.by_expert()
 
-    def _largest(self, name: str, amax: float) -> None:
+    def _update_amax(self, name: str, amax: float) -> None:
         if not np.isfinite(amax):
             raise not_finite(self._layer, name)
         with self._lock:
@@ -74,17 +74,17 @@ class Observer:
         act: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        """See what an expert did with its tokens."""
+        """Record an expert's inputs, activations and outputs."""
         stats = self.stats.experts
         assert stats is not None
         places = tokens.cpu().numpy()
         softmax = self._softmax_weights[expert][1]
         if self._counts is not None:
-            kept = self._rows.real.reshape(-1)[places]
-            if not kept.all():
-                chosen = torch.from_numpy(kept)
-                places, gate_weights, softmax = places[kept], gate_weights[chosen], softmax[chosen]
-                given, act, out = given[chosen], act[chosen], out[chosen]
+            real = self._rows.real.reshape(-1)[places]
+            if not real.all():
+                mask = torch.from_numpy(real)
+                places, gate_weights, softmax = places[real], gate_weights[mask], softmax[mask]
+                given, act, out = given[mask], act[mask], out[mask]
         if not len(places):
             return
         amax = (_amax(given), _amax(act), _amax(out))
@@ -93,29 +93,29 @@ class Observer:
         stats.seen[expert] = len(places)
         stats.input_amax[expert], stats.down_amax[expert], stats.out_amax[expert] = amax
         if self.stats.moments is not None:
-            self.stats.moments.acts[expert] = self._of_real(act, gate_weights, places)
+            self.stats.moments.acts[expert] = self._hessian(act, gate_weights, places)
         norms = out.double().square().sum(-1).sqrt().cpu().numpy()
         g, p = (weights.double().cpu().numpy() for weights in (gate_weights, softmax))
         if self._public is not None:
             self._public.see(expert, places, norms)
         add_routed(stats, RoutedTokens([expert], np.zeros(len(places), np.int64), places, g, p, norms), self._rows)
 
-    def all_given(self, given: torch.Tensor) -> None:
-        """See what all experts together were given, [T, D]."""
+    def all_inputs(self, inputs: torch.Tensor) -> None:
+        """Record the inputs of all tokens to the experts, [T, D]."""
         if self.stats.moments is not None:
-            self.stats.moments.given = self._of_real(given, None, np.arange(len(given)))
+            self.stats.moments.given = self._hessian(inputs, None, np.arange(len(inputs)))
 
-    def run_public(self, given: torch.Tensor, expert: Expert, threads: int) -> None:
-        """Let experts see what the public REAP code would show them besides, if that is to be known."""
+    def run_public(self, inputs: torch.Tensor, expert: Expert, threads: int) -> None:
+        """Run experts on the additional tokens that the public REAP code routes to them, if requested."""
         if self._public is None or self.stats.experts is None:
             return
-        self._public.finish(self.stats.experts, given, expert, threads)
+        self._public.finish(self.stats.experts, inputs, expert, threads)
         for number, total in enumerate(self.stats.experts.sums["pn_public"]):
             if not np.isfinite(total).all():
                 raise not_finite(self._layer, f"mlp.experts.{number}")
 
-    def _of_real(self, x: torch.Tensor, weights: torch.Tensor | None, places: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Moments over tokens; padding is none of them, also where its amax counts."""
+    def _hessian(self, x: torch.Tensor, weights: torch.Tensor | None, places: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the Hessian over real tokens, without padding."""
         real = torch.from_numpy(self._rows.real.reshape(-1)[places])
         return second_moments(x[real], None if weights is None else weights[real])
 
@@ -125,6 +125,6 @@ def _amax(tensor: torch.Tensor) -> float:
 
 
 def not_finite(layer: int, name: str) -> CheckpointError:
-    """Say where a forward broke down."""
-    what = f"layer {layer}: {name} has values that are not finite"
-    return CheckpointError(what, where="calibration", fix="the weights are damaged, or this is not how they are stored")
+    """Return the error for non-finite values in the forward pass."""
+    what = f"layer {layer}: non-finite values in {name}"
+    return CheckpointError(what, where="calibration", fix="check the weights: they are damaged or in another format")

@@ -1,4 +1,4 @@
-"""How well the data covered the experts: who saw how many tokens, and who needed another's scale."""
+"""Expert coverage of the calibration data: tokens per expert, and experts that used the backstop scale."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from halfbyte.recipe.decisions import InputScale
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Tokens that the routed experts of one layer saw; `unseen` lists those that saw none, `backstopped` the helped."""
+    """Tokens per routed expert of one layer; `unseen` experts got none, `backstopped` ones use the backstop scale."""
 
     layer: int
     fewest: int
@@ -24,16 +24,16 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of all layers."""
+    """Coverage of all layers."""
 
     layers: list[Coverage]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what is kept in a file."""
+        """Return the contents of the coverage file."""
         return {**self.summary(), "layers": [asdict(layer) for layer in self.layers]}
 
     def summary(self) -> dict[str, Any]:
-        """Return the whole in a few numbers."""
+        """Return summary numbers over all layers."""
         return {
             "moe_layers": len(self.layers),
             "fewest_tokens": min((layer.fewest for layer in self.layers), default=None),
@@ -43,25 +43,25 @@ class Report:
         }
 
     def line(self) -> str:
-        """Return the whole in a sentence."""
-        found = self.summary()
+        """Return the summary as one line."""
+        summary = self.summary()
         if not self.layers:
             return "no routed experts"
         return (
-            f"experts saw {found['fewest_tokens']:,} tokens or more (median {found['median_tokens']:,.0f}), "
-            f"{found['unseen_experts']} saw none, {found['backstopped_experts']} got the backstop's scale"
+            f"at least {summary['fewest_tokens']:,} tokens per expert (median {summary['median_tokens']:,.0f}), "
+            f"{summary['unseen_experts']} without tokens, {summary['backstopped_experts']} with the backstop scale"
         )
 
 
 def report(layers: Mapping[int, LayerStats], rule: InputScale | None) -> Report:
-    """Return how the experts of every layer fared under a recipe's rule."""
-    found: list[Coverage] = []
+    """Return the expert coverage of every layer under a recipe's input scale rule."""
+    layer_coverage: list[Coverage] = []
     for layer, stats in sorted(layers.items()):
         if (experts := stats.experts) is None:
             continue
-        helped = rule is not None and rule.per == "expert"
-        fewest = (rule.min_tokens or 0) if rule is not None and helped else 0
-        found.append(
+        per_expert = rule is not None and rule.per == "expert"
+        min_tokens = (rule.min_tokens or 0) if rule is not None and per_expert else 0
+        layer_coverage.append(
             Coverage(
                 layer=layer,
                 fewest=int(experts.seen.min()),
@@ -70,8 +70,9 @@ def report(layers: Mapping[int, LayerStats], rule: InputScale | None) -> Report:
                 backstopped=[
                     number
                     for number, seen in enumerate(experts.seen)
-                    if helped and (seen < fewest or not experts.down_amax[number] or not experts.input_amax[number])
+                    if per_expert
+                    and (seen < min_tokens or not experts.down_amax[number] or not experts.input_amax[number])
                 ],
             )
         )
-    return Report(found)
+    return Report(layer_coverage)

@@ -1,8 +1,7 @@
-"""What calibration measures in a layer: sums in FP64 and counts in 64 bits, so that parts of a data set add up.
+"""Calibration statistics of a layer, additive over parts of a dataset (FP64 sums, 64-bit counts).
 
-Two kinds of tokens count. Largest values (amax) are over all tokens that flow through the model, because that is what
-an engine's scale must cover and what ModelOpt measures, padding included where rows are padded. Sums per expert and
-domain are over real tokens only, because pruning by them must not care how rows were filled.
+Largest values (amax) are taken over all tokens that pass through the model, including padding in padded rows, as in
+ModelOpt. Sums per expert and domain are over real tokens only, so that pruning does not depend on how rows were filled.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from halfbyte.calibrate.moments import Moments
+    from halfbyte.calibrate.hessian import Moments
 
 Amax = NDArray[np.float32]
 Sums = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-# g is the router's weight of a token, n the L2 norm of the expert's output for it, before that weight; p is what the
-# public REAP code would take for g (`forward.softmax`), for the same experts.
+# g is a token's router weight, n the L2 norm of the expert's unweighted output, and p the value that the public REAP
+# code uses for g (`forward.softmax`), for the same experts.
 SUMS = ("g", "g2", "n", "n2", "gn", "g2n", "g2n2", "p", "pn")
-LATER_SUMS = ("p", "pn")  # which the files of earlier versions lack
-PUBLIC_SUMS = ("p_public", "pn_public")  # over the public code's own selection; where a recipe asks for it
+LATER_SUMS = ("p", "pn")  # missing in files of earlier versions
+PUBLIC_SUMS = ("p_public", "pn_public")  # over the public code's own expert selection, with `public_reap`
 MAXES = ("n", "gn")
 _EXPERTS = "experts."
 _INPUTS = "input_amax."
@@ -34,23 +33,21 @@ _INPUTS = "input_amax."
 
 @dataclass(slots=True, eq=False)
 class ExpertStats:
-    """Of E routed experts, in B domains. An amax of 0 is one that was never measured."""
+    """Statistics of E routed experts in B domains. An amax of 0 means not measured."""
 
     count: Counts  # [E, B]: real tokens
     sums: dict[str, Sums]  # [E, B] by SUMS and PUBLIC_SUMS; LATER_SUMS and PUBLIC_SUMS may be absent
     maxes: dict[str, Sums]  # [E, B] by MAXES
-    seen: Counts  # [E]: tokens, padding included where it counts
-    input_amax: Amax  # [E]: of what gate_proj and up_proj are given
-    down_amax: Amax  # [E]: of what down_proj is given
+    seen: Counts  # [E]: tokens, including padding in padded rows
+    input_amax: Amax  # [E]: inputs of gate_proj and up_proj
+    down_amax: Amax  # [E]: inputs of down_proj
     out_amax: Amax  # [E]
-    all_down_amax: (
-        Amax  # [E]: of what down_proj would be given if the expert had all tokens; where a recipe asks for it
-    )
-    count_public: Counts | None = None  # [E, B]: real tokens that the public code would select
+    all_down_amax: Amax  # [E]: inputs of down_proj if the expert gets all tokens, for backstop all_experts
+    count_public: Counts | None = None  # [E, B]: real tokens that the public code routes to the expert
 
     @classmethod
     def empty(cls, experts: int, domains: int, *, public: bool = False) -> ExpertStats:
-        """Return what was measured before the first token."""
+        """Return statistics of no tokens."""
 
         def zeros() -> Sums:
             return np.zeros((experts, domains), np.float64)
@@ -80,7 +77,7 @@ class ExpertStats:
 
     @classmethod
     def of(cls, tensors: Mapping[str, NDArray[Any]]) -> ExpertStats:
-        """Return what a file holds; ValueError where its arrays are not of the same experts and domains."""
+        """Build from a file's arrays; raise ValueError if their shapes or dtypes do not match."""
         _check_arrays(tensors)
         return cls(
             sums={
@@ -97,7 +94,7 @@ class ExpertStats:
 def _check_arrays(tensors: Mapping[str, NDArray[Any]]) -> None:
     experts_domains = tensors["count"].shape
     if len(experts_domains) != 2:  # noqa: PLR2004 - experts and domains
-        raise ValueError("count is not by expert and domain")
+        raise ValueError("count is not a matrix of experts and domains")
     for name, array in tensors.items():
         shape = experts_domains[:1] if name in _BY_EXPERT else experts_domains
         dtype = np.int64 if name in _COUNTS else np.float32 if name in _BY_EXPERT else np.float64
@@ -113,31 +110,31 @@ _PLAIN = ("count", "seen", "input_amax", "down_amax", "out_amax", "all_down_amax
 
 @dataclass(slots=True, eq=False)
 class LayerStats:
-    """Of one decoder layer: amax by module ("mlp.down_proj", "self_attn.k", ...), and its routed experts if it has."""
+    """Statistics of one decoder layer: amax by module ("mlp.down_proj", "self_attn.k", ...), and its routed experts."""
 
     input_amax: dict[str, float] = field(default_factory=dict[str, float])
     experts: ExpertStats | None = None
-    moments: Moments | None = None  # in memory only, where weights are compensated
+    moments: Moments | None = None  # in memory only, for GPTQ
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """Return every array by its name in a file."""
-        found: dict[str, NDArray[Any]] = {
+        tensors: dict[str, NDArray[Any]] = {
             _INPUTS + name: np.array(amax, np.float32) for name, amax in sorted(self.input_amax.items())
         }
         if self.experts is not None:
-            found |= {_EXPERTS + name: array for name, array in self.experts.tensors().items()}
-        return found
+            tensors |= {_EXPERTS + name: array for name, array in self.experts.tensors().items()}
+        return tensors
 
     @classmethod
     def of(cls, tensors: Mapping[str, NDArray[Any]]) -> LayerStats:
-        """Return what a file holds."""
+        """Build from a file's arrays."""
         amax = {name.removeprefix(_INPUTS): float(a) for name, a in tensors.items() if name.startswith(_INPUTS)}
         experts = {name.removeprefix(_EXPERTS): a for name, a in tensors.items() if name.startswith(_EXPERTS)}
         return cls(amax, ExpertStats.of(experts) if experts else None)
 
 
 def merge(parts: Sequence[LayerStats]) -> LayerStats:
-    """Return the statistics of all tokens from those of parts of them, added in the order given."""
+    """Merge statistics of parts of the tokens, adding in order."""
     names = sorted({name for part in parts for name in part.input_amax})
     amax = {name: max(part.input_amax.get(name, 0.0) for part in parts) for name in names}
     experts = [part.experts for part in parts if part.experts is not None]
@@ -148,7 +145,7 @@ def _merge_experts(parts: Sequence[ExpertStats]) -> ExpertStats:
     added, largest = ("count", "seen"), ("input_amax", "down_amax", "out_amax", "all_down_amax")
     counts_public = [part.count_public for part in parts if part.count_public is not None]
     return ExpertStats(
-        # A sum that one part lacks is no sum over all tokens.
+        # Drop sums that are missing in any part.
         sums={
             name: _added(part.sums[name] for part in parts)
             for name in (*SUMS, *PUBLIC_SUMS)
@@ -162,5 +159,5 @@ def _merge_experts(parts: Sequence[ExpertStats]) -> ExpertStats:
 
 
 def _added(arrays: Iterable[NDArray[Any]]) -> NDArray[Any]:
-    """Add one after the other: in another order, FP64 sums could differ in their last bit."""
+    """Add sequentially, so that FP64 sums are reproducible to the last bit."""
     return functools.reduce(np.add, arrays)

@@ -1,12 +1,12 @@
-"""A folder of statistics while they are made, and the file that they become.
+"""Folder with the statistics of a calibration in progress, and the final statistics file.
 
-calibration.json          what is measured on what, in how many layers: two calibrations never share a folder
-layer-00007.safetensors   a layer's statistics, whole as soon as it exists
-hidden-00008.safetensors  hidden states before layer 8, where a killed run goes on; only the last is kept
-hidden-00008-00002.safetensors  those of one part of the rows, where machines share them
-stats.safetensors         all layers, at the end; then the rest goes
+calibration.json          description of the calibration; two calibrations never share a folder
+layer-00007.safetensors   statistics of a layer, written atomically
+hidden-00008.safetensors  hidden states before layer 8, to resume from; only the last are kept
+hidden-00008-00002.safetensors  hidden states of one part of the rows, in multi-machine runs
+stats.safetensors         all layers, written at the end; then the other files are removed
 
-A file that cannot be read counts as one that is not there: what it held is measured again.
+Unreadable files are treated as missing and measured again.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from halfbyte.calibrate.stats import LayerStats
+from halfbyte.checkpoint.atomic_write import PART, write_whole
+from halfbyte.checkpoint.headers import TensorSpec, lay_out
+from halfbyte.checkpoint.untrusted_files import parsed, read_json
 from halfbyte.errors import MachineError, UsageError
-from halfbyte.source.foreign import parsed, read_json
-from halfbyte.source.headers import TensorSpec, lay_out
-from halfbyte.write import PART, write_whole
 
 if TYPE_CHECKING:
     import torch
 
 ABOUT = "calibration.json"
 STATS = "stats.safetensors"
-MOST_NBYTES = 1 << 30  # of all statistics; those of 93 layers with 896 experts in ten domains have 87 MB
+MOST_NBYTES = 1 << 30  # size limit; statistics of 93 layers with 896 experts in ten domains have 87 MB
 _METADATA = "halfbyte"
-_SHA256 = "sha256"  # of all that the file says
+_SHA256 = "sha256"  # of the whole content
 _MEASURE = "measure again: halfbyte calibrate SRC -r RECIPE -o STATS"
 _HIDDEN = "hidden"
 _LAYERS = "layers"
@@ -42,52 +42,52 @@ _UNREADABLE = (safetensors.SafetensorError, OSError, KeyError, ValueError)
 
 
 class Store:
-    """Statistics of so many layers in a folder; `about` says what they are of.
+    """Statistics of some layers in a folder; `about` describes the calibration.
 
-    How many layers there are is no part of `about`: those of all layers serve whoever needs the first.
+    The number of layers is not part of `about`, so that statistics of all layers can be used for the first ones.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any], layers: int) -> None:
         self.folder, self.about, self.layers = folder, dict(about), layers
 
     def check(self) -> None:
-        """Refuse a folder in which something else was measured."""
+        """Raise UsageError if the folder belongs to another calibration."""
         path = self.folder / ABOUT
         if not path.exists():
             return
         try:
-            found: Any = read_json(path)
+            stored: Any = read_json(path)
         except (OSError, ValueError):
-            found = None
-        found = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-        refuse_other(found, self.about, str(self.folder))
-        if found.get(_LAYERS) != self.layers:
-            what = f"this folder is for statistics of {found.get(_LAYERS)} layers, and {self.layers} are asked for"
-            fix = "give another folder, or repeat the command that began this one"
+            stored = None
+        stored = cast("dict[str, Any]", stored) if isinstance(stored, dict) else {}
+        refuse_other(stored, self.about, str(self.folder))
+        if stored.get(_LAYERS) != self.layers:
+            what = f"this folder is for statistics of {stored.get(_LAYERS)} layers, but {self.layers} are requested"
+            fix = "use another folder, or repeat the command that created this one"
             raise UsageError(what, where=str(self.folder), fix=fix)
 
     def begin(self) -> None:
-        """Make the folder; what a killed run left half-written goes."""
+        """Create the folder and remove partial files of an interrupted run."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.check()  # again: whoever begins is alone by now, and was not when it was checked before
+        self.check()  # again, because this run has exclusive access only now
         for stale in self.folder.glob(f"*{PART}"):
             stale.unlink()
         described = {**self.about, _LAYERS: self.layers}
         write_whole(self.folder / ABOUT, (json.dumps(described, indent=1) + "\n").encode())
 
     def save(self, layer: int, stats: LayerStats) -> None:
-        """Keep a layer's statistics."""
+        """Save a layer's statistics."""
         write_whole(self._layer(layer), safetensors.numpy.save(stats.tensors()))
 
     def load(self, layer: int) -> LayerStats | None:
-        """Return a layer's statistics if they are there."""
+        """Return a layer's statistics, or None if missing."""
         try:
             return LayerStats.of(safetensors.numpy.load(self._layer(layer).read_bytes()))
         except _UNREADABLE:
             return None
 
     def save_hidden(self, layer: int, hidden: torch.Tensor) -> None:
-        """Keep the hidden states before a layer, and no others."""
+        """Save the hidden states before a layer and remove older ones."""
         path = self.hidden_file(layer)
         write_whole(path, *hidden_pieces(hidden, path.name))
         for older in self.folder.glob("hidden-*.safetensors"):
@@ -95,7 +95,7 @@ class Store:
                 older.unlink()
 
     def missing_nbytes(self, hidden_nbytes: int) -> int:
-        """Return what hidden states will still take of the disk: the next ones are whole before the last ones go."""
+        """Return the disk space still needed for hidden states; old ones are removed after new ones are written."""
         if self.is_whole:
             return 0
         there = sum(path.stat().st_size for path in self.folder.glob("hidden-*.safetensors"))
@@ -103,11 +103,11 @@ class Store:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all layers were measured, as far as a look at the names tells."""
+        """Whether the final statistics file exists."""
         return (self.folder / STATS).exists()
 
     def load_hidden(self) -> tuple[int, torch.Tensor] | None:
-        """Return the layer to go on with and the hidden states before it, if all layers before it were measured."""
+        """Return the layer to resume at and its hidden states, if all earlier layers were measured."""
         for layer in self.hidden_layers():
             hidden = self._hidden(layer)
             if hidden is not None and all(self.load(before) is not None for before in range(layer)):
@@ -115,34 +115,34 @@ class Store:
         return None
 
     def _hidden(self, layer: int) -> torch.Tensor | None:
-        """Return the hidden states of all rows, whether they lie in one file or in parts."""
-        whole = load_hidden_file(self.hidden_file(layer))
-        if whole is not None:
-            return whole
+        """Return the hidden states of all rows, from one file or from parts."""
+        hidden = load_hidden_file(self.hidden_file(layer))
+        if hidden is not None:
+            return hidden
         parts = [load_hidden_file(self.hidden_file(layer, part)) for part in range(self.parts)]
-        there = [part for part in parts if part is not None]
-        if not there or len(there) < len(parts):
+        available = [part for part in parts if part is not None]
+        if not available or len(available) < len(parts):
             return None
         import torch  # noqa: PLC0415
 
-        return torch.cat(there)
+        return torch.cat(available)
 
     @property
     def parts(self) -> int:
-        """Return how many parts the rows have, where machines share them."""
+        """Return the number of parts that the rows are split into for multi-machine runs."""
         return -(-self.about["rows"][0] // self.about["sum_rows"]) if "sum_rows" in self.about else 0
 
     def hidden_file(self, layer: int, part: int | None = None) -> Path:
-        """Return where the hidden states before a layer lie, of all rows or of a part of them."""
+        """Return the path of the hidden states before a layer, of all rows or of one part."""
         return self.folder / f"hidden-{layer:05d}{'' if part is None else f'-{part:05d}'}.safetensors"
 
     def hidden_layers(self) -> list[int]:
-        """Return the layers before which hidden states lie here, of all rows or of some, the last one first."""
+        """Return the layers with saved hidden states, of all rows or some, last layer first."""
         names = (path.stem.split("-") for path in self.folder.glob("hidden-*.safetensors"))
         return sorted({int(words[1]) for words in names if words[1].isdecimal()}, reverse=True)
 
     def finish(self) -> None:
-        """Make one file of all layers, and remove what only a killed run would have needed."""
+        """Write one file with all layers and remove the intermediate files."""
         tensors: dict[str, NDArray[Any]] = {}
         for layer in range(self.layers):
             stats = self.load(layer)
@@ -151,21 +151,21 @@ class Store:
                 what = "a layer's statistics cannot be read back"
                 raise MachineError(what, where=str(self._layer(layer)), fix=fix)
             tensors |= {f"layers.{layer}.{name}": array for name, array in stats.tensors().items()}
-        # All under one name: safetensors writes several in any order, and the same statistics are the same bytes.
-        said = json.dumps({**self.about, _SHA256: stats_sha256(self.about, tensors)})
-        write_whole(self.folder / STATS, safetensors.numpy.save(tensors, {_METADATA: said}))
+        # One metadata key, because safetensors writes several in arbitrary order and the bytes must be reproducible.
+        metadata = json.dumps({**self.about, _SHA256: stats_sha256(self.about, tensors)})
+        write_whole(self.folder / STATS, safetensors.numpy.save(tensors, {_METADATA: metadata}))
         self._tidy()
 
     def whole(self) -> dict[int, LayerStats] | None:
-        """Return all layers, if all were measured."""
+        """Return all layers from the final file, or None if it is missing or incomplete."""
         try:
-            found = read_stats(self.folder)[1]
+            stats = read_stats(self.folder)[1]
         except (UsageError, OSError):
             return None
-        if not all(layer in found for layer in range(self.layers)):
+        if not all(layer in stats for layer in range(self.layers)):
             return None
-        self._tidy()  # a kill can have come between the file and this
-        return {layer: found[layer] for layer in range(self.layers)}
+        self._tidy()  # the run may have been killed before this step
+        return {layer: stats[layer] for layer in range(self.layers)}
 
     def _tidy(self) -> None:
         for part in (*self.folder.glob("layer-*.safetensors"), *self.folder.glob("hidden-*.safetensors")):
@@ -176,11 +176,11 @@ class Store:
 
 
 def hidden_pieces(hidden: torch.Tensor, name: str) -> tuple[bytes, memoryview]:
-    """Return the two pieces of a file of hidden states.
+    """Return the header and the data of a file of hidden states.
 
-    Made by ourselves: safetensors' own writer tells a full disk in words only, and takes no second piece.
+    safetensors' own writer reports a full disk only as text and cannot write data without copying it.
     """
-    import torch  # noqa: PLC0415 - reading statistics takes none
+    import torch  # noqa: PLC0415 - not needed for reading statistics
 
     dtype = {torch.bfloat16: "BF16", torch.float32: "F32"}[hidden.dtype]
     head, _ = lay_out([TensorSpec(_HIDDEN, dtype, tuple(hidden.shape))], name)
@@ -188,7 +188,7 @@ def hidden_pieces(hidden: torch.Tensor, name: str) -> tuple[bytes, memoryview]:
 
 
 def load_hidden_file(path: Path, rows: slice = slice(None)) -> torch.Tensor | None:
-    """Return hidden states of some rows; None where there is no such file, or half of one."""
+    """Return the hidden states of some rows; None if the file is missing or incomplete."""
     try:
         with cast("Any", safetensors).safe_open(path, "pt") as opened:
             return opened.get_slice(_HIDDEN)[rows]
@@ -197,39 +197,39 @@ def load_hidden_file(path: Path, rows: slice = slice(None)) -> torch.Tensor | No
 
 
 def stats_file(path: Path) -> Path:
-    """Return the file of statistics, given it or its folder."""
+    """Return the path of the statistics file from the file or its folder."""
     return path / STATS if path.is_dir() else path
 
 
 def read_stats(path: Path) -> tuple[dict[str, Any], dict[int, LayerStats]]:
-    """Read finished statistics, from their file or its folder: what they are of, and each layer's."""
+    """Read final statistics from their file or its folder; return their description and the statistics by layer."""
     file = stats_file(path)
     if not file.is_file():
         unfinished = (path / ABOUT).exists()
-        fix = "run the same `halfbyte calibrate` again to finish them" if unfinished else "give the OUT of `calibrate`"
-        raise UsageError("there are no finished statistics here", where=str(path), fix=fix)
-    if file.stat().st_size > MOST_NBYTES:  # all of it is read into memory
-        what = f"these are no statistics of halfbyte's: they have more than {MOST_NBYTES >> 20:,} MiB"
-        raise UsageError(what, where=str(file), fix="give the OUT of `halfbyte calibrate`")
+        fix = "repeat the `halfbyte calibrate` command to finish them" if unfinished else "pass the OUT of `calibrate`"
+        raise UsageError("no finished statistics found", where=str(path), fix=fix)
+    if file.stat().st_size > MOST_NBYTES:  # the file is read into memory
+        what = f"not a statistics file: larger than {MOST_NBYTES >> 20:,} MiB"
+        raise UsageError(what, where=str(file), fix="pass the OUT of `halfbyte calibrate`")
     try:
         with cast("Any", safetensors).safe_open(file, "np") as opened:
             about = parsed(cast("dict[str, str]", opened.metadata() or {})[_METADATA], finite=True)
             digest = about.pop(_SHA256, None)
             tensors: dict[str, NDArray[Any]] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         _refuse_damaged(digest, about, tensors, str(file))
-        _refuse_odd(about)
+        _check_description(about)
         by_layer: dict[int, dict[str, NDArray[Any]]] = {}
         for name, array in tensors.items():
             _, layer, rest = name.split(".", 2)
             by_layer.setdefault(int(layer), {})[rest] = array
-        return about, {layer: LayerStats.of(found) for layer, found in sorted(by_layer.items())}
+        return about, {layer: LayerStats.of(arrays) for layer, arrays in sorted(by_layer.items())}
     except (safetensors.SafetensorError, AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-        what = f"these are no statistics of halfbyte's: {error}"
-        raise UsageError(what, where=str(file), fix="give the OUT of `halfbyte calibrate`") from None
+        what = f"not a statistics file: {error}"
+        raise UsageError(what, where=str(file), fix="pass the OUT of `halfbyte calibrate`") from None
 
 
 def stats_sha256(about: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> str:
-    """Return the SHA-256 of what statistics are of, and of every name, type, shape and value in them."""
+    """Return the SHA-256 of the description and of every array's name, dtype, shape and values."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name, array in sorted(tensors.items()):
         digest.update(f"\n{name} {array.dtype.str} {array.shape}\n".encode())
@@ -237,34 +237,33 @@ def stats_sha256(about: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) 
     return digest.hexdigest()
 
 
-def _refuse_odd(about: Mapping[str, Any]) -> None:
-    """Whoever uses the record trusts these kinds; what only an earlier version leaves out is said elsewhere."""
+def _check_description(about: Mapping[str, Any]) -> None:
+    """Raise ValueError if keys have the wrong type; keys missing in earlier versions are reported elsewhere."""
     for key, kind in (("source", str), ("config", str), ("domains", dict)):
         if not isinstance(about.get(key, kind()), kind):
-            raise ValueError(f"their '{key}' is damaged")
+            raise ValueError(f"'{key}' is damaged")
     if "domains" not in about:
-        raise ValueError("they do not say what they were measured on")
+        raise ValueError("'domains' is missing")
 
 
 def _refuse_damaged(
     digest: str | None, about: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], where: str
 ) -> None:
-    """Scales follow from these numbers alone, so nobody would notice a wrong one later."""
+    """Raise UsageError for a missing or wrong checksum or impossible values, which would give wrong scales."""
     if digest is None:
-        what = "these statistics have no checksum: an earlier version wrote them, or another program"
+        what = "these statistics have no checksum: written by an earlier version or another program"
         raise UsageError(what, where=where, fix=_MEASURE)
     if digest != stats_sha256(about, tensors):
-        raise UsageError("these statistics are damaged: their checksum is another", where=where, fix=_MEASURE)
+        raise UsageError("these statistics are damaged: checksum mismatch", where=where, fix=_MEASURE)
     for name, array in tensors.items():
         if not (np.isfinite(array) & (array >= 0)).all():  # counts, norms and largest absolute values
-            raise UsageError(f"these statistics hold impossible values in {name}", where=where, fix=_MEASURE)
+            raise UsageError(f"these statistics have impossible values in {name}", where=where, fix=_MEASURE)
 
 
-def refuse_other(found: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> None:
-    """Refuse statistics of something else; say what differs."""
-    different = [name for name in wanted if found.get(name) != wanted[name]]
+def refuse_other(stored: Mapping[str, Any], expected: Mapping[str, Any], where: str) -> None:
+    """Raise UsageError naming the differing keys if statistics are of another calibration."""
+    different = [name for name in expected if stored.get(name) != expected[name]]
     if different:
-        what = (
-            f"this folder holds another calibration: {', '.join(different)} differ{'s' if len(different) == 1 else ''}"
-        )
-        raise UsageError(what, where=where, fix="give another folder, or repeat the command that began this one")
+        differ = f"{', '.join(different)} differ{'s' if len(different) == 1 else ''}"
+        what = f"this folder belongs to another calibration: {differ}"
+        raise UsageError(what, where=where, fix="use another folder, or repeat the command that created this one")

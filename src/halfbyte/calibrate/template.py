@@ -1,6 +1,7 @@
-"""A chat template in a process of its own, with little memory, no keys, and an end.
+"""Render a chat template in a subprocess with a memory limit, a timeout and a minimal environment.
 
-The first line tells the process the template, each further one a conversation. One that does not answer is killed.
+The first line sent to the process is the template, each further line a conversation. A process that does not answer in
+time is killed.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from halfbyte.machine.own_python import OWN_PYTHON
+from halfbyte.machine.python_path import OWN_PYTHON
 
-SECONDS = 20.0  # for one conversation; Kimi's template takes a hundredth of one for a long one
-STARTING_SECONDS = 60.0  # until Python and jinja2 are there, on a busy machine
-_PROGRAM = Path(__file__).with_name("template_process.py")  # needs nothing of halfbyte
-_MOST_NBYTES = 1 << 28  # of one answer
+SECONDS = 20.0  # per conversation; Kimi's template takes 10 ms for a long one
+STARTING_SECONDS = 60.0  # to start Python and import jinja2 on a busy machine
+_PROGRAM = Path(__file__).with_name("template_process.py")  # does not import halfbyte
+_MOST_NBYTES = 1 << 28  # per answer
 _PASSED = ("PATH", "PYTHONPATH", "PYTHONHOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "SYSTEMROOT")
 
 
 class TemplateError(Exception):
-    """A template that cannot be read, or that refuses a conversation."""
+    """Raised if a template is invalid or fails on a conversation."""
 
 
 class TemplateProcess:
-    """One template, compiled; any thread may ask."""
+    """Process with one compiled template; thread-safe."""
 
     def __init__(self, source: str) -> None:
-        # Nothing of our environment but what Python needs: a key for a server is none of a template's business.
+        # Pass only the variables that Python needs, to keep API keys out of the process.
         environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
         command = [*OWN_PYTHON, str(_PROGRAM)]
         self._process = subprocess.Popen(
@@ -44,12 +45,12 @@ class TemplateProcess:
         self._ask(source, STARTING_SECONDS)
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """Return a conversation as text."""
+        """Render a conversation."""
         return self._ask(variables, SECONDS)["text"]
 
-    def _ask(self, given: Any, seconds: float) -> dict[str, str]:
+    def _ask(self, request: Any, seconds: float) -> dict[str, str]:
         with self._lock:
-            answer = self._answer(json.dumps(given, default=str).encode() + b"\n", seconds)
+            answer = self._answer(json.dumps(request, default=str).encode() + b"\n", seconds)
         if "error" in answer:
             raise TemplateError(answer["error"])
         return answer
@@ -62,20 +63,20 @@ class TemplateProcess:
             writes.write(line)
             writes.flush()
         except OSError:
-            raise TemplateError("its process has ended") from None
-        waiting = select.poll()  # which, unlike select, also takes descriptors above 1,023
-        waiting.register(reads, select.POLLIN)
-        found = b""
-        while not found.endswith(b"\n"):
-            if not waiting.poll(seconds * 1000):
+            raise TemplateError("its process has exited") from None
+        poller = select.poll()  # unlike select, supports descriptors above 1,023
+        poller.register(reads, select.POLLIN)
+        answer = b""
+        while not answer.endswith(b"\n"):
+            if not poller.poll(seconds * 1000):
                 self._end()
-                raise TemplateError(f"it does not end within {seconds:.0f} s")
+                raise TemplateError(f"timed out after {seconds:.0f} s")
             piece = os.read(reads.fileno(), 1 << 20)
-            if not piece or len(found) > _MOST_NBYTES:
+            if not piece or len(answer) > _MOST_NBYTES:
                 self._end()
-                raise TemplateError("its process was killed, or wrote without end")
-            found += piece
-        return json.loads(found)
+                raise TemplateError("its process was killed, or its output is too long")
+            answer += piece
+        return json.loads(answer)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -1,7 +1,7 @@
-"""The process in which a checkpoint's chat template runs: a line of JSON in, a line of JSON out.
+"""Subprocess that renders a checkpoint's chat template: one line of JSON in, one line of JSON out.
 
-It is jinja2's sandbox with what transformers gives to templates. The sandbox keeps a template from reaching anything,
-not from looping for ever or from doubling a text forty times; limits on this process do, and who started it can end it.
+It uses jinja2's sandbox with the helper functions of transformers. The sandbox does not stop endless loops or huge
+texts, so the process has resource limits and the parent kills it after a timeout.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MOST_NBYTES = 1 << 30  # of memory; a conversation of a million tokens takes 0.1 GB
-_TODAY = datetime(2026, 1, 1)  # templates that print the date would give other tokens, and other scales, every day
+MOST_NBYTES = 1 << 30  # memory limit; a conversation of a million tokens takes 0.1 GB
+_TODAY = datetime(2026, 1, 1)  # fixed, so that templates that print the date give the same tokens and scales every day
 
 
 def main() -> None:
-    """Compile the template that the first line has, then render a conversation for each further line."""
+    """Compile the template in the first line, then render the conversation in each further line."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_NBYTES, MOST_NBYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # a pipe is no file
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # does not apply to pipes
     answers = os.fdopen(1, "w", encoding="utf-8")
     compiled: jinja2.Template | None = None
     for line in sys.stdin:
         try:
-            given: Any = json.loads(line)
+            request: Any = json.loads(line)
             if compiled is None:
-                compiled = _sandbox().from_string(given)
-                said: dict[str, str] = {}
+                compiled = _sandbox().from_string(request)
+                answer: dict[str, str] = {}
             else:
-                said = {"text": compiled.render(**given)}
+                answer = {"text": compiled.render(**request)}
         except MemoryError:
-            said = {"error": f"it takes more than {MOST_NBYTES >> 20} MiB of memory"}
-        except Exception as error:  # a template is a foreign program: whatever it raises, it could not do this
-            said = {"error": str(error) or type(error).__name__}
-        answers.write(json.dumps(said) + "\n")
+            answer = {"error": f"more than {MOST_NBYTES >> 20} MiB of memory needed"}
+        except Exception as error:  # untrusted templates can raise anything
+            answer = {"error": str(error) or type(error).__name__}
+        answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
 
 class _Generation(Extension):
-    """Templates may mark what the model writes with {% generation %}; to a reader of the text it means nothing."""
+    """Support for {% generation %} blocks, which mark the model's output and do not change the text."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
 
@@ -57,7 +57,7 @@ class _Generation(Extension):
 
 
 def _sandbox() -> ImmutableSandboxedEnvironment:
-    """Return the surroundings that transformers gives to templates; they were written for these."""
+    """Return a sandbox with the settings and helper functions of transformers."""
     sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -75,7 +75,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON as it is; jinja2's own filter escapes for HTML."""
+    """Return plain JSON, because jinja2's own filter escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

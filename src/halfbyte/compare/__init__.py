@@ -1,16 +1,16 @@
-"""How far a checkpoint is from its source: both run on the same tokens, one layer at a time.
+"""Compare a checkpoint with its source by running both on the same tokens, one layer at a time.
 
-    sides.Side             one model: its config, decoded tensors, experts, and what is changed on the way
-    sides.open_side        a checkpoint's folder -> Side, with what engines do to activations and KV cache, if asked
-    stream.compare         rows, a Side, another Side -> Report
-    stream.compare_many    the same with several others: the first one is run once
-    staging.Layers         layers in the order in which they run; on a device, one is read ahead
-    answers.answers        which tokens are answers, for those who score only these
-    report.Report          numbers a layer, in all, by domain and by document
-    intervals.ratio        sums by document -> a mean with its interval; of two reports, how their KLs compare
-    tokens.rows_of         `domain=path` -> the rows that both sides read
+    models.Side            one model: config, decoded tensors, experts, and activation hooks
+    models.open_side       open a checkpoint folder, optionally emulating quantized activations and KV cache
+    stream.compare         compare two sides on rows of tokens
+    stream.compare_many    compare several sides with the first, which runs once
+    staging.Layers         layers in execution order, prefetched on a GPU
+    answer_tokens.answers  the tokens that belong to answers, for scoring only these
+    report.Report          results by layer, in total, by domain and by document
+    intervals.ratio        a mean over tokens with its confidence interval
+    tokens.rows_of         read `domain=path` files into rows of tokens
 
-In Python, to try weights that no checkpoint has:
+From Python, to try weights that are not in any checkpoint:
 
     # device="cuda" runs the layers of both there
     with open_side(source) as first, open_side(out) as second:

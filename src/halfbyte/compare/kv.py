@@ -1,7 +1,7 @@
-"""The KV cache in FP8, on what MLA caches: the latent after its norm, and the key that carries the position.
+"""Emulate an FP8 KV cache on the tensors that MLA caches: the normalized latent and the RoPE key.
 
-Cast: both become E4M3 as they are. Scaled: both are divided by the checkpoint's k_scale first, as vLLM does it; that
-scale was measured on expanded keys, which are another tensor, and this is how to learn what it costs.
+Cast converts both to E4M3 without a scale. Scaled divides both by the checkpoint's k_scale first, as in vLLM 0.17 to
+0.24 (0.25 to 0.32 drop the scale). That scale was calibrated on expanded keys, a different tensor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.forward.layer import Look, fetch
 
 if TYPE_CHECKING:
-    from halfbyte.compare.sides import Side
+    from halfbyte.compare.models import Side
 
 _E4M3_MAX = 448.0
 _CACHED = ("self_attn.latent", "self_attn.k_rope")
@@ -23,7 +23,7 @@ _K_SCALE = "self_attn.k_proj.k_scale"
 
 
 def fp8(x: torch.Tensor, scale: float | torch.Tensor = 1.0) -> torch.Tensor:
-    """Return x after a trip through E4M3 under a scale; what is too large becomes the largest."""
+    """Round x to E4M3 under a scale and back, saturating large values."""
     code = (x.float() / scale).clamp_(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)
     return (code.float() * scale).to(x.dtype)
 
@@ -31,12 +31,12 @@ def fp8(x: torch.Tensor, scale: float | torch.Tensor = 1.0) -> torch.Tensor:
 def cached_in_fp8(side: Side, *, scaled: bool) -> Side:
     """Return the side with its KV cache in FP8."""
     if scaled:
-        _k_scale(side, 0)  # a checkpoint without scales is refused now, not after a layer
-    said = "fp8, latent and rope key by the checkpoint's k_scale" if scaled else "fp8, cast without scales"
+        _k_scale(side, 0)  # fails early if the checkpoint has no scales
+    description = "fp8, latent and rope key by the checkpoint's k_scale" if scaled else "fp8, cast without scales"
     inner = side.look
 
     def look(layer: int) -> Look:
-        scale = _k_scale(side, layer).to(side.device) if scaled else 1.0  # there it is divided by, and so rounded once
+        scale = _k_scale(side, layer).to(side.device) if scaled else 1.0  # on the device, for exact division
         others = inner(layer) if inner else None
 
         def cached(name: str, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -46,15 +46,15 @@ def cached_in_fp8(side: Side, *, scaled: bool) -> Side:
 
         return cached
 
-    return replace(side, look=look, emulated={**side.emulated, "kv": said})
+    return replace(side, look=look, emulated={**side.emulated, "kv": description})
 
 
 def _k_scale(side: Side, layer: int) -> torch.Tensor:
     try:
         scale = fetch(side.tensors, f"{side.model.layer(layer)}{_K_SCALE}").float().reshape(())
     except CheckpointError:
-        what = "the checkpoint has no k_scale to apply"
-        raise UsageError(what, where=side.name, fix="use --kv fp8, which is what engines do with it") from None
+        what = "the checkpoint has no k_scale"
+        raise UsageError(what, where=side.name, fix="use --kv fp8, as engines do for this checkpoint") from None
     if not (torch.isfinite(scale) and scale > 0):
         raise CheckpointError(f"k_scale of layer {layer} is {float(scale)}", where=side.name, fix="calibrate it again")
     return scale

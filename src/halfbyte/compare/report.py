@@ -1,4 +1,4 @@
-"""What a comparison found: by layer, in all, by domain, and by document."""
+"""Results of a comparison: by layer, in total, by domain and by document."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _POSITIVE = (0.0, math.inf)
 
 @dataclass(frozen=True, slots=True)
 class LayerDifference:
-    """Hidden states after a layer, over all real tokens: first against second."""
+    """Difference of the hidden states after a layer, over all real tokens."""
 
     layer: int
     relative_error: float  # ||a - b|| / ||a||, all tokens together
-    cosine: float  # the mean of the tokens' own
-    routed_alike: float | None  # share of (token, choice) pairs that both route to the same expert; None: no router
+    cosine: float  # mean over tokens
+    routed_alike: float | None  # share of (token, expert) pairs with the same routing; None without a router
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Positions:
-    """Sums over the predicted tokens by how much of their text the models had read: from `begin` to the next one."""
+    """Sums over the predicted tokens by position in the document; each bin starts at `begin`."""
 
     begin: NDArray[np.int64]
     tokens: NDArray[np.int64]
     kl: NDArray[np.float64]
 
     def as_dict(self) -> dict[str, list[float]]:
-        """Return those that have tokens, with the mean KL of each."""
+        """Return the non-empty bins with their mean KL."""
         some = self.tokens > 0
         means = self.kl[some] / self.tokens[some]
         return {"begin": self.begin[some].tolist(), "tokens": self.tokens[some].tolist(), "kl": means.tolist()}
@@ -43,44 +43,44 @@ class Positions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Documents:
-    """Sums over the predicted tokens of each document: all that the numbers of a report are made of."""
+    """Sums over the predicted tokens of each document, from which all results are computed."""
 
     number: NDArray[np.int64]
     domain: NDArray[np.int64]  # index into the names of the domains
     tokens: NDArray[np.int64]
     kl: NDArray[np.float64]
-    same: NDArray[np.float64]  # tokens whose likeliest next token is the same
+    same: NDArray[np.float64]  # tokens with top-1 agreement
     nll_first: NDArray[np.float64]
     nll_second: NDArray[np.float64]
     positions: Positions | None = None  # of all documents together
 
     def of_domain(self, domain: int) -> Documents:
-        """Return those of one domain."""
-        mine = self.domain == domain
-        return Documents(*(getattr(self, name)[mine] for name in self.__slots__ if name != "positions"))
+        """Return the documents of one domain."""
+        selected = self.domain == domain
+        return Documents(*(getattr(self, name)[selected] for name in self.__slots__ if name != "positions"))
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The numbers of some documents. KL is in nats, of the first's distribution against the second's."""
+    """Results over some documents. KL is KL(first || second) in nats."""
 
     documents: int
     tokens: int
     kl: Estimate
-    top1: Estimate  # share of tokens whose likeliest next token is the same
+    top1: Estimate  # top-1 agreement
     perplexity_first: float
     perplexity_second: float
     perplexity_ratio: Estimate  # second over first
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        found = {name: getattr(self, name) for name in self.__slots__}
-        return {name: value.as_dict() if isinstance(value, Estimate) else value for name, value in found.items()}
+        """Return JSON-compatible data."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value.as_dict() if isinstance(value, Estimate) else value for name, value in values.items()}
 
 
 def summarize(documents: Documents) -> Summary:
-    """Return the numbers of some documents."""
-    worse = ratio(documents.nll_second - documents.nll_first, documents.tokens)
+    """Return the results over some documents."""
+    log_ratio = ratio(documents.nll_second - documents.nll_first, documents.tokens)
     return Summary(
         documents=len(documents.number),
         tokens=int(documents.tokens.sum()),
@@ -88,12 +88,12 @@ def summarize(documents: Documents) -> Summary:
         top1=ratio(documents.same, documents.tokens, _SHARE),
         perplexity_first=_exp(ratio(documents.nll_first, documents.tokens).value),
         perplexity_second=_exp(ratio(documents.nll_second, documents.tokens).value),
-        perplexity_ratio=Estimate(*(None if part is None else _exp(part) for part in worse)),  # pyright: ignore[reportArgumentType]
+        perplexity_ratio=Estimate(*(None if part is None else _exp(part) for part in log_ratio)),  # pyright: ignore[reportArgumentType]
     )
 
 
 def _exp(value: float) -> float:
-    return math.exp(min(value, 700.0))  # a model that predicts nothing at all has a perplexity all the same
+    return math.exp(min(value, 700.0))  # stays finite for useless models
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,9 +102,9 @@ class Report:
 
     first: str
     second: str
-    emulated: Mapping[str, str]  # what was done to the second besides its weights
+    emulated: Mapping[str, str]  # emulated activations and KV cache of the second
     dtype: str
-    device: str  # FP32 products are FP32 on every one of them: TF32 is off
+    device: str  # TF32 is off on all devices
     layers: tuple[LayerDifference, ...]
     documents: Documents
     names: tuple[str, ...]  # of the domains
@@ -115,7 +115,7 @@ class Report:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it but what is kept by document."""
+        """Return JSON-compatible data without the results by document."""
         return {
             "first": self.first,
             "second": self.second,
@@ -131,7 +131,7 @@ class Report:
         }
 
     def plot_data(self) -> dict[str, Any]:
-        """Return what a plot needs: arrays by layer and by document."""
+        """Return data for plots: arrays by layer, position and document."""
         documents = self.documents
         return {
             **self.as_dict(),
@@ -150,7 +150,7 @@ class Report:
 
 
 def kl_ratio(report: Report, baseline: Report) -> Estimate:
-    """Return KL over the KL of another report on the same tokens and source, its interval paired by document."""
+    """Return the ratio of the KLs of two reports on the same tokens and source, with an interval paired by document."""
     if report.fingerprint != baseline.fingerprint or report.first != baseline.first:
         raise ValueError("the reports are of different tokens or of different sources")
     return ratio(report.documents.kl, baseline.documents.kl, _POSITIVE)

@@ -1,8 +1,8 @@
-"""Run several models on the same tokens, a layer of each in turn, and measure how far they are apart.
+"""Run several models on the same tokens, one layer of each in turn, and measure their differences.
 
-One layer of one model is in memory at a time; the hidden states of all of them stay. Rows are worked on in chunks
-that depend on nothing but their number, so that the number of threads never changes a bit. On a device all of that is
-there, and a thread reads the next layer while one runs.
+One layer of one model is in memory at a time, together with the hidden states of all models. Rows are processed in
+fixed chunks, so that results do not depend on the number of threads. On a GPU everything is on the device, and a thread
+prefetches the next layer.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halfbyte.calibrate.rows import Rows
+from halfbyte.calibrate.token_rows import Rows
 from halfbyte.compare.measures import Choices, Predicting, difference, predict, predicting
+from halfbyte.compare.models import Side, refuse_unlike
 from halfbyte.compare.report import Documents, LayerDifference, Report, summarize
-from halfbyte.compare.sides import Side, refuse_unlike
 from halfbyte.compare.staging import Layers, exact_products
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.forward.ends import Head, embed
+from halfbyte.forward.embedding_and_head import Head, embed
 from halfbyte.forward.layer import fetch
+from halfbyte.forward.positions import look_around
 from halfbyte.forward.run import row_chunks, run_layer
-from halfbyte.forward.sight import look_around
-from halfbyte.terminal.device_options import CPU
+from halfbyte.machine.devices import CPU
 
-ROWS = 8  # in a chunk
+ROWS = 8  # rows per chunk
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A layer that all models have passed."""
+    """Progress after a layer of all models."""
 
     done: int
     layers: int
     seconds: float
-    differences: tuple[LayerDifference, ...]  # one for each second
+    differences: tuple[LayerDifference, ...]  # one per second model
 
 
 def compare(
@@ -49,9 +49,9 @@ def compare(
     threads: int = 1,
     progress: Callable[[Step], None] | None = None,
 ) -> Report:
-    """Run two models on the same rows and say how far the second is from the first.
+    """Run two models on the same rows and report the differences of the second from the first.
 
-    `scored` [R, L] says of which tokens the prediction counts; without it, of all. Hidden states always count.
+    `scored` [R, L] selects the tokens whose prediction is scored (default: all). Hidden states of all tokens count.
     """
     return compare_many(rows, first, [second], scored=scored, threads=threads, progress=progress)[0]
 
@@ -65,30 +65,30 @@ def compare_many(
     threads: int = 1,
     progress: Callable[[Step], None] | None = None,
 ) -> list[Report]:
-    """Run one model and several others on the same rows; the first is run once for all of them."""
+    """Run one model and several others on the same rows; the first runs only once."""
     layers = first.model.config.num_hidden_layers
-    found: list[tuple[LayerDifference, ...]] = []
+    differences: list[tuple[LayerDifference, ...]] = []
     run = _Run(rows, [first, *seconds], scored, threads)
     with run.layers, exact_products():
         for index in range(layers):
-            found.append(run.layer(index))
+            differences.append(run.layer(index))
             if progress:
-                progress(Step(index + 1, layers, time.monotonic() - run.begin, found[-1]))
+                progress(Step(index + 1, layers, time.monotonic() - run.start, differences[-1]))
         documents = run.predictions()
-    seconds_taken = time.monotonic() - run.begin
+    seconds_taken = time.monotonic() - run.start
     return [
-        _report(run, side, [step[at] for step in found], documents[at], seconds_taken)
+        _report(run, side, [step[at] for step in differences], documents[at], seconds_taken)
         for at, side in enumerate(seconds)
     ]
 
 
 class _Run:
-    """The hidden states of all models, and the tokens that they belong to."""
+    """The hidden states of all models, and their tokens."""
 
     def __init__(self, rows: Rows, sides: Sequence[Side], scored: NDArray[np.bool_] | None, threads: int) -> None:
-        self.begin = time.monotonic()
+        self.start = time.monotonic()
         self.rows, self.sides, self._device = rows, sides, sides[0].device
-        self._threads = threads if self._device == CPU else 1  # a device is sent its work by one thread
+        self._threads = threads if self._device == CPU else 1  # one thread submits work to a device
         for side in sides[1:]:
             refuse_unlike(sides[0], side)
         self._tokens = self._checked(scored)
@@ -104,10 +104,10 @@ class _Run:
         self.layers = Layers(sides)
 
     def _chunk_rows(self) -> int:
-        """Return how many rows run at a time; on a device, if all fits there."""
+        """Return the number of rows per chunk; on a device, raise an error if memory is insufficient."""
         if self._device == CPU:
             return ROWS
-        from halfbyte.cuda.compare_memory import CHUNK_TOKENS, check_memory  # noqa: PLC0415
+        from halfbyte.compare.cuda_memory import CHUNK_TOKENS, check_memory  # noqa: PLC0415
 
         count, length = self.rows.tokens.shape
         chunk = max(1, min(ROWS, CHUNK_TOKENS // length))
@@ -117,26 +117,27 @@ class _Run:
     def _checked(self, scored: NDArray[np.bool_] | None) -> Predicting:
         words = self.sides[0].model.config.vocab_size
         if int(self.rows.tokens.max(initial=0)) >= words:
-            what = f"the rows have token {int(self.rows.tokens.max())}, and the models know {words}"
-            raise UsageError(what, fix="make the rows with the checkpoint's own vocabulary")
+            what = f"token {int(self.rows.tokens.max())} exceeds the models' vocabulary size of {words}"
+            raise UsageError(what, fix="create the rows with the checkpoint's own tokenizer")
         tokens = predicting(self.rows, scored)
         if not len(tokens.at):
-            raise UsageError("no token predicts another", where="data", fix="give longer texts, or longer rows")
+            raise UsageError("no tokens to predict", where="data", fix="use longer texts or longer rows")
         return tokens
 
     def layer(self, index: int) -> tuple[LayerDifference, ...]:
-        """Run a layer of every model, one after the other."""
+        """Run a layer of every model in turn."""
         choices = [self._advance(side, hidden, index) for side, hidden in zip(self.sides, self._hidden, strict=True)]
-        real, mine = self._real.view(-1), choices[0]
-        found: list[LayerDifference] = []
-        for side, hidden, theirs in zip(self.sides[1:], self._hidden[1:], choices[1:], strict=True):
+        real, reference = self._real.view(-1), choices[0]
+        differences: list[LayerDifference] = []
+        for side, hidden, routing in zip(self.sides[1:], self._hidden[1:], choices[1:], strict=True):
             apart = difference(self._hidden[0], hidden, self._real, self._chunks, self._threads)
             if not np.isfinite([apart.error, apart.signal]).all():
-                what = f"after layer {index} there are values that are not finite"
+                what = f"non-finite values after layer {index}"
                 raise CheckpointError(what, where=f"{self.sides[0].name} or {side.name}", fix="audit both checkpoints")
-            alike = mine.alike(theirs, real) if mine and theirs and mine.experts == theirs.experts else None
-            found.append(LayerDifference(index, apart.relative_error, apart.mean_cosine, alike))
-        return tuple(found)
+            same_experts = reference is not None and routing is not None and reference.experts == routing.experts
+            alike = reference.alike(routing, real) if reference and routing and same_experts else None
+            differences.append(LayerDifference(index, apart.relative_error, apart.mean_cosine, alike))
+        return tuple(differences)
 
     def _advance(self, side: Side, hidden: torch.Tensor, index: int) -> Choices | None:
         layer, experts = self.layers.take()
@@ -158,27 +159,27 @@ class _Run:
         return choices
 
     def predictions(self) -> list[Documents]:
-        """Compare what the models predict."""
+        """Compare the models' predictions."""
         heads = [_head(side) for side in self.sides]
         words = self.sides[0].model.config.vocab_size
         return predict(self._hidden, heads, self._tokens, words, self._threads)
 
 
 def _head(side: Side) -> Head:
-    """A head in BF16 stays so: its products are of FP32 all the same, and in FP32 it would take twice the memory."""
-    kept: dict[str, torch.Tensor] = {}
+    """Return the head. A BF16 head stays BF16 to halve its memory; its products are computed in FP32."""
+    cache: dict[str, torch.Tensor] = {}
 
     def tensors(name: str) -> torch.Tensor:
-        if name not in kept:
-            kept[name] = fetch(side.tensors, name)
-        return kept[name]
+        if name not in cache:
+            cache[name] = fetch(side.tensors, name)
+        return cache[name]
 
-    stored = [tensors(f"{side.model.prefix}{name}") for name in _ends(side)]
+    stored = [tensors(f"{side.model.prefix}{name}") for name in _head_names(side)]
     exact = all(tensor.dtype == torch.bfloat16 for tensor in stored)
     return Head(side.model, tensors, torch.bfloat16 if exact else side.dtype, side.device)
 
 
-def _ends(side: Side) -> tuple[str, str]:
+def _head_names(side: Side) -> tuple[str, str]:
     tied = side.model.config.tie_word_embeddings
     return "model.norm.weight", "model.embed_tokens.weight" if tied else "lm_head.weight"
 

@@ -1,7 +1,7 @@
-"""Routed experts from decoded weights: each is decoded once, sees only its own tokens, and is added in its turn.
+"""Run routed experts from decoded weights; each expert is decoded once and gets only its own tokens.
 
-The sums are those of transformers' eager experts, bit for bit: expert by expert in ascending order, each output times
-its weight in FP32, rounded to the model's dtype, added in the model's dtype.
+The sums equal those of transformers' eager experts bit for bit: experts in ascending order, each output multiplied by
+its weight in FP32, rounded to the model's dtype, and added in the model's dtype.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from halfbyte.forward.threads import in_order
+from halfbyte.forward.ordered_threads import in_order
 
 Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # gate [F, D], up [F, D], down [D, F]
 Expert = Callable[[int], Weights]
-Change = Callable[[int, str, torch.Tensor], torch.Tensor]  # expert, "gate_up" or "down", the input -> what is taken
-Add = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]  # to sums [T, D]: tokens, weights, out
+Change = Callable[[int, str, torch.Tensor], torch.Tensor]  # expert, "gate_up" or "down", input -> replacement
+Add = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]  # sums [T, D], tokens, weights, out
 GATE_UP, DOWN = "gate_up", "down"
 
 
@@ -30,11 +30,11 @@ class Observe(Protocol):
         expert: int,
         tokens: torch.Tensor,  # [n]
         gate_weights: torch.Tensor,  # [n], FP32
-        given: torch.Tensor,  # [n, D]: what gate_proj and up_proj are given
-        act: torch.Tensor,  # [n, F]: what down_proj is given
-        out: torch.Tensor,  # [n, D]: what it returns, before its weight
+        given: torch.Tensor,  # [n, D]: inputs of gate_proj and up_proj
+        act: torch.Tensor,  # [n, F]: inputs of down_proj
+        out: torch.Tensor,  # [n, D]: outputs, before the router weight
     ) -> None:
-        """Take what is of interest; the tensors are the observer's."""
+        """Observe an expert; the observer owns the tensors."""
         ...
 
 
@@ -44,9 +44,9 @@ class _Turn(NamedTuple):
     weights: torch.Tensor
 
 
-class _Done(NamedTuple):
+class _Result(NamedTuple):
     turn: _Turn
-    given: torch.Tensor
+    inputs: torch.Tensor
     act: torch.Tensor
     out: torch.Tensor
     weighted: torch.Tensor | None
@@ -65,65 +65,65 @@ def run_experts(  # noqa: PLR0913 - keyword-only from the weights on
     add: Add | None = None,
     most: int | None = None,
 ) -> torch.Tensor:
-    """Return the sum [T, D] of the routed experts' outputs for tokens x [T, D], chosen by indices and weights [T, k].
+    """Return the weighted sum [T, D] of the routed experts' outputs for tokens x [T, D], with routing [T, k].
 
-    `expert` gives decoded weights in the dtype of x, once for every expert that has tokens, `threads` at a time. `add`
-    is another way to do the same sums. An expert with more than `most` tokens has as many turns as it needs.
+    `expert` returns decoded weights in the dtype of x and is called once per expert with tokens, `threads` at a time.
+    `add` replaces the default summation. An expert with more than `most` tokens runs on them in several pieces.
     """
 
-    @torch.no_grad()  # which is each thread's own
-    def work(turn: _Turn) -> _Done:
+    @torch.no_grad()  # applies per thread
+    def work(turn: _Turn) -> _Result:
         gate, up, down = expert(turn.expert)
-        given = x[turn.tokens]
+        inputs = x[turn.tokens]
         if change:
-            given = change(turn.expert, GATE_UP, given)
-        act = functional.silu(functional.linear(given, gate)) * functional.linear(given, up)
+            inputs = change(turn.expert, GATE_UP, inputs)
+        act = functional.silu(functional.linear(inputs, gate)) * functional.linear(inputs, up)
         if change:
             act = change(turn.expert, DOWN, act)
         out = functional.linear(act, down)
-        return _Done(turn, given, act, out, None if add else (out * turn.weights[:, None]).to(x.dtype))
+        return _Result(turn, inputs, act, out, None if add else (out * turn.weights[:, None]).to(x.dtype))
 
     total = torch.zeros_like(x)
-    for done in in_order(work, pieces(turns(indices, weights), most), threads):
-        tokens = done.turn.tokens
-        if done.weighted is not None:
-            total[tokens] += done.weighted  # an expert has a token once at most
+    for result in in_order(work, pieces(turns(indices, weights), most), threads):
+        turn = result.turn
+        if result.weighted is not None:
+            total[turn.tokens] += result.weighted  # tokens of one expert are unique
         elif add:
-            add(total, tokens, done.turn.weights, done.out)
+            add(total, turn.tokens, turn.weights, result.out)
         if observe:
-            observe(done.turn.expert, tokens, done.turn.weights, done.given, done.act, done.out)
+            observe(turn.expert, turn.tokens, turn.weights, result.inputs, result.act, result.out)
     return total
 
 
 def turns(indices: torch.Tensor, weights: torch.Tensor) -> list[_Turn]:
-    """Return the experts that have tokens, ascending, each with its tokens in transformers' order."""
-    # By choice, then by token: FP32 products of a handful of rows can depend on the order of the rows.
+    """Return the experts with tokens, ascending, each with its tokens in transformers' order."""
+    # Sorted by choice, then by token: FP32 products of few rows can depend on the order of the rows.
     if indices.is_cuda:
         return _turns_on_device(indices, weights)
     chosen = indices.t().reshape(-1).cpu().numpy()
-    order = np.argsort(chosen.astype(np.uint16), kind="stable")  # 16 bits: NumPy then sorts by digits
+    order = np.argsort(chosen.astype(np.uint16), kind="stable")  # NumPy uses radix sort for 16 bits
     experts, starts = np.unique(chosen[order], return_index=True)
     choices, tokens = np.divmod(order, indices.shape[0])
-    found: list[_Turn] = []
+    result: list[_Turn] = []
     for expert, start, stop in zip(experts.tolist(), starts, [*starts[1:], len(order)], strict=True):
-        mine, choice = (torch.from_numpy(part[start:stop]).to(indices.device) for part in (tokens, choices))
-        found.append(_Turn(expert, mine, weights[mine, choice]))
-    return found
+        token, choice = (torch.from_numpy(part[start:stop]).to(indices.device) for part in (tokens, choices))
+        result.append(_Turn(expert, token, weights[token, choice]))
+    return result
 
 
-def pieces(found: list[_Turn], most: int | None) -> list[_Turn]:
-    """Split turns of more than `most` tokens; each piece stays in its order."""
+def pieces(all_turns: list[_Turn], most: int | None) -> list[_Turn]:
+    """Split turns of more than `most` tokens, keeping the order."""
     if most is None:
-        return found
+        return all_turns
     return [
         _Turn(turn.expert, turn.tokens[start : start + most], turn.weights[start : start + most])
-        for turn in found
+        for turn in all_turns
         for start in range(0, len(turn.tokens), most)
     ]
 
 
 def _turns_on_device(indices: torch.Tensor, weights: torch.Tensor) -> list[_Turn]:
-    """Sort where the indices are: only the number of tokens of each expert comes to the host."""
+    """Sort on the device; only the token count of each expert is copied to the host."""
     chosen, order = torch.sort(indices.t().reshape(-1), stable=True)
     tokens = order % indices.shape[0]
     sorted_weights = weights.t().reshape(-1)[order]

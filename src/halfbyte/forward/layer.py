@@ -1,4 +1,4 @@
-"""One decoder layer by transformers' own modules, from tensors by name; its routed experts lie outside it."""
+"""One decoder layer built from transformers' modules and tensors by name, without its routed experts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Decod
 
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.forward.config import TextModel
-from halfbyte.forward.sight import Sight
+from halfbyte.forward.positions import Sight
 
 Tensors = Callable[[str], torch.Tensor] | Mapping[str, torch.Tensor]
 Look = Callable[[str, torch.Tensor], torch.Tensor | None]
-_ALWAYS_F32 = "e_score_correction_bias"  # transformers keeps it so in every dtype: BF16 would change who is chosen
+_ALWAYS_F32 = "e_score_correction_bias"  # as in transformers: BF16 would change the routing
 
 
 class Routed(NamedTuple):
-    """What the routed experts see of T tokens, and which k of them see each token, with what weight."""
+    """Inputs of the routed experts for T tokens, and the routing of each token to k experts."""
 
     x: torch.Tensor  # [T, D]
     indices: torch.Tensor  # [T, k]
@@ -35,11 +35,11 @@ def fetch(tensors: Tensors, name: str) -> torch.Tensor:
     try:
         return tensors(name) if callable(tensors) else tensors[name]
     except KeyError:
-        raise CheckpointError(f"there is no '{name}'", where="weights", fix="download the checkpoint again") from None
+        raise CheckpointError(f"'{name}' is missing", where="weights", fix="download the checkpoint again") from None
 
 
 class DecoderLayer:
-    """A layer whose parts any number of threads may run at once."""
+    """A decoder layer; its methods are thread-safe."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class DecoderLayer:
         device: str = "cpu",
     ) -> None:
         layers = model.config.num_hidden_layers
-        if index not in range(layers):  # those for multi-token prediction come after the last
-            raise UsageError(f"there is no layer {index} to run", fix=f"the model runs layers 0 to {layers - 1}")
+        if index not in range(layers):  # multi-token prediction layers follow the last one
+            raise UsageError(f"no layer {index}", fix=f"choose a layer from 0 to {layers - 1}")
         self.index, self.is_moe = index, index >= (model.config.first_k_dense_replace or 0)
         with torch.device("meta"):  # shapes only: the experts alone would take gigabytes
             self._layer: Any = DeepseekV3DecoderLayer(model.config, index)
@@ -80,7 +80,7 @@ class DecoderLayer:
 
     @torch.no_grad()
     def before_experts(self, h: torch.Tensor) -> Routed:
-        """Return what the experts of a MoE layer are given."""
+        """Return the inputs and routing of the experts of a MoE layer."""
         x = self._layer.post_attention_layernorm(h).view(-1, h.shape[-1])
         logits, weights, indices = self._layer.mlp.gate(x)
         return Routed(x, indices, weights, logits)
@@ -89,33 +89,33 @@ class DecoderLayer:
     def after_experts(
         self, h: torch.Tensor, x: torch.Tensor, routed: torch.Tensor, look: Look | None = None
     ) -> torch.Tensor:
-        """Return hidden states after a MoE layer: the sum of its routed experts, and its shared ones."""
+        """Return hidden states after a MoE layer, given the sum of its routed experts."""
         with self._watched.by(look):
             return h + (routed.view_as(h) + self._layer.mlp.shared_experts(x.view_as(h)))
 
 
 def load_into(module: nn.Module, prefix: str, tensors: Tensors, dtype: torch.dtype, device: str) -> None:
-    """Put the checkpoint's tensors in the places of a module's own, which have only shapes."""
+    """Load the checkpoint's tensors into a module on the meta device."""
     state: dict[str, torch.Tensor] = {}
-    for name, wanted in module.state_dict().items():
-        found = fetch(tensors, prefix + name)
-        if found.shape != wanted.shape:
-            what = f"'{prefix}{name}' has the shape {list(found.shape)}, but config.json wants {list(wanted.shape)}"
-            raise CheckpointError(what, where="weights", fix="config.json and the weights do not belong together")
-        state[name] = found.to(device, torch.float32 if name.endswith(_ALWAYS_F32) else dtype)
+    for name, expected in module.state_dict().items():
+        tensor = fetch(tensors, prefix + name)
+        if tensor.shape != expected.shape:
+            what = f"'{prefix}{name}' has shape {list(tensor.shape)}, but config.json requires {list(expected.shape)}"
+            raise CheckpointError(what, where="weights", fix="use the config.json that belongs to the weights")
+        state[name] = tensor.to(device, torch.float32 if name.endswith(_ALWAYS_F32) else dtype)
     module.load_state_dict(state, strict=True, assign=True)
     module.requires_grad_(False).eval()
 
 
 class _Watched:
-    """Shows a look what flows through a layer: each thread its own, because chunks run side by side."""
+    """Call a look on the tensors of a layer; one look per thread, because chunks run in parallel."""
 
     def __init__(self, layer: Any) -> None:
-        self._here = threading.local()
+        self._local = threading.local()
         for name, module in layer.named_modules():
             if isinstance(module, nn.Linear):
                 module.register_forward_pre_hook(self._before(name))
-        # Weakly, or attention would hold itself, and its weights would stay until the collector comes by.
+        # A weak reference, because a cycle would keep the weights until the next garbage collection.
         attention = weakref.ref(layer.self_attn)
         expand = cast("Any", type(layer.self_attn)).expand_kv
 
@@ -127,21 +127,21 @@ class _Watched:
 
     @contextmanager
     def by(self, look: Look | None) -> Generator[_Watched | None, None, None]:
-        """Look from here on, on this thread; yield what attention takes for its cache."""
-        self._here.look = look
+        """Enable the look on this thread; yield the object that attention uses as its cache."""
+        self._local.look = look
         try:
             yield self if look else None
         finally:
-            self._here.look = None
+            self._local.look = None
 
     def update(self, latent: torch.Tensor, k_rope: torch.Tensor, _layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stand where transformers would keep the latent."""
+        """Replace the cache update of transformers."""
         return self._seen("self_attn.latent", latent), self._seen("self_attn.k_rope", k_rope)
 
     def _before(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], Any]:
         return lambda _, inputs: (self._seen(name, inputs[0]), *inputs[1:])
 
     def _seen(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        look: Look | None = getattr(self._here, "look", None)
+        look: Look | None = getattr(self._local, "look", None)
         changed = look(name, tensor) if look else None
         return tensor if changed is None else changed

@@ -1,4 +1,4 @@
-"""A whole layer over all tokens: chunks of rows through attention, then experts over all chunks, then chunks again."""
+"""Run a layer on all tokens: attention by chunks of rows, experts on all tokens, then the rest by chunks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 from halfbyte.forward.experts import Add, Change, Expert, Observe, run_experts
 from halfbyte.forward.layer import DecoderLayer, Look, Routed
-from halfbyte.forward.sight import Sight
-from halfbyte.forward.threads import in_order
+from halfbyte.forward.ordered_threads import in_order
+from halfbyte.forward.positions import Sight
 
 
 class Hidden(Protocol):
-    """Hidden states [R, L, D], wherever they lie: a tensor is one."""
+    """Hidden states [R, L, D]: a tensor, or an object that stores them elsewhere."""
 
     @property
     def shape(self) -> torch.Size:
@@ -22,25 +22,25 @@ class Hidden(Protocol):
         ...
 
     def new_empty(self, size: Sequence[int], /) -> torch.Tensor:
-        """Return room where layers run."""
+        """Return an uninitialized tensor on the device where layers run."""
         ...
 
     def __getitem__(self, rows: slice, /) -> torch.Tensor:
-        """Return some rows, where layers run."""
+        """Return some rows on the device where layers run."""
         ...
 
     def __setitem__(self, rows: slice, value: torch.Tensor, /) -> None:
-        """Change some rows."""
+        """Replace some rows."""
         ...
 
 
 Sights = Callable[[slice], Sight]
 Looks = Callable[[slice], Look]
-Routes = Callable[[slice, Routed], None]  # a chunk, and how its tokens are routed
+Routes = Callable[[slice, Routed], None]  # a chunk and its routing
 
 
 def row_chunks(rows: int, size: int) -> list[slice]:
-    """Split rows in chunks that depend on nothing else."""
+    """Split rows into chunks of a fixed size."""
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
@@ -59,10 +59,10 @@ def run_layer(  # noqa: PLR0913 - keyword-only from the experts on
     add: Add | None = None,
     most: int | None = None,
 ) -> torch.Tensor | None:
-    """Change hidden states [R, L, D] to those after the layer; return what routed experts were given, [T, D].
+    """Replace hidden states [R, L, D] by those after the layer; return the inputs [T, D] of the routed experts.
 
-    `looks` gives each chunk its own look; `routes` sees the routing of each chunk, before any expert runs. Both are
-    called by several threads at once. `most` is how many tokens an expert is given at a time.
+    `looks` returns the look of each chunk. `routes` is called with the routing of each chunk before any expert runs.
+    Both are called from several threads. `most` limits the number of tokens an expert gets at a time.
     """
 
     x = hidden.new_empty(hidden.shape) if layer.is_moe else None

@@ -1,6 +1,6 @@
-"""What the public REAP code takes for a router's weights: a softmax, whatever the model itself does.
+"""Router weights of the public REAP code, which always uses a softmax.
 
-Softmax over the logits of all experts in FP32, divided by its sum over the chosen ones, and never below FP32's epsilon.
+It is the FP32 softmax over the logits of all experts, normalized over the chosen ones and clamped to FP32's epsilon.
 Kimi's own weights come from sigmoids and are much flatter.
 """
 

@@ -1,31 +1,31 @@
-"""A checkpoint's tensors as the forward wants them: linears decoded from whatever format they are stored in."""
+"""Tensors of a checkpoint for the forward pass, with linears decoded from any stored format."""
 
 from __future__ import annotations
 
 import torch
 
+from halfbyte.checkpoint.headers import TensorInfo
+from halfbyte.checkpoint.reader import Reader
+from halfbyte.families.linears import PLAIN
+from halfbyte.families.model import Model
+from halfbyte.families.stored_linear import stored
+from halfbyte.formats.codec import decode
+from halfbyte.formats.encoded import array_to_torch
 from halfbyte.forward.config import TextModel
 from halfbyte.forward.experts import Expert
 from halfbyte.forward.experts import Weights as ExpertWeights
-from halfbyte.models.linears import PLAIN
-from halfbyte.models.model import Model
-from halfbyte.numerics.codec import decode
-from halfbyte.numerics.encoded import array_to_torch
-from halfbyte.source.headers import TensorInfo
-from halfbyte.source.read import Reader
-from halfbyte.transform.apply import stored
 
 _WEIGHT = "weight"
 
 
 class Weights:
-    """Tensors by name, read and decoded when they are asked for; any thread may ask."""
+    """Tensors by name, read and decoded on demand; thread-safe."""
 
     def __init__(self, model: Model, reader: Reader, dtype: torch.dtype = torch.bfloat16) -> None:
         self._model, self._reader, self._dtype = model, reader, dtype
 
     def __call__(self, name: str) -> torch.Tensor:
-        """Return a tensor; KeyError where the checkpoint has none of this name."""
+        """Return a tensor; raise KeyError if the checkpoint has none of this name."""
         module, _, suffix = name.rpartition(".")
         linear = self._model.linears.get(module)
         if linear is None:
@@ -38,7 +38,7 @@ class Weights:
         return array_to_torch(self._reader.tensor(info), info.dtype)
 
     def experts(self, text: TextModel, layer: int, device: str = "cpu") -> Expert:
-        """Return what gives the decoded matrices of a layer's routed experts, one expert at a time."""
+        """Return a function that decodes the matrices of one routed expert of a layer."""
         prefix = f"{text.layer(layer)}mlp.experts."
 
         def expert(number: int) -> ExpertWeights:

@@ -1,5 +1,5 @@
-"""What a checkpoint is, from its headers alone.
+"""Inspect a checkpoint from its headers.
 
-inspection    roles, formats, sizes, and whether parts agree;  text: the same in words
-gains         what each recipe would make of them
+inspection    roles, formats, sizes and consistency
+gains         size after each recipe
 """

@@ -1,77 +1,80 @@
-"""What each recipe would make of a checkpoint's size, from shapes alone: an answer before any plan."""
+"""Predict the checkpoint size after each recipe, from shapes alone."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
+from halfbyte.checkpoint.headers import tensor_nbytes
 from halfbyte.errors import RecipeError
-from halfbyte.models.linears import StoredLinear
-from halfbyte.models.model import Model
-from halfbyte.numerics.formats import FORMATS
-from halfbyte.plan.rules import KEEP, mixes_formats, outputs
+from halfbyte.families.linears import StoredLinear
+from halfbyte.families.model import Model
+from halfbyte.formats.registry import FORMATS
+from halfbyte.plan.rules import KEEP, KV_SCALES_MODELOPT, mixes_formats, outputs, stale_kv_scales
 from halfbyte.recipe.decisions import Recipe
 from halfbyte.recipe.load import load_recipe, recipe_names
-from halfbyte.source.headers import tensor_nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """A recipe, and the bytes and elements of all tensors after it; None where it does not apply, and `why_not`.
+    """A recipe and the bytes and elements of its output; None and a reason in `why_not` if it does not apply.
 
-    Elements are what the Hub shows as parameters: two FP4 codes in a byte are one, and a scale is one too.
+    Elements are the parameter count that the Hub shows: two FP4 codes in a byte count as one, and a scale as one.
     """
 
     recipe: str
     nbytes: int | None
     elements: int | None
     why_not: str | None = None
+    prunes: bool = False
 
 
-class Stock(NamedTuple):
-    """Tensors, counted."""
+class TensorTotals(NamedTuple):
+    """Total size of some tensors."""
 
     nbytes: int
     elements: int
 
-    def plus(self, other: Stock) -> Stock:
-        """Return both together."""
-        return Stock(self.nbytes + other.nbytes, self.elements + other.elements)
+    def plus(self, other: TensorTotals) -> TensorTotals:
+        """Return the sum of both."""
+        return TensorTotals(self.nbytes + other.nbytes, self.elements + other.elements)
 
-    def share(self, times: Fraction) -> Stock:
-        """Return a part or a multiple."""
-        return Stock(int(self.nbytes * times), int(self.elements * times))
+    def share(self, times: Fraction) -> TensorTotals:
+        """Return a fraction or multiple."""
+        return TensorTotals(int(self.nbytes * times), int(self.elements * times))
 
 
-Kinds = Sequence[tuple[StoredLinear, int]]  # one linear of each kind, and how many there are
-_TWICE = "prunes, and this is pruned already"
-_NOTHING, _F32_SCALAR = Stock(0, 0), Stock(4, 1)
+Kinds = Sequence[tuple[StoredLinear, int]]  # one linear of each kind, and its count
+_TWICE = "prunes, but this is already pruned"
+_NOTHING, _F32_SCALAR = TensorTotals(0, 0), TensorTotals(4, 1)
 
 
 def gains(model: Model, *, pruned: bool = False) -> list[Gain]:
-    """Return what every shipped recipe would make of this model, the smallest first; nothing is pruned twice."""
+    """Return the result of every built-in recipe, smallest first; recipes that prune do not apply if `pruned`."""
     kinds = model.kinds()
-    plain: dict[str, Stock] = {}
+    plain: dict[str, TensorTotals] = {}
     for place, tensor in model.plain.values():
-        plain[place.role] = plain.get(place.role, _NOTHING).plus(_stock([(tensor.dtype, tensor.shape)]))
+        plain[place.role] = plain.get(place.role, _NOTHING).plus(_totals([(tensor.dtype, tensor.shape)]))
     recipes = [load_recipe(name) for name in recipe_names()]
-    found = [
+    results = [
         Gain(recipe.name, None, None, _TWICE) if pruned and recipe.prune else _gain(recipe, model, kinds, plain)
         for recipe in recipes
     ]
-    return sorted(found, key=lambda gain: (gain.nbytes is None, gain.nbytes or 0))
+    prune = {recipe.name for recipe in recipes if recipe.prune}
+    results = [replace(gain, prunes=gain.recipe in prune) for gain in results]
+    return sorted(results, key=lambda gain: (gain.nbytes is None, gain.nbytes or 0))
 
 
-def _stock(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> Stock:
-    """Count tensors by dtype and shape."""
-    found = list(tensors)
-    return Stock(sum(tensor_nbytes(*tensor) for tensor in found), sum(math.prod(shape) for _, shape in found))
+def _totals(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> TensorTotals:
+    """Return the totals of tensors given by dtype and shape."""
+    specs = list(tensors)
+    return TensorTotals(sum(tensor_nbytes(*tensor) for tensor in specs), sum(math.prod(shape) for _, shape in specs))
 
 
-def _gain(recipe: Recipe, model: Model, kinds: Kinds, plain: Mapping[str, Stock]) -> Gain:
+def _gain(recipe: Recipe, model: Model, kinds: Kinds, plain: Mapping[str, TensorTotals]) -> Gain:
     roles: Mapping[str, str] = {str(role): action for role, action in recipe.roles.items()}
     why_not = _not_pruned(recipe, model) or _why_not(recipe, roles, [linear for linear, _ in kinds], plain)
     if why_not:
@@ -81,52 +84,54 @@ def _gain(recipe: Recipe, model: Model, kinds: Kinds, plain: Mapping[str, Stock]
     except RecipeError as error:
         return Gain(recipe.name, None, None, error.what)
     kept = _kept_experts(recipe, model)
-    total = _new_kv_scales(recipe, model)
+    total = _kv_scales(recipe, model)
     for (linear, number), specs in zip(kinds, after, strict=True):
         share = kept if linear.role == "routed_experts" else Fraction(1)
-        total = total.plus(_stock((spec.dtype, spec.shape) for spec in specs).share(share * number))
-    for role, stock in plain.items():
-        total = total.plus(stock.share(kept if role == "router" else Fraction(1)))
+        total = total.plus(_totals((spec.dtype, spec.shape) for spec in specs).share(share * number))
+    for role, totals in plain.items():
+        total = total.plus(totals.share(kept if role == "router" else Fraction(1)))
     return Gain(recipe.name, *total)
 
 
 def _not_pruned(recipe: Recipe, model: Model) -> str | None:
-    """Return why a recipe that prunes cannot run on this model."""
+    """Return why the recipe cannot prune this model, or None."""
     if recipe.prune is None:
         return None
     if not model.experts:
-        return "prunes experts, and there are none"
+        return "prunes experts, but there are none"
     count = recipe.prune.count(model.experts)
     if count >= model.experts:
-        return f"keeps {count} experts, and there are {model.experts}"
-    return f"keeps {count} experts, and a token needs {model.active_experts}" if count < model.active_experts else None
+        return f"keeps {count} experts, but there are {model.experts}"
+    return f"keeps {count} experts, but tokens need {model.active_experts}" if count < model.active_experts else None
 
 
 def _why_not(
     recipe: Recipe, roles: Mapping[str, str], linears: Sequence[StoredLinear], plain: Iterable[str]
 ) -> str | None:
-    """Return why a recipe does not apply; config.json can name one quantized format, so nothing is kept in another."""
-    lacks = sorted({*(linear.role for linear in linears), *plain} - roles.keys())
-    if lacks:
-        return f"says nothing of {', '.join(lacks)}"
-    mixed = [one for one in linears if roles[one.role] == KEEP and mixes_formats(one, recipe)]
+    """Return why a recipe does not apply, or None; config.json can declare only one quantized format."""
+    missing = sorted({*(linear.role for linear in linears), *plain} - roles.keys())
+    if missing:
+        return f"has no action for {', '.join(missing)}"
+    mixed = [linear for linear in linears if roles[linear.role] == KEEP and mixes_formats(linear, recipe)]
     return f"would keep {mixed[0].role} in {mixed[0].format}" if mixed else None
 
 
-def encoded(format: str, shape: tuple[int, int]) -> Stock:
-    """Return the weights of a linear in a format."""
-    return _stock((part.dtype, part.shape(*shape)) for part in FORMATS[format].tensors)
+def encoded(format: str, shape: tuple[int, int]) -> TensorTotals:
+    """Return the size of a linear in a format."""
+    return _totals((part.dtype, part.shape(*shape)) for part in FORMATS[format].tensors)
 
 
 def _kept_experts(recipe: Recipe, model: Model) -> Fraction:
-    """Return the share of experts that stay."""
+    """Return the fraction of experts to keep."""
     if recipe.prune is None:
         return Fraction(1)
     return Fraction(recipe.prune.count(model.experts), model.experts)
 
 
-def _new_kv_scales(recipe: Recipe, model: Model) -> Stock:
-    """Return the KV cache's scales, two a layer, where a recipe writes them and the source has none."""
+def _kv_scales(recipe: Recipe, model: Model) -> TensorTotals:
+    """Return the size of the KV cache scales that a recipe adds, two per layer, minus the stale ones it drops."""
+    stale = [model.plain[name][1] for name in stale_kv_scales(model, recipe)]
+    dropped = _totals((info.dtype, info.shape) for info in stale).share(Fraction(-1))
     writes = recipe.quantize is not None and recipe.quantize.kv_cache == "fp8"
-    there = any(name.endswith(".k_scale") for name in model.plain)
-    return _F32_SCALAR.share(Fraction(2 * model.layers)) if writes and not there else _NOTHING
+    present = any(name.endswith(KV_SCALES_MODELOPT[0]) for name in model.plain)
+    return dropped.plus(_F32_SCALAR.share(Fraction(2 * model.layers))) if writes and not present else dropped

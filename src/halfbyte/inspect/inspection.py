@@ -1,4 +1,4 @@
-"""What a checkpoint is, from its headers alone: roles, formats, sizes, and whether its parts agree."""
+"""Inspect a checkpoint from its headers: roles, formats, sizes and consistency."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from pathlib import Path
 from re import compile as compile_pattern
 from typing import TYPE_CHECKING, Any
 
+from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
+from halfbyte.checkpoint.remote.address import is_remote, refuse_hub_id
 from halfbyte.errors import UsageError
+from halfbyte.families.declared_formats import stored_as_declared
+from halfbyte.families.examples import example
+from halfbyte.families.linears import StoredLinear
+from halfbyte.families.model import Model, describe
 from halfbyte.inspect.gains import Gain, encoded, gains
-from halfbyte.models.declared import stored_as_declared
-from halfbyte.models.linears import StoredLinear
-from halfbyte.models.model import Model, describe
-from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
-from halfbyte.source.example import example
-from halfbyte.source.remote.address import is_remote
-from halfbyte.terminal.units import size
+from halfbyte.ui.units import size
 
 if TYPE_CHECKING:
-    from halfbyte.source.remote.cache import Cache
-    from halfbyte.terminal.console import Level
+    from halfbyte.checkpoint.remote.cache_location import Cache
+    from halfbyte.ui.console import Level
 
-# What a token does not pass through: embeddings are looked up, images are rare, buffers are no parameters.
+# Roles without active parameters: embeddings are lookups, images are rare, buffers are not parameters.
 _NOT_ACTIVE = ("embed", "vision", "projector", "other_buffers")
-_RECORDS = "halfbyte"  # `folders.FOLDER`, whose module loads NumPy
+_RECORDS = "halfbyte"  # `output_folder.FOLDER`, whose module loads NumPy
 _FOUR_BIT = ("int4", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct")
 
 
 @dataclass(frozen=True, slots=True)
 class RoleRow:
-    """All tensors of one role together."""
+    """Totals of all tensors of one role."""
 
     role: str
     parameters: int
     stored_as: tuple[str, ...]
-    bits_per_weight: float | None  # none: nothing here is a parameter
+    bits_per_weight: float | None  # None if the role has no parameters
     tensors: int
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The answer of `halfbyte inspect`.
+    """The result of `halfbyte inspect`.
 
-    `parameters` are counted as people count them, however many bits each has; `elements` are those of the stored
-    tensors, which is what the Hub shows for a 4-bit checkpoint.
+    `parameters` counts the model's parameters, independent of their bit width; `elements` counts the stored tensor
+    elements, which the Hub shows as the parameter count of a 4-bit checkpoint.
     """
 
     source: str
@@ -78,23 +78,24 @@ class Inspection:
 
 
 def open_source(source: str | None, example_name: str | None, cache: Cache | None = None) -> Checkpoint:
-    """Return the checkpoint that a user named: a folder, an address like hf://organisation/name, or an example."""
+    """Open a folder, an address such as hf://organization/name, or an example."""
     if (source is None) == (example_name is None):
-        what = "no checkpoint is named" if source is None else "a checkpoint and an example are both named"
-        raise UsageError(what, where="SRC", fix="give the folder of a checkpoint, or --example kimi-k2.6")
+        what = "no checkpoint specified" if source is None else "a checkpoint and an example cannot be combined"
+        raise UsageError(what, where="SRC", fix="pass the folder of a checkpoint, or --example kimi-k2.6")
     if example_name is not None:
         return example(example_name)
     assert source is not None
     if is_remote(source):
-        from halfbyte.source.remote.mirror import open_remote  # noqa: PLC0415 - most sources are folders
+        from halfbyte.checkpoint.remote.mirror import open_remote  # noqa: PLC0415 - most sources are folders
 
         assert cache is not None
         return open_remote(source, cache)
+    refuse_hub_id(source)
     return open_checkpoint(Path(source))
 
 
 def inspect(checkpoint: Checkpoint, *, uneven: bool = False) -> Inspection:
-    """Describe a checkpoint; CheckpointError where it is not whole. With `uneven`, layers may differ in experts."""
+    """Inspect a checkpoint; CheckpointError if it is incomplete. `uneven` allows different expert counts per layer."""
     model = describe(checkpoint, uneven=uneven)
     roles = _roles(model)
     parameters = {row.role: row.parameters for row in roles}
@@ -122,13 +123,18 @@ def inspect(checkpoint: Checkpoint, *, uneven: bool = False) -> Inspection:
     )
 
 
+def recommended(inspection: Inspection) -> str | None:
+    """Return the smallest recipe that applies and keeps every expert, or None."""
+    return next((gain.recipe for gain in inspection.recipes if gain.nbytes is not None and not gain.prunes), None)
+
+
 def matching_tensors(checkpoint: Checkpoint, pattern: str) -> list[dict[str, Any]]:
-    """Return the tensors whose names match a glob, with their roles, in the order of their names."""
-    fits = compile_pattern(translate(pattern)).match
-    names = sorted(name for name in checkpoint.tensors if fits(name))
+    """Return the tensors whose names match a glob, with their roles, sorted by name."""
+    matches = compile_pattern(translate(pattern)).match
+    names = sorted(name for name in checkpoint.tensors if matches(name))
     if not names:
         first = next(iter(checkpoint.tensors))
-        raise UsageError(f"no tensor matches '{pattern}'", where="--tensors", fix=f"names look like '{first}'")
+        raise UsageError(f"no tensor matches '{pattern}'", where="--tensors", fix=f"example of a name: '{first}'")
     model = describe(checkpoint)
     rows: list[dict[str, Any]] = []
     for name in names:
@@ -183,10 +189,10 @@ def _stored_as(linear: StoredLinear) -> str:
 
 
 def _active(model: Model, checkpoint: Checkpoint) -> int:
-    """Return the parameters that one token passes through; layers for multi-token prediction are beside its way."""
+    """Return the number of active parameters per token, without multi-token prediction layers."""
     ordinary = model.architecture.number(checkpoint.config, "layers") or model.layers
     total = 0
-    experts: Counter[int] = Counter()  # weights by layer, which may differ in their number of experts
+    experts: Counter[int] = Counter()  # weights by layer: expert counts may differ
     last: Counter[int] = Counter()
     for linear in model.linears.values():
         if linear.layer is not None and linear.layer >= ordinary:
@@ -203,30 +209,30 @@ def _active(model: Model, checkpoint: Checkpoint) -> int:
 
 
 def _agreements(checkpoint: Checkpoint, model: Model) -> list[tuple[Level, str]]:
-    """Say what was proven; whatever is not whole has been an error before."""
+    """Report the verified properties; an incomplete checkpoint has raised an error before."""
     shards, tensors = len(checkpoint.shards), len(checkpoint.tensors)
     where = f"{shards} of {shards} shards agree with the index" if shards > 1 else "one shard"
-    found: list[tuple[Level, str]] = [
+    verdicts: list[tuple[Level, str]] = [
         ("good", f"{where}; each of the {tensors:,} tensors has a role"),
         ("good", "config.json agrees with the tensors in layers, experts and widths"),
         stored_as_declared(checkpoint, model),
     ]
     total = checkpoint.index_nbytes
     if total is not None and total != checkpoint.nbytes:
-        text = f"the index says that the tensors take {total:,} bytes; they take {checkpoint.nbytes:,}"
-        found.append(("note", text))
+        text = f"the index gives {total:,} bytes for all tensors, but they have {checkpoint.nbytes:,}"
+        verdicts.append(("note", text))
     strays = checkpoint.stray_shards()
     if strays:
         more = f" and {len(strays) - 1} more" if len(strays) > 1 else ""
-        found.append(("note", f"'{strays[0]}'{more} is in the folder, but in no index: it is not read"))
-    return found
+        verdicts.append(("note", f"'{strays[0]}'{more} in the folder, but not in the index: ignored"))
+    return verdicts
 
 
 def _pruned(checkpoint: Checkpoint) -> list[tuple[Level, str]]:
-    """Say what the folder records of its pruning; what warned then is a note here, where nothing is checked."""
+    """Report the folder's pruning record; warnings become notes, because nothing is checked here."""
     if not (checkpoint.root / _RECORDS).is_dir():
         return []
-    from halfbyte.prune.record import read_record  # noqa: PLC0415 - NumPy, which only these need
+    from halfbyte.plan.prune_record import read_record  # noqa: PLC0415 - loads NumPy
     from halfbyte.prune.report import sentences  # noqa: PLC0415
 
     try:
@@ -235,15 +241,15 @@ def _pruned(checkpoint: Checkpoint) -> list[tuple[Level, str]]:
         return [("note", f"{error.what}: {error.where}")]
     if record is None:
         return []
-    found = [record.sentence, *(advice.text for advice in sentences(record.plan) if advice.level == "bad")]
+    texts = [record.sentence, *(advice.text for advice in sentences(record.plan) if advice.level == "bad")]
     loops = record.loops
     if loops is not None and loops.get("flagged"):
-        found.append(f"the pruned model loops in {loops.get('loops')} of {loops.get('texts')} texts")
-    return [("note", text) for text in found]
+        texts.append(f"the pruned model loops in {loops.get('loops')} of {loops.get('texts')} texts")
+    return [("note", text) for text in texts]
 
 
 def _advice(model: Model) -> list[tuple[Level, str]]:
-    """Say before anyone spends a night what 4 bits would still save."""
+    """Report how much 4-bit formats would still save if the experts are already 4-bit."""
     experts = Counter((linear.format, linear.shape) for linear in model.linears.values() if linear.expert is not None)
     if not experts or not {format for format, _ in experts} <= set(_FOUR_BIT):
         return []
@@ -255,5 +261,5 @@ def _advice(model: Model) -> list[tuple[Level, str]]:
     change = f"{'saves' if saved['nvfp4'] > 0 else 'costs'} {size(abs(saved['nvfp4']))}"
     nvfp4 = "keeps the size" if abs(saved["nvfp4"]) < before / 1000 else change
     mxfp4 = f"saves {size(saved['mxfp4'])}" if saved["mxfp4"] > before / 1000 else "saves nothing"
-    text = f"experts are 4-bit already: nvfp4 {nvfp4} and buys FP4 tensor cores, mxfp4 {mxfp4}"
+    text = f"the experts are already 4-bit: nvfp4 {nvfp4} and enables FP4 tensor cores, mxfp4 {mxfp4}"
     return [("note", text)]

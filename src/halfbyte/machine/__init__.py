@@ -1,8 +1,10 @@
-"""This machine: its limits, disks, devices and signals.
+"""The local machine: limits, disks, devices and signals.
 
-doctor, advice, cgroup    what it has, and what that means for somebody
-direct_io, network        bytes past the page cache, and answers that do not come
-named_errors, lack_of_memory    which file an error is about, and which are about memory
-address_space             a limit under which a run would not come to its end
-devices, collector, interrupts    where a run takes place, and what must not disturb it
+cgroup, cores, memory            container limits, usable cores, host memory
+direct_io, network               O_DIRECT file access, HTTP error classification
+named_errors, out_of_memory      file names in OS errors, detection of memory errors
+address_space, library_settings  preflight check of RLIMIT_AS, environment variables of libraries
+devices                          parsing of --device
+extras, python_path              install commands for optional packages, safe Python subprocesses
+garbage_collector, interrupts    pausing the garbage collector, deferring Ctrl-C
 """

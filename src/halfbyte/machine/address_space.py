@@ -1,8 +1,8 @@
-"""A limit of addresses (`ulimit -v`, or a scheduler's): what is left of it is looked at before any work begins.
+"""Check the address-space limit (RLIMIT_AS, `ulimit -v`) before a run starts.
 
-Where they run out in the middle, Python cannot even hand an error from one thread to another: of 150 runs that had 1 to
-83 MB left, 7 waited for ever for a thread that was gone, and 14 were ended by a library without a word. That, and what
-runs need, is measured by benchmarks/starved_runs.py.
+Python cannot reliably pass an error between threads once the address space is exhausted. Of 150 runs with 1 to 83 MB
+left, 7 hung waiting for a dead thread and 14 were aborted by a library without a message. benchmarks/starved_runs.py
+measures this and the address space that runs need.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import sys
 from pathlib import Path
 
 from halfbyte.errors import MachineError
-from halfbyte.numerics.chunks import run_threads
-from halfbyte.terminal.units import size
+from halfbyte.machine.cores import run_threads
+from halfbyte.ui.units import size
 
-_LIBRARIES_NBYTES = 1 << 30  # what is still to be loaded and compiled: 0.4 GB on two cores
-_PYTORCH_NBYTES = 5 << 29  # 1.2 to 1.4 GB with what it starts
-_THREAD_NBYTES = 72 << 20  # its stack, and what malloc sets apart for it
+_LIBRARIES_NBYTES = 1 << 30  # libraries and kernels that are not loaded yet: 0.4 GB on two cores
+_PYTORCH_NBYTES = 5 << 29  # measured: 1.2 to 1.4 GB, including its threads
+_THREAD_NBYTES = 72 << 20  # stack and malloc arena
 
 
 def refuse_few_addresses(held_nbytes: int, threads: int | None, *, measures: bool) -> None:
-    """Refuse a limit under which a run that holds so many bytes at once might not come to its end."""
+    """Raise if the address-space limit may be too low for a run with this peak memory."""
     left = addresses_left()
     if left is None:
         return
@@ -28,16 +28,16 @@ def refuse_few_addresses(held_nbytes: int, threads: int | None, *, measures: boo
     if measures and "torch" not in sys.modules:
         needed += _PYTORCH_NBYTES
     if left < needed:
-        what = f"this run may need {size(needed)} of address space, and a limit leaves {size(left)}"
-        fix = "raise the limit (`ulimit -v unlimited`, or your job's memory), or give fewer --threads"
+        what = f"this run may need {size(needed)} of address space, but the limit leaves {size(left)}"
+        fix = "raise the limit (`ulimit -v unlimited`, or the job's memory), or use fewer --threads"
         raise MachineError(what, where="ulimit -v", fix=fix)
 
 
 def addresses_left() -> int | None:
-    """Return how many bytes this process may still map; None where nothing limits them, or nobody can tell."""
+    """Return the number of bytes that this process can still map; None if unlimited or unknown."""
     if sys.platform != "linux":
         return None
-    import resource  # noqa: PLC0415 - which Windows does not have
+    import resource  # noqa: PLC0415 - not available on Windows
 
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:

@@ -1,14 +1,14 @@
-"""Files read and written past the page cache (O_DIRECT) where the file system can, and through it where it cannot.
+"""Read and write files with O_DIRECT, or through the page cache where the file system does not support it.
 
-A checkpoint is larger than memory and each of its bytes is used once, so the page cache can only cost: filling it takes
-processor time that the kernels need, and what it holds pushes out what others use. benchmarks/bench_reads.py measures
-mmap, pread, pread that forgets, and O_DIRECT; docs/log.md has the figures. mmap loses twice: a page fault blocks the
-thread that computes, and mapped pages count as resident memory, so that "one layer in memory" could not be seen.
+A checkpoint is larger than memory and each of its bytes is used once, so the page cache only costs: filling it takes
+CPU time from the kernels and evicts the pages of other processes. mmap has two more drawbacks: page faults block the
+computing thread, and mapped pages count as resident memory, which hides the real peak. benchmarks/bench_reads.py
+compares mmap, pread, pread with POSIX_FADV_DONTNEED, and O_DIRECT; docs/log.md has the results.
 
-Files in memory (/dev/shm) are read and written in place.
+Files on tmpfs (/dev/shm) are read and written in place.
 
-O_DIRECT wants whole blocks in aligned memory. Reads are widened to blocks; writes go through a bounce buffer, and their
-first and last bytes, which share a block with a neighbour, go through the page cache.
+O_DIRECT requires whole blocks in aligned memory. Reads are extended to block boundaries. Writes go through a bounce
+buffer, except for partial blocks at both ends, which go through the page cache.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from numpy.typing import NDArray
 
 from halfbyte.machine.named_errors import naming
 
-BLOCK = 4096  # as large as any disk's logical block, and the page cache's page
+BLOCK = 4096  # at least any disk's logical block size; also the page size
 PIECE_NBYTES = 1 << 24
-_SMALL_NBYTES = 1 << 16  # below this the page cache is quicker than two edges and a request
+_SMALL_NBYTES = 1 << 16  # below this, the page cache is faster
 _BOUNCE_NBYTES = 1 << 23
-_REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)  # what file systems say that cannot do it
+_REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)  # from file systems without O_DIRECT
 
 Bytes = NDArray[np.uint8]
 
 
 def aligned(nbytes: int) -> Bytes:
-    """Return memory for whole blocks, at least `nbytes`."""
-    whole = -(-nbytes // BLOCK) * BLOCK
-    memory = np.empty(whole + BLOCK, np.uint8)
+    """Return block-aligned memory of at least `nbytes`, rounded up to whole blocks."""
+    rounded = -(-nbytes // BLOCK) * BLOCK
+    memory = np.empty(rounded + BLOCK, np.uint8)
     start = -memory.ctypes.data % BLOCK
-    return memory[start : start + whole]
+    return memory[start : start + rounded]
 
 
 class _Bounce(threading.local):
-    """A buffer for each thread that writes."""
+    """A bounce buffer per writing thread."""
 
     def __init__(self) -> None:
         self.memory = aligned(_BOUNCE_NBYTES)
@@ -54,23 +54,23 @@ _BOUNCE = _Bounce()
 
 
 class File:
-    """An open file; any thread may read or write at any place."""
+    """An open file; any thread may read or write at any offset."""
 
     def __init__(self, path: Path, *, create: bool = False, opened: int | None = None) -> None:
-        # A link that somebody put where we write would have us write elsewhere.
+        # O_NOFOLLOW: a planted symlink must not redirect writes.
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW if create else os.O_RDONLY
         self._path = path
         self._buffered = os.open(path, flags | os.O_CLOEXEC, 0o666) if opened is None else opened
-        if opened is not None:  # the same file, whatever lies under its name by now
+        if opened is not None:  # the same file, even if its path was replaced
             path = Path(f"/proc/self/fd/{opened}")
         self.in_memory = _is_in_memory(self._buffered)
         self._mapped: Bytes | None = None
         self._direct = self._blocks = None if self.in_memory else _open_direct(path, writes=create)
-        if self._direct is not None:  # then this one reads scalars here and there
+        if self._direct is not None:  # the buffered descriptor then only reads small tensors
             os.posix_fadvise(self._buffered, 0, 0, os.POSIX_FADV_RANDOM)
 
     def close(self) -> None:
-        """Close it; nothing is left in the page cache."""
+        """Close the file and drop its pages from the page cache."""
         self._mapped = None
         os.posix_fadvise(self._buffered, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(self._buffered)
@@ -78,19 +78,19 @@ class File:
             os.close(self._blocks)
 
     def reserve(self, nbytes: int) -> None:
-        """Take the disk space of the whole file."""
+        """Allocate the disk space of the whole file."""
         with naming(self._path):
             os.posix_fallocate(self._buffered, 0, nbytes)
-        if self.in_memory and nbytes:  # where writes to one file wait for each other, and copies into it do not
+        if self.in_memory and nbytes:  # tmpfs serializes writes to a file, but not copies into a mapping
             self._mapped = np.frombuffer(mmap.mmap(self._buffered, nbytes), np.uint8)
 
     def sync(self) -> None:
-        """Bring every byte to the disk."""
+        """Flush the file to disk (fsync)."""
         with naming(self._path):
             os.fsync(self._buffered)
 
     def read(self, begin: int, nbytes: int) -> Bytes:
-        """Return some bytes; EOFError where the file ends before."""
+        """Return `nbytes` bytes from offset `begin`; raise EOFError if the file is shorter."""
         first = begin // BLOCK * BLOCK
         buffer = aligned(begin - first + nbytes)
         with naming(self._path):
@@ -98,7 +98,7 @@ class File:
         return buffer[begin - first :][:nbytes]
 
     def read_into(self, begin: int, memory: Bytes) -> None:
-        """Fill memory; EOFError where the file ends before. Without a direct path there is no copy in between."""
+        """Fill `memory` from offset `begin`; raise EOFError if the file is shorter. Buffered reads need no copy."""
         if self._direct is not None and len(memory) >= _SMALL_NBYTES:
             memory[:] = self.read(begin, len(memory))
             return
@@ -113,14 +113,14 @@ class File:
             os.posix_fadvise(self._buffered, begin, len(memory), os.POSIX_FADV_DONTNEED)
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, Bytes]]:
-        """Yield a long stretch in pieces with their offsets, each in memory of its own."""
+        """Yield a byte range in pieces with their offsets, each in its own memory."""
         while begin < end:
             stop = min(end, begin // BLOCK * BLOCK + PIECE_NBYTES)
             yield begin, self.read(begin, stop - begin)
             begin = stop
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write bytes at their place."""
+        """Write `data` at `offset`."""
         if self._mapped is not None:
             self._mapped[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
             return None
@@ -147,10 +147,10 @@ class File:
         return _write_all(self._buffered, blocks, offset)
 
     def _fill(self, buffer: Bytes, first: int, needed: int) -> None:
-        """Read from a block's begin on; the last block is read whole where the file has it."""
+        """Read whole blocks from the aligned offset `first`; the end of the file may cut the last one short."""
         view, done = buffer.data, 0
         while done < needed:
-            # A direct read that ends inside a block has met the end of the file; anything after it is not for blocks.
+            # A direct read that ends inside a block has reached the end of the file: continue unaligned and buffered.
             direct = self._direct if needed >= _SMALL_NBYTES and done % BLOCK == 0 else None
             try:
                 count = os.preadv(self._buffered if direct is None else direct, [view[done:]], first + done)
@@ -166,12 +166,12 @@ class File:
             os.posix_fadvise(self._buffered, first, needed, os.POSIX_FADV_DONTNEED)
 
     def _give_up_direct(self) -> None:
-        """Go on through the page cache. The descriptor is closed at the end: another thread may be using it."""
+        """Fall back to the page cache. `close` closes the descriptor, because another thread may be using it."""
         self._direct = None
 
 
 def _is_in_memory(file: int) -> bool:
-    """Whether a file lies in memory itself (tmpfs): there is no cache to go past, though newer kernels let one try."""
+    """Return whether a file is on tmpfs, where O_DIRECT has no benefit although newer kernels accept it."""
     device = os.fstat(file).st_dev
     return f"{os.major(device)}:{os.minor(device)}" in _memory_file_systems()
 

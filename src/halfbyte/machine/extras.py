@@ -1,4 +1,4 @@
-"""What to type where an optional library is missing: the libraries themselves, because halfbyte is on no index."""
+"""Install commands for optional dependencies. They list the packages, because halfbyte is not on PyPI."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from importlib.metadata import PackageNotFoundError, requires
 
 
 def install_extra(extra: str) -> str:
-    """Return the command that installs what an extra of halfbyte stands for, with the bounds of its metadata."""
-    from packaging.requirements import Requirement  # noqa: PLC0415 - only where something is missing
+    """Return the command that installs the packages of an extra, with the version bounds of halfbyte's metadata."""
+    from packaging.requirements import Requirement  # noqa: PLC0415 - only needed for error messages
 
     try:
-        known = [Requirement(text) for text in requires("halfbyte") or ()]
-    except PackageNotFoundError:  # a source tree that nobody installed
+        requirements = [Requirement(text) for text in requires("halfbyte") or ()]
+    except PackageNotFoundError:  # a source tree without an installation
         return f"pip install -e '.[{extra}]' in a checkout of halfbyte"
-    words: list[str] = []
-    for one in known:
-        marker = one.marker  # without which it is needed always; others name a system too
+    packages: list[str] = []
+    for requirement in requirements:
+        marker = requirement.marker  # required dependencies have no marker, or one without `extra`
         if marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""}):
-            extras = f"[{','.join(sorted(one.extras))}]" if one.extras else ""
-            words.append(f"{one.name}{extras}{one.specifier}")
-    return f"pip install {shlex.join(words)}"
+            extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+            packages.append(f"{requirement.name}{extras}{requirement.specifier}")
+    return f"pip install {shlex.join(packages)}"

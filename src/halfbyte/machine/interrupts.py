@@ -1,7 +1,7 @@
-"""Ctrl-C where a pool's locks are: noted, and raised at a place of our choosing.
+"""Defer Ctrl-C while thread-pool locks may be held.
 
-Python raises KeyboardInterrupt between any two steps of the main thread. In the middle of `submit` or `wait` that can
-leave a lock of the pool taken for ever; its threads wait for it, and the run waits for its threads.
+Python raises KeyboardInterrupt between any two bytecodes of the main thread. Inside `submit` or `wait` that can leave a
+lock of the pool held forever, and the run deadlocks.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 
 @contextmanager
 def noted_ctrl_c() -> Generator[Callable[[], None]]:
-    """Yield what raises a Ctrl-C that came meanwhile; one that nobody asked for is raised at the end."""
-    if threading.current_thread() is not threading.main_thread():  # where Python never raises it
+    """Yield a function that raises a pending KeyboardInterrupt; one still pending on exit is delivered then."""
+    if threading.current_thread() is not threading.main_thread():  # Python raises it only in the main thread
         yield lambda: None
         return
-    came: list[tuple[int, Any]] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    pending: list[tuple[int, Any]] = []
+    previous = signal.signal(signal.SIGINT, lambda number, frame: pending.append((number, frame)))
 
     def check() -> None:
-        if came:
-            came.clear()
+        if pending:
+            pending.clear()
             raise KeyboardInterrupt
 
     try:
         yield check
     finally:
-        signal.signal(signal.SIGINT, before)
-        if came and callable(before):
-            before(*came[0])
+        signal.signal(signal.SIGINT, previous)
+        if pending and callable(previous):
+            previous(*pending[0])

@@ -1,4 +1,4 @@
-"""Errors of the operating system that name their file: what goes wrong with an open file says everything but that."""
+"""Add file names to OS errors: errors of open file descriptors have none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextmanager
 def naming(path: Path) -> Generator[None]:
-    """Give errors about an open file its path, so that whoever reads them looks at the right disk."""
+    """Set `filename` on OSErrors that lack it, so that messages name the right disk."""
     try:
         yield
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Stage 2: everything that will be written, decided before a byte is: fates, names, shards, offsets, fingerprint."""
+"""Planning: actions, tensor names, shards, offsets and the fingerprint of an output, before anything is written."""

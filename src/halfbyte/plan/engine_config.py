@@ -1,24 +1,27 @@
-"""config.json of the output: the source's, with the quantization block that engines need, and no stale one."""
+"""Quantization configs of the output: `quantization_config` in config.json, and ModelOpt's hf_quant_config.json."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from halfbyte.checkpoint.untrusted_files import read_json
 from halfbyte.errors import CheckpointError
-from halfbyte.models.agreement import PER_LAYER
+from halfbyte.families.completeness import PER_LAYER
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.pruned import counts_by_layer, renumbered
 from halfbyte.plan.rules import ENCODE
 from halfbyte.recipe.decisions import Quantize
-from halfbyte.source.foreign import read_json
 
 _BLOCK = "quantization_config"
 MODELOPT_FILE = "hf_quant_config.json"
+# `producer` must name ModelOpt: vLLM and TensorRT-LLM recognize hf_quant_config.json by it. The version is only in
+# halfbyte/provenance.json, so that a new version does not change output bytes.
+_WRITTEN_BY = {"name": "halfbyte"}
 
 
 def output_config(plan: Plan) -> dict[str, Any]:
-    """Return the output's config.json: every other key stays, in its order."""
+    """Return the output's config.json; keys that do not change keep their order."""
     checkpoint, architecture = plan.checkpoint, plan.model.architecture
     quantize = plan.recipe.quantize
     if quantize is None and not plan.decodes:
@@ -33,7 +36,7 @@ def output_config(plan: Plan) -> dict[str, Any]:
 
 
 def _pruned(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint with fewer experts says so, where its family does."""
+    """Set the number of experts in a pruned checkpoint's config."""
     key = plan.model.architecture.keys["experts"]
     if plan.kept is None or key is None:
         return config
@@ -43,7 +46,7 @@ def _pruned(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renumbered(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
-    """A block that is kept goes on to mean the same experts, wherever it lies."""
+    """Renumber the experts in a quantization block that is kept, at the top level or in the text config."""
     text, kept = plan.model.architecture.text_config, plan.kept
     if kept is None:
         return config
@@ -56,13 +59,13 @@ def _renumbered(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_number(plan: Plan, config: dict[str, Any], key: str, number: int | list[int]) -> dict[str, Any]:
-    """Return a config with another number, or other numbers, in the part that describes the text model."""
+    """Return a config with a number or list of numbers replaced in the text model's part."""
     text = plan.model.architecture.text_config
     return {**config, text: {**config[text], key: number}} if text else {**config, key: number}
 
 
 def _truncated(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint of the first layers says so, or no engine loads it."""
+    """Set the number of layers in a truncated checkpoint's config."""
     key = plan.model.architecture.keys["layers"]
     if plan.layers is None or key is None:
         return config
@@ -75,35 +78,36 @@ def quantization_block(quantize: Quantize, plan: Plan) -> dict[str, Any]:
 
 
 def ignored(quantize: Quantize, plan: Plan) -> list[str]:
-    """Return the list of what is not quantized: the recipe's patterns, or made from its roles as ModelOpt does.
+    """Return the ignore list: the recipe's patterns, or a list built from its roles as in ModelOpt.
 
-    ModelOpt shortens each module to the first prefix that begins no quantized module; a whole module gets no star.
+    ModelOpt shortens each module to its shortest dotted prefix without quantized modules and appends a star. A module
+    that cannot be shortened gets no star, such as `lm_head` in ModelOpt 0.41 and 0.47.
     """
     if quantize.config.ignore_patterns is not None:
         return list(quantize.config.ignore_patterns)
     linears = plan.model.linears.values()
-    taken: set[str] = set()
+    quantized_prefixes: set[str] = set()
     for prefix in (linear.module for job in plan.jobs if job.action == ENCODE for linear in job.linears):
-        while prefix and prefix not in taken:
-            taken.add(prefix)
-            prefix = prefix.rpartition(".")[0]  # noqa: PLW2901 - up to the first that is there, with all above it
+        while prefix and prefix not in quantized_prefixes:
+            quantized_prefixes.add(prefix)
+            prefix = prefix.rpartition(".")[0]  # noqa: PLW2901 - stops at the first known prefix
     roles = quantize.config.ignore_roles or ()
     modules = [linear.module for linear in linears if linear.role in roles]
     modules += [name.rpartition(".")[0] for name, (place, _) in plan.model.plain.items() if place.role in roles]
-    found: set[str] = set()
+    patterns: set[str] = set()
     for module in modules:
-        prefix = next((module[:end] for end in _ends(module) if module[:end] not in taken), module)
-        found.add(prefix if prefix == module and "." in prefix else f"{prefix}*")
-    return sorted(found)
+        prefix = next((module[:end] for end in _prefix_ends(module) if module[:end] not in quantized_prefixes), module)
+        patterns.add(prefix if prefix == module else f"{prefix}*")
+    return sorted(patterns)
 
 
-def _ends(module: str) -> list[int]:
-    """Where the dotted prefixes of a name end, its own end last."""
+def _prefix_ends(module: str) -> list[int]:
+    """Return the end positions of a name's dotted prefixes, including the whole name."""
     return [at for at, letter in enumerate(module) if letter == "."] + [len(module)]
 
 
 def modelopt_file(plan: Plan) -> dict[str, Any] | None:
-    """Return hf_quant_config.json, which ModelOpt writes besides the block and older engines read."""
+    """Return hf_quant_config.json, which ModelOpt writes in addition to the block and older engines read."""
     quantize = plan.recipe.quantize
     if quantize is None and not plan.decodes:
         return _kept_modelopt_file(plan)
@@ -111,8 +115,9 @@ def modelopt_file(plan: Plan) -> dict[str, Any] | None:
         return None
     return {
         "producer": {"name": "modelopt", "version": quantize.config.producer_version},
+        "written_by": _WRITTEN_BY,
         "quantization": {
-            "quant_algo": "NVFP4",
+            "quant_algo": _modelopt_algorithm(quantize),
             "kv_cache_quant_algo": None if quantize.kv_cache == "none" else "FP8",
             "group_size": 16,
             "exclude_modules": ignored(quantize, plan),
@@ -121,25 +126,26 @@ def modelopt_file(plan: Plan) -> dict[str, Any] | None:
 
 
 def _kept_modelopt_file(plan: Plan) -> dict[str, Any] | None:
-    """Return the source's own file, where the weights stay as it describes them."""
+    """Return the source's hf_quant_config.json for outputs whose weight formats do not change."""
     path = plan.checkpoint.root / MODELOPT_FILE
     if not path.is_file():
         return None
     try:
-        found: Any = read_json(path)
+        content: Any = read_json(path)
     except (OSError, ValueError):
-        what, fix = f"{MODELOPT_FILE} cannot be read", "download it again, or remove it: config.json says the same"
+        what, fix = f"cannot read {MODELOPT_FILE}", "download it again, or remove it: config.json has the same content"
         raise CheckpointError(what, where=str(path), fix=fix) from None
-    return found if plan.kept is None else renumbered(found, plan.model.architecture, plan.kept)
+    return content if plan.kept is None else renumbered(content, plan.model.architecture, plan.kept)
 
 
 def _quark(quantize: Quantize, exclude: list[str]) -> dict[str, Any]:
-    """AMD Quark's block as vLLM, SGLang and ATOM read it; the empty keys must be there (vLLM takes their length)."""
+    """Return AMD Quark's block for vLLM, SGLang and ATOM; vLLM requires the empty keys and takes their length."""
     tensor = {
         "dtype": "fp4",
         "qscheme": "per_group",
         "ch_axis": -1,
         "group_size": 32,
+        "symmetric": None,  # Quark's own QConfig.from_dict raises KeyError without it
         "scale_format": "e8m0",
         "scale_calculation_mode": "even",
         "observer_cls": "PerBlockMXObserver",
@@ -148,6 +154,7 @@ def _quark(quantize: Quantize, exclude: list[str]) -> dict[str, Any]:
     return {
         "quant_method": "quark",
         "version": quantize.config.producer_version,
+        "written_by": _WRITTEN_BY,
         "global_quant_config": {
             "weight": {**tensor, "is_dynamic": False},
             "input_tensors": inputs,
@@ -194,8 +201,7 @@ def _mxfp4_ct(quantize: Quantize, ignore: list[str]) -> dict[str, Any]:
 
 
 def _nvfp4_ct(quantize: Quantize, ignore: list[str]) -> dict[str, Any]:
-    calibrated = quantize.activations == "calibrated"
-    inputs = _args(4, "float", "tensor_group", 16, "local") if calibrated else None
+    inputs = _args(4, "float", "tensor_group", 16, "local") if quantize.stores_input_scales else None
     return _compressed_tensors("nvfp4-pack-quantized", _args(4, "float", "tensor_group", 16, False), inputs, ignore)
 
 
@@ -208,20 +214,26 @@ def _int4(quantize: Quantize, ignore: list[str]) -> dict[str, Any]:
     return _compressed_tensors("pack-quantized", _args(4, "int", "group", 32, False), None, ignore)
 
 
+def _modelopt_algorithm(quantize: Quantize) -> str:
+    """Return ModelOpt's algorithm name, the only key of hf_quant_config.json that marks weight-only quantization."""
+    return "NVFP4" if quantize.stores_input_scales else "W4A16_NVFP4"
+
+
 def _modelopt(quantize: Quantize, ignore: list[str]) -> dict[str, Any]:
-    """ModelOpt's block; weights only is said by null inputs, which vLLM reads as W4A16."""
+    """Return ModelOpt's block."""
     fp4 = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
-    inputs = fp4 if quantize.activations == "calibrated" else None
+    inputs = fp4 if quantize.stores_input_scales else None
     block: dict[str, Any] = {
         "config_groups": {"group_0": {"input_activations": inputs, "weights": fp4, "targets": ["Linear"]}},
         "ignore": ignore,
-        "quant_algo": "NVFP4",
+        "quant_algo": _modelopt_algorithm(quantize),
     }
     if quantize.kv_cache != "none":
         block["kv_cache_scheme"] = {"dynamic": False, "num_bits": 8, "type": "float"}
     return {
         **block,
         "producer": {"name": "modelopt", "version": quantize.config.producer_version},
+        "written_by": _WRITTEN_BY,
         "quant_method": "modelopt",
     }
 

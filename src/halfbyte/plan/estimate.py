@@ -1,7 +1,7 @@
-"""How long a run would take, from measured speeds: the disk's seconds, the cores' seconds, and the larger of them.
+"""Estimate the run time from measured speeds as the larger of disk time and CPU time.
 
-Reading, computing and writing overlap, so whichever takes longest decides. One disk does its reads and its writes one
-after the other. SHA-256 of the output and copying into the disk's buffers are part of the cores' work.
+Reading, computing and writing overlap, so the slower resource determines the time. Reads and writes on one disk are
+added. CPU time includes SHA-256 of the output and copies into I/O buffers.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from halfbyte.plan.manifest import Plan
 from halfbyte.plan.measure import Kernel, Speeds, kernels
 from halfbyte.plan.rules import KEEP
 
-ASSUMED_NBYTES_PER_S = 1e9  # of a disk that nobody could ask
-ASSUMED_WRITING = "; assumed: the same disk writes as fast, --to DIR measures it"
+ASSUMED_NBYTES_PER_S = 1e9  # for a disk that could not be measured
+ASSUMED_WRITING = "; assumed: same disk, same write speed; --to DIR measures it"
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds of the disk and of the cores, and what they rest on."""
+    """Disk and CPU seconds, and the rates they are based on."""
 
     disk_s: float
     cores_s: float
     cores: int
     read_nbytes_per_s: float | None  # None: assumed
     write_nbytes_per_s: float | None  # None: assumed as fast as reading
-    kernel_nbytes_per_s: float | None  # of the source, on all cores; None where nothing is computed
+    kernel_nbytes_per_s: float | None  # source bytes, on all cores; None if all tensors are copied
     hash_nbytes_per_s: float  # on all cores
     calibration_left_out: bool
 
     @property
     def seconds(self) -> float:
-        """Return the whole."""
+        """Return the estimated total."""
         return max(self.disk_s, self.cores_s)
 
     def parts(self) -> list[tuple[str, float]]:
-        """Return what the whole is the larger of."""
+        """Return the times that the total is the maximum of."""
         return [("disk", self.disk_s), ("processors", self.cores_s)]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain data, as `--json` prints it."""
+        """Return the data that `--json` prints."""
         return {
             "seconds": round(self.seconds, 1),
             "disk_s": round(self.disk_s, 1),
@@ -55,16 +55,16 @@ class Estimate:
         }
 
     def basis(self) -> str:
-        """Say what was measured and what was assumed."""
+        """Describe the measured and assumed rates."""
         rates = [("read", self.read_nbytes_per_s), ("write", self.write_nbytes_per_s)]
         rates += [("kernels", self.kernel_nbytes_per_s), ("SHA-256", self.hash_nbytes_per_s)]
         words = [f"{name} {rate / 1e9:.1f} GB/s" for name, rate in rates if rate is not None]
-        found = f"measured: {', '.join(words)} on {self.cores} cores"
+        basis = f"measured: {', '.join(words)} on {self.cores} cores"
         if self.read_nbytes_per_s is None:
-            found += f"; assumed: a disk of {ASSUMED_NBYTES_PER_S / 1e9:.0f} GB/s"
+            basis += f"; assumed: a disk of {ASSUMED_NBYTES_PER_S / 1e9:.0f} GB/s"
         elif self.write_nbytes_per_s is None:
-            found += ASSUMED_WRITING
-        return found + ("; calibration not included" if self.calibration_left_out else "")
+            basis += ASSUMED_WRITING
+        return basis + ("; calibration not included" if self.calibration_left_out else "")
 
 
 def _whole(rate: float | None) -> int | None:
@@ -72,7 +72,7 @@ def _whole(rate: float | None) -> int | None:
 
 
 def estimate(plan: Plan, speeds: Speeds) -> Estimate:
-    """Add up what a run would do at these speeds."""
+    """Estimate the time of a plan at these speeds."""
     read, written = plan.read_nbytes, plan.write_nbytes
     read_rate = speeds.read_nbytes_per_s or ASSUMED_NBYTES_PER_S
     write_rate = speeds.write_nbytes_per_s or read_rate

@@ -1,19 +1,19 @@
-"""The list of unquantized modules against the roles that decide them, by the rules that engines match it with.
+"""Check a recipe's ignore list against its roles with the engines' matching rules.
 
-A recipe says both, and `--set` may change one of them alone. The audit would find that, hours later.
+A recipe contains both, and `--set` may change only one of them. The audit would detect the mismatch hours later.
 """
 
 from __future__ import annotations
 
-from halfbyte.audit.matchers import disagreement, engine_modules, module_roles, read_block
 from halfbyte.errors import RecipeError
 from halfbyte.plan.engine_config import quantization_block
 from halfbyte.plan.manifest import Plan
+from halfbyte.plan.module_matching import disagreement, engine_modules, module_roles, read_block
 from halfbyte.plan.rules import ENCODE
 
 
 def refuse_misread(plan: Plan) -> None:
-    """Refuse a plan whose config would make an engine look for scales that are not there, or overlook some."""
+    """Raise RecipeError if an engine would expect scales that the output lacks, or ignore scales that it has."""
     if plan.recipe.quantize is None:
         return
     block = read_block(quantization_block(plan.recipe.quantize, plan))
@@ -21,14 +21,14 @@ def refuse_misread(plan: Plan) -> None:
     quantized = {linear.module for job in plan.jobs if job.action == ENCODE for linear in job.linears}
     linears = plan.model.linears
     roles = {name: role for name, role in module_roles(plan.model).items() if name in written or name not in linears}
-    wrong = [
-        (module, said)
+    mismatches = [
+        (module, reason)
         for module in engine_modules(plan.model.architecture, roles)
-        if (said := disagreement(module, block, quantized))
+        if (reason := disagreement(module, block, quantized))
     ]
-    if wrong:
-        module, said = wrong[0]
-        more = f", and {len(wrong) - 1} more like it" if len(wrong) > 1 else ""
-        what = f"recipe '{plan.recipe.name}' and its own list of unquantized modules disagree: {said}{more}"
-        fix = f"change roles.{module.role}, or the list in quantize.config, so that both say the same"
+    if mismatches:
+        module, reason = mismatches[0]
+        more = f", and {len(mismatches) - 1} more" if len(mismatches) > 1 else ""
+        what = f"the roles and the ignore list of recipe '{plan.recipe.name}' disagree: {reason}{more}"
+        fix = f"change roles.{module.role} or the list in quantize.config so that they agree"
         raise RecipeError(what, where=module.name, fix=fix)

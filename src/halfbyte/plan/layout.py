@@ -1,17 +1,17 @@
-"""Final shards before any byte: which tensor goes where, under which name, at which offset."""
+"""Shard layout: the file, name and offset of every output tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from halfbyte.checkpoint.headers import TensorInfo, TensorSpec, lay_out
 from halfbyte.plan.rules import Job
-from halfbyte.source.headers import TensorInfo, TensorSpec, lay_out
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One output file: the bytes before its first tensor, and every tensor's place."""
+    """One output file: its header bytes and the offsets of its tensors."""
 
     name: str
     head: bytes
@@ -24,7 +24,7 @@ class Shard:
 
 
 def lay_out_shards(jobs: Sequence[Job], shard_nbytes: int | None) -> list[Shard]:
-    """Split the outputs into shards: a layer each, or greedily up to a size, in the model's order."""
+    """Split the outputs into shards in the model's order: one per layer, or filled greedily up to a size."""
     groups = list(_by_size(jobs, shard_nbytes) if shard_nbytes else _by_layer(jobs))
     names = [shard_name(number, len(groups)) for number in range(1, len(groups) + 1)]
     shards: list[Shard] = []
@@ -35,12 +35,12 @@ def lay_out_shards(jobs: Sequence[Job], shard_nbytes: int | None) -> list[Shard]
 
 
 def shard_name(number: int, total: int) -> str:
-    """Return the name that Kimi's releases use: five digits of six."""
+    """Return the shard's file name in the style of Kimi's releases: five-digit number, six-digit total."""
     return "model.safetensors" if total == 1 else f"model-{number:05d}-of-{total:06d}.safetensors"
 
 
 def _by_layer(jobs: Sequence[Job]) -> Iterator[list[TensorSpec]]:
-    """Yield a group for each layer, then one for each role outside the layers (head and embeddings together)."""
+    """Yield one group per layer, then one per role outside the layers (embeddings, head and norm together)."""
     groups: dict[tuple[bool, int, str], list[TensorSpec]] = {}
     for job in jobs:
         role = "" if job.layer is not None else ("text" if job.role in ("embed", "head", "norm") else job.role)
@@ -50,7 +50,7 @@ def _by_layer(jobs: Sequence[Job]) -> Iterator[list[TensorSpec]]:
 
 
 def _by_size(jobs: Sequence[Job], limit: int) -> Iterator[list[TensorSpec]]:
-    """Yield groups that are filled in order; a tensor that would overflow the shard opens the next one."""
+    """Yield groups filled in order; a tensor that would exceed the limit starts a new group."""
     group: list[TensorSpec] = []
     filled = 0
     for job in jobs:

@@ -1,6 +1,6 @@
-"""The plan as a whole: its jobs, its shards, and a fingerprint over everything that decides a byte.
+"""The plan: its jobs, its shards, and a fingerprint of everything that determines the output bytes.
 
-Same plan, same bytes. The fingerprint is a hash of named parts, so that two plans that differ can say where.
+Equal plans give equal bytes. The fingerprint is a hash of named parts, so that errors can name the parts that differ.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, cast
 
+from halfbyte.checkpoint.folder import Checkpoint
+from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.errors import UsageError
-from halfbyte.machine.collector import paused
-from halfbyte.models.model import Model
+from halfbyte.families.model import Model
+from halfbyte.machine.garbage_collector import paused
 from halfbyte.plan.layout import Shard, lay_out_shards
 from halfbyte.plan.pruned import (
     Kept,
@@ -28,55 +30,53 @@ from halfbyte.plan.pruned import (
     refuse_wrong_choice,
     router_shape,
 )
+from halfbyte.plan.pruned_router import keep_count, refuse_nothing_to_drop
 from halfbyte.plan.rules import DECODE, Job, make_jobs
-from halfbyte.prune.router import keep_count, refuse_nothing_to_drop
 from halfbyte.recipe.decisions import Prune, Recipe
-from halfbyte.source.checkpoint import Checkpoint
-from halfbyte.source.headers import TensorInfo
 
 _PIECE_TENSORS = 1024
-BYTES_VERSION = 1  # raised whenever the same recipe and source would give other bytes; see CHANGELOG, Output bytes
+BYTES_VERSION = 2  # incremented when the same recipe and source give different bytes; see CHANGELOG, Output bytes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that will be written."""
+    """The complete description of an output."""
 
     checkpoint: Checkpoint
     model: Model
     recipe: Recipe
     jobs: tuple[Job, ...]
     shards: tuple[Shard, ...]
-    layers: int | None  # only so many decoder layers, for a truncated checkpoint
-    kept: Kept | None = None  # the experts that stay, where some go
-    chosen: bool = True  # whether `kept` is known; if not, it stands for any choice of as many experts of each layer
+    layers: int | None  # number of decoder layers of a truncated checkpoint
+    kept: Kept | None = None  # kept experts of a pruned checkpoint
+    chosen: bool = True  # whether the experts in `kept` are final; if not, only their number per layer is
 
     @property
     def read_nbytes(self) -> int:
-        """Return how much of the source is read."""
+        """Return the number of source bytes that are read."""
         return sum(job.read_nbytes for job in self.jobs)
 
     @property
     def write_nbytes(self) -> int:
-        """Return the size of all shards, headers included."""
+        """Return the size of all shards, including headers."""
         return sum(shard.nbytes for shard in self.shards)
 
     @property
     def decodes(self) -> bool:
-        """Whether anything that was quantized is not any more."""
+        """Whether any tensor is decoded to BF16."""
         return any(job.action == DECODE for job in self.jobs)
 
     @property
     def experts(self) -> int:
-        """Return how many routed experts a layer of the output has; the most that one has, where they differ."""
+        """Return the number of routed experts per layer of the output; the maximum if layers differ."""
         return self.model.experts if self.kept is None else max(len(experts) for experts in self.kept.values())
 
     def chosen_jobs(self, layer: int, kept: tuple[int, ...]) -> dict[str, Job]:
-        """Return the jobs of a layer by name, now that it is known which of its experts stay."""
+        """Return the jobs of a layer by name for its final kept experts."""
         return {job.name: job for job in make_jobs(self._layer_models[layer], self.recipe, {layer: kept})}
 
     def source_shards(self, job: Job) -> set[str]:
-        """Return the shards that a job may read: all of its layer's, while it is not known which experts stay."""
+        """Return the shards that a job may read: all shards of its layer while the kept experts are not final."""
         if self.chosen or job.layer is None or job.layer not in self._layer_models:
             return {source.shard for source in job.sources}
         return self._layer_shards[job.layer]
@@ -90,7 +90,7 @@ class Plan:
         return by_layer(self.model)
 
     def parts(self) -> dict[str, str]:
-        """Return a hash of each thing that decides bytes."""
+        """Return a hash of each part that determines output bytes."""
         return dict(self._parts)
 
     @cached_property
@@ -114,7 +114,7 @@ class Plan:
         return _digest(self.parts())
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what plan.json holds: what is needed to resume, to audit and to explain, not the jobs themselves."""
+        """Return the contents of plan.json, which has everything for resuming and auditing but not the jobs."""
         return {
             "fingerprint": self.fingerprint(),
             "parts": self.parts(),
@@ -128,18 +128,18 @@ class Plan:
 def make_plan(
     checkpoint: Checkpoint, model: Model, recipe: Recipe, *, layers: int | None = None, kept: Kept | None = None
 ) -> Plan:
-    """Decide everything. Reads nothing but what the headers said.
+    """Build a plan from the headers alone.
 
-    Where the recipe prunes and `kept` does not say which experts stay, everything else is decided all the same.
+    If the recipe prunes and `kept` is None, the plan uses a placeholder selection of the right size.
     """
     refuse_more_layers(model, layers)
-    layers = None if layers == model.layers else layers  # all of them is not a truncation
+    layers = None if layers == model.layers else layers  # all layers: not truncated
     chosen = kept is not None or recipe.prune is None
     with paused():
         if kept is not None:
             refuse_wrong_choice(model, checkpoint.config, kept, layers, str(checkpoint.root))
         elif recipe.prune is not None:
-            kept = _any_choice(checkpoint, model, recipe.prune, layers)
+            kept = _placeholder_selection(checkpoint, model, recipe.prune, layers)
         jobs = make_jobs(model, recipe, kept)
         if layers is not None:
             _refuse_no_experts(jobs, layers)
@@ -149,46 +149,48 @@ def make_plan(
 
 
 def refuse_more_layers(model: Model, layers: int | None) -> None:
-    """Refuse a number of layers that the model has not: nobody who asks for it knows what it would be."""
+    """Raise UsageError if more layers are requested than the model has."""
     if layers is not None and layers > model.layers:
-        what = f"{layers} layers are asked for, and the model has {model.layers}"
-        raise UsageError(what, where="--layers", fix=f"give {model.layers} or fewer, or leave it out for all of them")
+        what = f"{layers} layers requested, but the model has {model.layers}"
+        raise UsageError(what, where="--layers", fix=f"pass {model.layers} or fewer, or omit it for all layers")
 
 
 def refuse_nothing_to_prune(plan: Plan) -> None:
-    """Refuse a recipe that prunes, and keeps every expert of this model."""
+    """Raise an error if the recipe prunes but would keep every expert of this model."""
     if plan.recipe.prune is not None:
         refuse_nothing_to_drop(plan.recipe.prune, router_shape(plan.model, plan.checkpoint.config))
 
 
-def _any_choice(checkpoint: Checkpoint, model: Model, rule: Prune, layers: int | None) -> Kept:
-    """Return a choice that is as large as every other that the rule can make."""
+def _placeholder_selection(checkpoint: Checkpoint, model: Model, rule: Prune, layers: int | None) -> Kept:
+    """Return a selection with the same sizes as any selection the rule can make."""
     refuse_no_experts(moe_layers(model, layers), str(checkpoint.root))
-    if rule.statistics == "calibrate":  # with given ones the choice, and so every size, is known before the first byte
+    if rule.statistics == "calibrate":  # statistics from a file give the final selection and sizes
         refuse_unlike_experts(model)
     return first_experts(model, keep_count(rule, router_shape(model, checkpoint.config)), layers)
 
 
 def _refuse_no_experts(jobs: Sequence[Job], layers: int) -> None:
-    """A config that speaks of experts and no tensor that is one: no engine loads that."""
+    """Raise UsageError if the layers contain no experts: engines cannot load an MoE config without expert tensors."""
     first = min((job.layer for job in jobs if job.role == "routed_experts" and job.layer is not None), default=0)
     if first >= layers:
-        what = f"the first {layers} layers hold no experts, and no engine would load them alone"
-        raise UsageError(what, where="--layers", fix=f"give {first + 1} or more")
+        what = f"the first {layers} layers contain no experts, and engines cannot load them without"
+        raise UsageError(what, where="--layers", fix=f"pass {first + 1} or more")
 
 
-def different_parts(theirs: object, plan: Plan) -> list[str]:
-    """Return which parts of another plan differ from this one: all of them where there are none."""
-    known = cast("Mapping[str, Any]", theirs if isinstance(theirs, Mapping) else {})
+def different_parts(other: object, plan: Plan) -> list[str]:
+    """Return the names of the parts in which another plan differs from this one; all if it has no parts."""
+    known = cast("Mapping[str, Any]", other if isinstance(other, Mapping) else {})
     return [name for name, digest in plan.parts().items() if known.get(name) != digest]
 
 
-def refuse_other_plan(found: Mapping[str, Any], plan: Plan, where: str) -> None:
-    """Two plans never share a folder; say which part differs."""
-    different = different_parts(found.get("parts"), plan)
+def refuse_other_plan(other: Mapping[str, Any], plan: Plan, where: str) -> None:
+    """Raise UsageError naming the differing parts if a folder's plan is not this one."""
+    different = different_parts(other.get("parts"), plan)
     if different:
         what = f"this folder belongs to another plan: {', '.join(different)} differ{'s' if len(different) == 1 else ''}"
-        raise UsageError(what, where=where, fix="give another output folder, or repeat the command that began this one")
+        raise UsageError(
+            what, where=where, fix="use another output folder, or repeat the command that created this one"
+        )
 
 
 def _digest(value: Any) -> str:
@@ -196,10 +198,10 @@ def _digest(value: Any) -> str:
 
 
 def _headers_digest(tensors: Iterable[TensorInfo]) -> str:
-    """Return the digest of the list of all tensors, a piece at a time: the whole text has the size of all headers."""
-    found, rest, before = hashlib.sha256(b"["), iter(tensors), b""
-    while piece := [tensor[:5] for tensor in islice(rest, _PIECE_TENSORS)]:  # name, dtype, shape, shard, begin
-        found.update(before + json.dumps(piece).encode()[1:-1])
-        before = b", "
-    found.update(b"]")
-    return found.hexdigest()[:16]
+    """Return the digest of the JSON list of all tensors, computed in pieces to save memory."""
+    digest, remaining, separator = hashlib.sha256(b"["), iter(tensors), b""
+    while piece := [tensor[:5] for tensor in islice(remaining, _PIECE_TENSORS)]:  # name, dtype, shape, shard, begin
+        digest.update(separator + json.dumps(piece).encode()[1:-1])
+        separator = b", "
+    digest.update(b"]")
+    return digest.hexdigest()[:16]

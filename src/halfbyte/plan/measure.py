@@ -1,7 +1,7 @@
-"""How fast this machine is, measured within two seconds: its disk on the source's own shard, its cores on the kernels.
+"""Measure the disk and CPU speed of this machine within two seconds.
 
-Kernels run on invented weights of the source's format and width, on all cores at once, as in a run. Reading goes
-through the same reader and as many threads as a run has. What cannot be measured is None.
+Kernels run on random weights of the source's format and width, on all cores at once, as in a run. The disk is read
+from one of the source's shards with the same reader and number of threads. Speeds that cannot be measured are None.
 """
 
 from __future__ import annotations
@@ -20,57 +20,57 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from halfbyte.checkpoint.folder import Checkpoint
+from halfbyte.checkpoint.headers import TensorInfo
+from halfbyte.checkpoint.reader import NUMPY_DTYPES, Reader
+from halfbyte.families.linears import StoredLinear
+from halfbyte.formats.codec import amax, decode, encode
+from halfbyte.formats.encoded import Encoded
+from halfbyte.formats.reference.gptq import Moves
+from halfbyte.formats.registry import FORMATS, Part
+from halfbyte.machine.cores import run_threads, usable_cores
 from halfbyte.machine.direct_io import File
-from halfbyte.models.linears import StoredLinear
-from halfbyte.numerics.chunks import run_threads, usable_cores
-from halfbyte.numerics.codec import amax, decode, encode
-from halfbyte.numerics.encoded import Encoded
-from halfbyte.numerics.formats import FORMATS, Part
-from halfbyte.numerics.reference.compensate import Moves
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import DECODE, ENCODE, KEEP, method_of
 from halfbyte.recipe.decisions import COMPENSATED, Recipe
-from halfbyte.source.checkpoint import Checkpoint
-from halfbyte.source.headers import TensorInfo
-from halfbyte.source.read import NUMPY_DTYPES, Reader
 
-_KERNEL_S = 0.2  # for each kernel, besides its first calls
+_KERNEL_S = 0.2  # per kernel, after warm-up
 _ROUNDS = 3
-_DISK_S = 0.5  # for reading, and for writing
+_DISK_S = 0.5  # each for reading and writing
 _DISK_NBYTES = 1 << 27
-_PIECE_NBYTES = 1 << 23  # about what one tensor of an expert has
+_PIECE_NBYTES = 1 << 23  # about the size of one expert tensor
 _SAMPLE_WEIGHTS = 1 << 22
 _ROWS = 128
-_COMPENSATED_WIDTH = 512  # each column moves all that follow: twice the width, twice the work a weight
+_COMPENSATED_WIDTH = 512  # each column updates all later ones: twice the width, twice the work per weight
 
 
 class Kernel(NamedTuple):
-    """What is done to linears that are stored alike; `fused`: their largest magnitude is found first, for a group."""
+    """The work on linears with the same storage; if `fused`, the amax of the group is computed first."""
 
     action: str
     format: str
     group: int
     fused: bool
-    method: str  # how scales are chosen; empty where there are none to choose
+    method: str  # scale method; empty if not encoding
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Bytes a second; `write_nbytes_per_s` is None where nobody said where to write: then it is taken for as fast."""
+    """Disk throughput; `write_nbytes_per_s` is None without an output folder and then assumed equal to reading."""
 
     read_nbytes_per_s: float
     write_nbytes_per_s: float | None
     same_disk: bool
 
     def seconds(self, read: int, written: int) -> float:
-        """Return how long reading and writing take: one after the other where one disk does both."""
-        both = read / self.read_nbytes_per_s, written / (self.write_nbytes_per_s or self.read_nbytes_per_s)
-        return sum(both) if self.same_disk else max(both)
+        """Return the time for reading and writing; on the same disk the times are added."""
+        times = read / self.read_nbytes_per_s, written / (self.write_nbytes_per_s or self.read_nbytes_per_s)
+        return sum(times) if self.same_disk else max(times)
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Bytes a second of the whole disk, and seconds of one core while all are busy."""
+    """Disk throughput in total, and CPU time per core with all cores busy."""
 
     cores: int
     read_nbytes_per_s: float | None
@@ -83,7 +83,7 @@ class Speeds:
 
 
 def measure(plan: Plan, out: Path | None) -> Speeds:
-    """Measure what a run of this plan would wait for; `out` is where it would write."""
+    """Measure the speeds that determine this plan's run time; `out` is the output folder."""
     cores = usable_cores()
     read, read_core_s = _read_speed(plan.checkpoint, run_threads())
     folder = _existing(out) if out is not None else None
@@ -106,7 +106,7 @@ def measure(plan: Plan, out: Path | None) -> Speeds:
 
 
 def measure_disk(plan: Plan, out: Path | None) -> Disk | None:
-    """Measure the disks alone; None where the source is not on one."""
+    """Measure the disks only; return None if the source is not on a local disk."""
     read, _ = _read_speed(plan.checkpoint, run_threads())
     if read is None:
         return None
@@ -116,7 +116,7 @@ def measure_disk(plan: Plan, out: Path | None) -> Disk | None:
 
 
 def kernels(plan: Plan) -> Iterator[tuple[Kernel, StoredLinear]]:
-    """Yield each linear that changes, with what is done to it."""
+    """Yield each linear that is decoded or encoded, with its kernel."""
     quantize = plan.recipe.quantize
     for job in plan.jobs:
         if job.action != KEEP:
@@ -127,24 +127,24 @@ def kernels(plan: Plan) -> Iterator[tuple[Kernel, StoredLinear]]:
 
 
 def _samples(plan: Plan) -> dict[Kernel, StoredLinear]:
-    found: dict[Kernel, StoredLinear] = {}
+    samples: dict[Kernel, StoredLinear] = {}
     for kernel, linear in kernels(plan):
-        found.setdefault(kernel, linear)
-    return found
+        samples.setdefault(kernel, linear)
+    return samples
 
 
 def _core_seconds(work: Callable[[int], object], cores: int, seconds: float) -> float:
-    """Return the core time of one call while all cores make it: the best of some rounds, after one to warm up.
+    """Return the CPU time of one call while all cores run it: the best of several rounds after a warm-up.
 
-    Core time, not time: what another program takes from us now it will not take all night.
+    CPU time excludes the load of other programs, which may not last for the whole run.
     """
 
     def repeat(core: int) -> tuple[float, int]:
-        calls, begin = 0, time.thread_time()
+        calls, start = 0, time.thread_time()
         while calls == 0 or time.perf_counter() < end:
             work(core)
             calls += 1
-        return time.thread_time() - begin, calls
+        return time.thread_time() - start, calls
 
     best, end = math.inf, 0.0
     with ThreadPoolExecutor(cores) as pool:
@@ -178,7 +178,7 @@ def _invented_moves(width: int) -> Moves:
 
 
 def invented(linear: StoredLinear) -> Encoded:
-    """Return random weights as this linear stores its own: finite, its width, at most four million."""
+    """Return random finite weights in this linear's format and width, at most about four million."""
     n, k = linear.shape
     shape = min(n, max(_ROWS, _SAMPLE_WEIGHTS // k // _ROWS * _ROWS)), k
     random = np.random.default_rng(0)
@@ -195,44 +195,44 @@ def _tensor(part: Part, linear: StoredLinear, shape: tuple[int, int], random: np
     scale = part.suffix != FORMATS[linear.format].tensors[0].suffix
     if dtype in ("F32", "F16", "BF16"):
         values = random.standard_normal(size, np.float32)
-        values = np.exp(values / 4 - 5) if scale else values / 50  # scales of one tensor are of one size, or nearly
+        values = np.exp(values / 4 - 5) if scale else values / 50  # scales of one tensor have similar magnitudes
         return (
             (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "BF16" else values.astype(NUMPY_DTYPES[dtype])
         )
     bits = random.integers(0, 256, (*size, np.dtype(NUMPY_DTYPES[dtype]).itemsize), np.uint8)
     if dtype == "F8_E4M3":
-        bits = bits & 0x3F | 0x08 if scale else bits & 0xBF  # no NaN; of scales neither zero nor a sign
+        bits = bits & 0x3F | 0x08 if scale else bits & 0xBF  # no NaN; scales are positive
     elif dtype == "U8" and scale:
         bits = bits & 0x07 | 0x78  # E8M0 near one
     return bits.view(NUMPY_DTYPES[dtype]).reshape(size)
 
 
 def _read_speed(checkpoint: Checkpoint, threads: int) -> tuple[float | None, float]:
-    """Return bytes a second from the middle of the largest shard, and core-seconds a byte; None without a file."""
+    """Return bytes per second (None without a local file) and CPU seconds per byte, reading from the largest shard."""
     shard = max(checkpoint.shards, key=lambda name: checkpoint.shards[name])
     if checkpoint.remote is not None or not (checkpoint.root / shard).is_file():
         return None, 0.0
     nbytes = min(_DISK_NBYTES, checkpoint.shards[shard])
     first = (checkpoint.shards[shard] - nbytes) // 2
-    _forget(checkpoint.root / shard, first, nbytes)
+    _drop_page_cache(checkpoint.root / shard, first, nbytes)
     starts = range(first, first + nbytes - nbytes % _PIECE_NBYTES, _PIECE_NBYTES) or range(first, first + 1)
     piece = min(_PIECE_NBYTES, nbytes)
-    begin, core_begin = time.perf_counter(), time.process_time()
+    start_s, core_start_s = time.perf_counter(), time.process_time()
 
     with Reader(checkpoint) as reader, ThreadPoolExecutor(threads) as pool:
 
         def read(start: int) -> int:
-            if time.perf_counter() - begin > _DISK_S:
+            if time.perf_counter() - start_s > _DISK_S:
                 return 0
             return reader.raw(TensorInfo("", "U8", (piece,), shard, start, start + piece)).size
 
         done = sum(pool.map(read, starts))
-        seconds, core_s = time.perf_counter() - begin, time.process_time() - core_begin
+        seconds, core_s = time.perf_counter() - start_s, time.process_time() - core_start_s
     return done / max(seconds, 1e-9), core_s / max(done, 1)
 
 
-def _forget(path: Path, begin: int, nbytes: int) -> None:
-    """Take a part of a file out of the page cache, so that reading reaches the disk."""
+def _drop_page_cache(path: Path, begin: int, nbytes: int) -> None:
+    """Drop a range of a file from the page cache, so that reads reach the disk."""
     if hasattr(os, "posix_fadvise"):
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         os.posix_fadvise(file, begin, nbytes, os.POSIX_FADV_DONTNEED)
@@ -240,19 +240,19 @@ def _forget(path: Path, begin: int, nbytes: int) -> None:
 
 
 def _write_speed(folder: Path) -> float | None:
-    """Return bytes a second of a file in the folder, written as shards are; None where nothing can be written."""
-    block = memoryview(os.urandom(_PIECE_NBYTES))  # a disk that compresses must not shine
+    """Return bytes per second when writing a file like a shard; None if the folder is not writable."""
+    block = memoryview(os.urandom(_PIECE_NBYTES))  # incompressible, for compressing file systems
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".halfbyte-") as scratch:
             file = File(Path(scratch) / "speed", create=True)
             try:
                 file.reserve(_DISK_NBYTES)
-                done, begin = 0, time.perf_counter()
-                while done < _DISK_NBYTES and time.perf_counter() - begin < _DISK_S:
+                done, start = 0, time.perf_counter()
+                while done < _DISK_NBYTES and time.perf_counter() - start < _DISK_S:
                     file.write(block, done)
                     done += len(block)
                 file.sync()
-                return done / (time.perf_counter() - begin)
+                return done / (time.perf_counter() - start)
             finally:
                 file.close()
     except OSError:
@@ -260,6 +260,6 @@ def _write_speed(folder: Path) -> float | None:
 
 
 def _existing(folder: Path) -> Path:
-    """Return the nearest folder that is there."""
-    around: Iterable[Path] = (folder.absolute(), *folder.absolute().parents)
-    return next(path for path in around if path.is_dir())
+    """Return the nearest existing parent folder, or the folder itself."""
+    candidates: Iterable[Path] = (folder.absolute(), *folder.absolute().parents)
+    return next(path for path in candidates if path.is_dir())

@@ -1,7 +1,7 @@
-"""What pruning makes of a model: which experts stay, under which number, and which rows of the routers with them.
+"""Apply pruning to a model: kept experts, their new indices, and the matching router rows.
 
-A kept expert is the same tensors in another seat: its linears get the name that is written, while their parts go on to
-say where the source has them. Nothing is decoded for that.
+A kept expert has the same tensors under a new index. Its linears get the output name, while their parts still point to
+the source. Nothing is decoded.
 """
 
 from __future__ import annotations
@@ -9,47 +9,47 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.models.architecture import Architecture
-from halfbyte.models.linears import StoredLinear, signature
-from halfbyte.models.model import Model
-from halfbyte.prune.router import RouterShape
-from halfbyte.source.headers import TensorInfo
+from halfbyte.families.architecture import Architecture
+from halfbyte.families.linears import StoredLinear, signature
+from halfbyte.families.model import Model
+from halfbyte.plan.pruned_router import RouterShape
 
-Kept = Mapping[int, tuple[int, ...]]  # layer -> the source's numbers of the experts that stay, ascending
-_ANY_NUMBER = re.compile(r"\((?:\\d|\[0-9\])[+*]\)|(?:\\d|\[0-9\])[+*]")  # of a pattern that means all experts
-_NUMBERED = re.compile(r"\bexperts(?:\.|\\\.)(?:\d|[\[(\\])")  # a pattern that tells experts of a layer apart
+Kept = Mapping[int, tuple[int, ...]]  # layer -> source indices of the kept experts, ascending
+_ANY_NUMBER = re.compile(r"\((?:\\d|\[0-9\])[+*]\)|(?:\\d|\[0-9\])[+*]")  # in patterns that match all experts
+_NUMBERED = re.compile(r"\bexperts(?:\.|\\\.)(?:\d|[\[(\\])")  # in patterns that match single experts
 
 
 def moe_layers(model: Model, layers: int | None) -> tuple[int, ...]:
-    """Return the layers with routed experts among those that are written."""
+    """Return the layers with routed experts among the first `layers` layers."""
     return tuple(layer for layer in model.moe_layers if layers is None or layer < layers)
 
 
 def first_experts(model: Model, keep: int, layers: int | None) -> Kept:
-    """Return a choice that has the names, shapes and sizes of any other of its number: the first experts."""
+    """Return a placeholder selection, the first `keep` experts, with the names, shapes and sizes of any other."""
     return dict.fromkeys(moe_layers(model, layers), tuple(range(keep)))
 
 
 def kept_in(kept: Kept | None, layer: int | None) -> tuple[int, ...] | None:
-    """Return the experts of a layer that stay; None where pruning leaves it alone."""
+    """Return the kept experts of a layer; None if the layer is not pruned."""
     return None if kept is None or layer is None else kept.get(layer)
 
 
 def kept_digest(kept: Kept) -> str:
-    """Return a hash of a choice."""
+    """Return a hash of the kept experts."""
     ordered = [[layer, list(experts)] for layer, experts in sorted(kept.items())]
     return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()[:16]
 
 
 def pruned_linears(model: Model, kept: Kept) -> Iterator[StoredLinear]:
-    """Yield the linears that stay: experts under their new numbers, everything else as it is.
+    """Yield the kept linears, with experts under their new indices.
 
-    `expert` remains the source's number, by which statistics know it.
+    `expert` remains the source's index, which the statistics use.
     """
     numbers = {layer: {old: new for new, old in enumerate(experts)} for layer, experts in kept.items()}
     for linear in model.linears.values():
@@ -60,7 +60,7 @@ def pruned_linears(model: Model, kept: Kept) -> Iterator[StoredLinear]:
 
 
 def router_rows(info: TensorInfo, experts: Sequence[int]) -> tuple[TensorInfo, ...]:
-    """Return the rows of a router's tensor that stay: a stretch of the source for each run of neighbours."""
+    """Return the source ranges of the kept rows of a router tensor, merging adjacent rows."""
     nbytes = info.nbytes // info.shape[0]
     runs: list[list[int]] = []
     for expert in experts:
@@ -77,31 +77,31 @@ def router_rows(info: TensorInfo, experts: Sequence[int]) -> tuple[TensorInfo, .
 
 
 def router_shape(model: Model, config: Mapping[str, Any]) -> RouterShape:
-    """Return how the model's routers choose."""
+    """Return the routers' number of experts, active experts and groups."""
     chosen = model.architecture.text(config).get("topk_group")
     groups = model.architecture.number(config, "groups") or 1
     return RouterShape(model.experts, model.active_experts, groups, chosen if type(chosen) is int else groups)
 
 
 def refuse_wrong_choice(model: Model, config: Mapping[str, Any], kept: Kept, layers: int | None, where: str) -> None:
-    """Refuse a choice that this model cannot be pruned to, before anything is written."""
-    from halfbyte.prune.plan_checks import check_kept, check_layers  # noqa: PLC0415 - `inspect` does without NumPy
-    from halfbyte.prune.plan_file import LayerChoice  # noqa: PLC0415
+    """Raise an error if the kept experts are invalid for this model."""
+    from halfbyte.plan.prune_plan import LayerChoice  # noqa: PLC0415
+    from halfbyte.plan.prune_plan_checks import check_kept, check_layers  # noqa: PLC0415 - keeps NumPy out of `inspect`
 
     wanted, ordinary = moe_layers(model, layers), model.architecture.number(config, "layers") or model.layers
     refuse_no_experts(wanted, where)
     if extra := [layer for layer in wanted if layer not in kept and layer >= ordinary]:
-        what = f"layer {extra[0]} is for multi-token prediction: nothing says which of its experts stay"
-        raise UsageError(what, where=where, fix=f"leave it out: --layers {ordinary}")
+        what = f"layer {extra[0]} is a multi-token prediction layer without a list of kept experts"
+        raise UsageError(what, where=where, fix=f"exclude it: --layers {ordinary}")
     router = router_shape(model, config)
     choices = {layer: LayerChoice(check_kept(layer, experts, router, where)) for layer, experts in kept.items()}
     check_layers(choices, router, non_uniform=True, layers_expected=wanted, where=where)
 
 
 def counts_by_layer(kept: Kept, layers: int) -> list[int] | None:
-    """Return how many experts each decoder layer keeps, 0 where it has none; None where one number says it all.
+    """Return the number of kept experts per decoder layer, 0 for dense layers; None if all MoE layers keep the same.
 
-    This is the list of those who patch vLLM for such checkpoints: its index is the number of the layer.
+    Patches of vLLM for non-uniform checkpoints read this list, indexed by layer.
     """
     if len({len(experts) for experts in kept.values()}) == 1:
         return None
@@ -109,25 +109,25 @@ def counts_by_layer(kept: Kept, layers: int) -> list[int] | None:
 
 
 def refuse_no_experts(layers: Sequence[int], where: str) -> None:
-    """Refuse a model that has nothing to prune."""
+    """Raise UsageError if there are no MoE layers."""
     if not layers:
-        raise UsageError("there are no routed experts to prune", where=where, fix="give a checkpoint with experts")
+        raise UsageError("no routed experts to prune", where=where, fix="pass a checkpoint with routed experts")
 
 
 def refuse_unlike_experts(model: Model) -> None:
-    """Sizes are planned before experts are chosen, so that any choice must have the same ones."""
+    """Raise CheckpointError if experts of a layer differ in size: sizes are planned before experts are selected."""
     kinds: dict[tuple[int | None, str], tuple[object, ...]] = {}
     for linear in model.linears.values():
         if linear.expert is not None:
             key, kind = (linear.layer, linear.module.rpartition(".")[2]), tuple(sorted(signature(linear.parts)))
             if kinds.setdefault(key, kind) != kind:
-                what = f"the experts of layer {linear.layer} are not all stored alike"
-                fix = "measure first (halfbyte calibrate), then prune with --stats: sizes are known then"
+                what = f"the experts of layer {linear.layer} are stored in different formats or shapes"
+                fix = "run 'halfbyte calibrate' first, then prune with --stats"
                 raise CheckpointError(what, where=linear.module, fix=fix)
 
 
 def renumbered(block: Any, architecture: Architecture, kept: Kept) -> Any:
-    """Return a quantization block whose lists name experts by their new numbers; those that go are named no more."""
+    """Return a quantization block with experts renumbered and dropped experts removed from its lists."""
     if isinstance(block, Mapping):
         pairs = cast("Mapping[str, Any]", block).items()
         named = [
@@ -135,27 +135,27 @@ def renumbered(block: Any, architecture: Architecture, kept: Kept) -> Any:
         ]
         return {key: value for key, value in named if key is not None}
     if isinstance(block, list):
-        found = [renumbered(value, architecture, kept) for value in cast("list[Any]", block)]
-        return [value for value in found if value is not None]
+        values = [renumbered(value, architecture, kept) for value in cast("list[Any]", block)]
+        return [value for value in values if value is not None]
     return _renumbered_name(block, architecture, kept) if isinstance(block, str) else block
 
 
 def _renumbered_name(name: str, architecture: Architecture, kept: Kept) -> str | None:
     if not _NUMBERED.search(_ANY_NUMBER.sub("*", name)):
         return name
-    seat = architecture.linear(name)
-    if seat is None or seat.layer is None or seat.expert is None:
-        what = f"the quantization config names experts by number in a pattern: '{name}'"
-        fix = "name each linear in full there, or all experts alike: the pattern would mean others after pruning"
+    place = architecture.linear(name)
+    if place is None or place.layer is None or place.expert is None:
+        what = f"the quantization config matches single experts with a pattern: '{name}'"
+        fix = "list each linear by its full name, or match all experts: pruning renumbers experts"
         raise CheckpointError(what, where="config.json", fix=fix)
-    experts = kept.get(seat.layer)
+    experts = kept.get(place.layer)
     if experts is None:
         return name
-    return architecture.with_expert(name, experts.index(seat.expert)) if seat.expert in experts else None
+    return architecture.with_expert(name, experts.index(place.expert)) if place.expert in experts else None
 
 
 def by_layer(model: Model) -> dict[int, Model]:
-    """Return each layer as a model of its own."""
+    """Split a model into one model per layer."""
     linears: dict[int, dict[str, StoredLinear]] = {}
     for module, linear in model.linears.items():
         if linear.layer is not None:
@@ -166,9 +166,5 @@ def by_layer(model: Model) -> dict[int, Model]:
             plain.setdefault(place.layer, {})[name] = (place, info)
     return {
         layer: replace(model, linears=linears.get(layer, {}), plain=plain.get(layer, {}))
-        for layer in _both(linears, plain)
+        for layer in sorted({*linears, *plain})
     }
-
-
-def _both(left: Iterable[int], right: Iterable[int]) -> list[int]:
-    return sorted({*left, *right})

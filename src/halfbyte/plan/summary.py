@@ -1,4 +1,4 @@
-"""What a plan means to the person who reads it: sizes by role, memory, and what changes."""
+"""Plan summary: sizes by role, peak memory, and differences from another plan."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from halfbyte.checkpoint.atomic_write import WAITING_NBYTES
+from halfbyte.machine.cores import run_threads
 from halfbyte.machine.direct_io import PIECE_NBYTES
-from halfbyte.numerics.chunks import run_threads
 from halfbyte.plan.manifest import Plan, different_parts
-from halfbyte.plan.rules import ENCODE, KEEP
-from halfbyte.write import WAITING_NBYTES
+from halfbyte.plan.rules import ENCODE, KEEP, stale_kv_scales
 
-_COPIES = 3  # a job's source, its result, and what kernels keep in between
+_KV_SCALES = "FP8 KV cache scales, calibrated"  # new tensors, listed apart from the attention weights
+_COPIES = 3  # a job's source, its result, and the kernels' intermediate buffers
 
 
 @dataclass(frozen=True, slots=True)
 class RoleSummary:
-    """One role's fate."""
+    """Action and sizes of one role."""
 
     role: str
     action: str
@@ -26,7 +27,7 @@ class RoleSummary:
     write_nbytes: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the row as the table and the JSON show it."""
+        """Return the row for the table and the JSON output."""
         return {
             "role": self.role,
             "action": self.action,
@@ -36,29 +37,37 @@ class RoleSummary:
         }
 
 
+def source_nbytes(plan: Plan) -> int:
+    """Return the size of the source's shards; with --layers, the number of bytes read."""
+    return sum(plan.checkpoint.shards.values()) if plan.layers is None else plan.read_nbytes
+
+
 def by_role(plan: Plan) -> list[RoleSummary]:
-    """Return the roles in the order of their size."""
-    words = {KEEP: "keep, byte for byte", "bf16": "decode to bf16"}
+    """Return the roles, largest first."""
+    labels = {KEEP: "keep, byte for byte", "bf16": "decode to bf16"}
     if plan.recipe.quantize is not None:
-        words[ENCODE] = f"{plan.recipe.quantize.format}, {plan.recipe.quantize.scales}"
+        labels[ENCODE] = f"{plan.recipe.quantize.format}, {plan.recipe.quantize.scales}"
     rows: dict[tuple[str, str], list[int]] = {}
     for job in plan.jobs:
-        row = rows.setdefault((job.role, words[job.action]), [0, 0, 0])
+        action = _KV_SCALES if job.action == ENCODE and not job.linears else labels[job.action]
+        row = rows.setdefault((job.role, action), [0, 0, 0])
         row[0] += len(job.outputs)
         row[1] += job.read_nbytes
         row[2] += job.write_nbytes
-    found = [RoleSummary(role, action, *counts) for (role, action), counts in rows.items()]
-    return sorted(found, key=lambda row: -row.read_nbytes)
+    if stale := len(stale_kv_scales(plan.model, plan.recipe)):
+        rows["other_buffers", "drop, stale KV cache scales"] = [stale, 0, 0]
+    summaries = [RoleSummary(role, action, *counts) for (role, action), counts in rows.items()]
+    return sorted(summaries, key=lambda summary: -summary.read_nbytes)
 
 
 def peak_memory_nbytes(plan: Plan, threads: int | None = None) -> int:
-    """Return an upper bound of the memory that jobs in flight hold; it depends on no number of layers."""
+    """Return an upper bound on the memory of jobs in flight; it does not depend on the number of layers."""
     changed = [max(job.read_nbytes, job.write_nbytes) for job in plan.jobs if job.action != KEEP]
     return (threads or run_threads()) * _COPIES * max(changed, default=PIECE_NBYTES) + WAITING_NBYTES
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """Return everything that `halfbyte plan` says."""
+    """Return the data that `halfbyte plan --json` prints."""
     return {
         **plan.as_dict(),
         "roles": [row.as_dict() for row in by_role(plan)],
@@ -67,6 +76,6 @@ def as_dict(plan: Plan) -> dict[str, Any]:
     }
 
 
-def difference(found: Mapping[str, Any], plan: Plan) -> list[str]:
-    """Return which parts of another plan.json differ from this plan."""
-    return different_parts(found.get("parts"), plan)
+def difference(other: Mapping[str, Any], plan: Plan) -> list[str]:
+    """Return the parts of another plan.json that differ from this plan."""
+    return different_parts(other.get("parts"), plan)

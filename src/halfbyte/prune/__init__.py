@@ -1,1 +1,1 @@
-"""Which routed experts stay: from the statistics of a calibration to a plan that can be read, edited and applied."""
+"""Choose which routed experts to keep: from calibration statistics to a plan that can be read, edited and applied."""

@@ -1,11 +1,11 @@
-"""How many experts each layer keeps, where layers may differ: water-filling on scores relative to their layer.
+"""Non-uniform expert budgets per layer, by water-filling on normalized scores.
 
-Each layer's scores are divided by their sum, and the experts with the largest shares of all layers stay, as many as a
-uniform cut would keep, with a least number in each layer. Within a layer the best stay first, so no other spread of the
-same number keeps a larger sum of shares. With groups, or with a step, experts come and go in blocks of that many.
+Each layer's scores are divided by their sum, and the experts with the largest shares of all layers are kept: as many in
+total as with a uniform count, and at least a minimum in each layer. Within a layer the best are kept first, so no other
+budgets with the same total keep a larger sum of shares. With groups or a step, budgets change in blocks of that size.
 
-Stock vLLM and SGLang read one number for all layers: such a plan is for those who patch theirs (the known patch reads
-`num_routed_experts_per_layer` from config.json), and a layer's share of scores is a guess at what its loss costs.
+Stock vLLM and SGLang read one expert count for all layers, so such a plan needs a patched engine (the known patch reads
+`num_routed_experts_per_layer` from config.json). A layer's share of scores only approximates the cost of its loss.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halfbyte.errors import UsageError
+from halfbyte.plan.pruned_router import RouterShape
 from halfbyte.prune.ranking import ranking
-from halfbyte.prune.router import RouterShape
 
 WARNING = (
     "the layers keep different numbers of experts: stock vLLM and SGLang read one number for all layers and cannot "
@@ -30,7 +30,7 @@ WARNING = (
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """How many experts each layer keeps, and the share of its scores that goes: so, and with one number for all."""
+    """The number of experts each layer keeps, and its dropped share of scores with these and with uniform counts."""
 
     counts: Mapping[int, int]
     dropped: Mapping[int, float]
@@ -45,12 +45,12 @@ class Budgets:
         }
 
     def line(self) -> str:
-        """Return the whole in a sentence."""
-        so, uniform = (_mean(shares) for shares in (self.dropped, self.dropped_uniform))
+        """Return a one-sentence summary."""
+        mean, uniform = (_mean(shares) for shares in (self.dropped, self.dropped_uniform))
         fewest, most = min(self.counts.values()), max(self.counts.values())
         return (
-            f"{fewest} to {most} experts a layer would drop {so:.1%} of the scores on average, "
-            f"{_mean(self.counts):g} in each layer {uniform:.1%}"
+            f"keeping {fewest} to {most} experts per layer drops {mean:.1%} of the scores on average; "
+            f"{_mean(self.counts):g} in every layer would drop {uniform:.1%}"
         )
 
 
@@ -62,18 +62,18 @@ def water_fill(
     first: Mapping[int, Collection[int]],
     step: int = 1,
 ) -> Budgets:
-    """Spread `keep` experts a layer over all layers; those of `first` stay in any case."""
+    """Distribute an average of `keep` experts per layer over all layers; experts in `first` are always kept."""
     block = math.lcm(step, router.n_group)
     if keep % block or router.experts % block:
-        what = f"{keep} of {router.experts} experts do not divide into blocks of {block}"
-        raise UsageError(what, where="prune.keep", fix=f"keep a multiple of {block}, or spread in smaller steps")
+        what = f"{keep} of {router.experts} experts cannot be split into blocks of {block}"
+        raise UsageError(what, where="prune.keep", fix=f"keep a multiple of {block}, or use a smaller step")
     shares = {
         layer: _relative(values)[_order(values, router, first.get(layer, ()))] for layer, values in scores.items()
     }
     least = {layer: _least(router, first.get(layer, ()), block) for layer in scores}
     free = (keep * len(scores) - sum(least.values())) // block
     if free < 0:
-        what = f"the layers need {sum(least.values())} experts, and {keep * len(scores)} are to stay"
+        what = f"the layers need at least {sum(least.values())} experts, but only {keep * len(scores)} would be kept"
         raise UsageError(what, where="prune.keep", fix="keep more, or calibrate on more text")
     gains = [
         (-math.fsum(shares[layer][at : at + block]), layer, at)
@@ -91,8 +91,8 @@ def water_fill(
 
 
 def _relative(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    whole = math.fsum(values)
-    return values / whole if whole > 0 else values
+    total = math.fsum(values)
+    return values / total if total > 0 else values
 
 
 def _order(values: NDArray[np.float64], router: RouterShape, first: Collection[int]) -> NDArray[np.int64]:
@@ -100,13 +100,13 @@ def _order(values: NDArray[np.float64], router: RouterShape, first: Collection[i
 
 
 def _least(router: RouterShape, first: Collection[int], block: int) -> int:
-    """Return what a layer cannot do without: what a token needs of it, and who stays in any case, in any group."""
-    each = max(2, -(-router.top_k // router.topk_group)) if router.n_group > 1 else router.top_k
-    held = [sum(expert // router.per_group == group for expert in first) for group in range(router.n_group)]
-    need = max(each, *held) * router.n_group
+    """Return the minimum a layer must keep: enough for top-k routing and for the experts in `first`, in every group."""
+    per_group = max(2, -(-router.top_k // router.topk_group)) if router.n_group > 1 else router.top_k
+    required = [sum(expert // router.per_group == group for expert in first) for group in range(router.n_group)]
+    need = max(per_group, *required) * router.n_group
     return -(-need // block) * block
 
 
 def _mean(values: Mapping[int, float] | Mapping[int, int]) -> float:
-    found: Sequence[float] = list(values.values())
-    return math.fsum(found) / len(found)
+    numbers: Sequence[float] = list(values.values())
+    return math.fsum(numbers) / len(numbers)

@@ -1,6 +1,6 @@
-"""What a number of experts means for the engines that will serve it.
+"""Which expert counts the serving engines support well.
 
-From vLLM at commit a014e35f: the router's GEMM for DeepSeek-V3 shapes exists for 256 and 384 experts only
+From vLLM at commit a014e35f: the router GEMM for DeepSeek-V3 shapes exists for 256 and 384 experts only
 (gate_linear.py), SGLang's `dsv3_router_gemm` and `kimi_k2_moe_fused_gate` likewise; FlashInfer's FP8 experts need a
 multiple of 4 and at most 512 (trtllm_fp8_moe.py); expert parallelism needs a multiple of its size.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from halfbyte.machine.advice import Advice
+from halfbyte.ui.advice import Advice
 
 FAST_ROUTER = (256, 384)
 LOADS_WELL = 32
@@ -21,13 +21,13 @@ PARALLEL = (2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class CountFacts:
-    """What engines can do with so many experts in a layer."""
+    """Engine support for a number of experts per layer."""
 
     count: int
     fast_router: bool
     loads_well: bool
     flashinfer_fp8: bool
-    parallel: tuple[int, ...]  # sizes of expert parallelism that divide it
+    parallel: tuple[int, ...]  # expert-parallel sizes that divide it
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -35,7 +35,7 @@ class CountFacts:
 
 
 def count_facts(count: int) -> CountFacts:
-    """Return what is known of a count."""
+    """Return the engine support for a count."""
     return CountFacts(
         count=count,
         fast_router=count in FAST_ROUTER,
@@ -46,28 +46,28 @@ def count_facts(count: int) -> CountFacts:
 
 
 def count_advice(count: int, experts: int, *, parallel: Sequence[int] = ()) -> list[Advice]:
-    """Return the sentences about keeping so many of so many experts; `parallel` are sizes that somebody serves with."""
+    """Return advice about keeping `count` of `experts`; `parallel` are the expert-parallel sizes to serve with."""
     facts = count_facts(count)
-    found: list[Advice] = []
+    advice: list[Advice] = []
     if facts.fast_router:
-        found.append(Advice("good", f"{count} experts keep the fast router kernels of vLLM and SGLang"))
+        advice.append(Advice("good", f"{count} experts keep the fast router kernels of vLLM and SGLang"))
     elif experts in FAST_ROUTER:
         larger = [fast for fast in FAST_ROUTER if count < fast < experts]
-        instead = f"keep {larger[0]} to have them" if larger else ""
+        instead = f"keep {larger[0]} to use them" if larger else ""
         what = f"{count} experts lose the fast router kernels of vLLM and SGLang, which exist for 256 and 384"
-        found.append(Advice("note", what, instead))
+        advice.append(Advice("note", what, instead))
     if not facts.loads_well:
         near = " or ".join(str(near) for near in _around(count, LOADS_WELL) if 0 < near < experts)
-        if near:  # a model of 32 experts has no such choice
-            found.append(Advice("note", f"{count} is no multiple of 32, as engines like it", f"keep {near}"))
+        if near:  # a model with 32 experts has no alternative
+            advice.append(Advice("note", f"{count} is not a multiple of 32, which engines prefer", f"keep {near}"))
     if not facts.flashinfer_fp8:
-        found.append(Advice("note", f"FlashInfer's FP8 experts need a multiple of 4 up to 512, and {count} is none"))
+        advice.append(Advice("note", f"FlashInfer's FP8 MoE kernels need a multiple of 4 up to 512, not {count}"))
     for size in parallel:
         if count % size:
             near = " or ".join(str(near) for near in _around(count, size) if 0 < near < experts)
             what = f"{count} experts cannot be split over {size} devices by expert parallelism"
-            found.append(Advice("bad", what, f"keep {near}" if near else ""))
-    return found
+            advice.append(Advice("bad", what, f"keep {near}" if near else ""))
+    return advice
 
 
 def _around(count: int, step: int) -> tuple[int, int]:

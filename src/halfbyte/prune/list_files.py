@@ -1,6 +1,6 @@
-"""Where `--plan-only` and `--keep-list` may write: never into the source, and over nothing but such files.
+"""Check the output paths of `--plan-only` and `--keep-list`: outside the source, replacing only such files.
 
-A path that is mistyped must not cost a checkpoint its config.json.
+A mistyped path must not overwrite a checkpoint's config.json.
 """
 
 from __future__ import annotations
@@ -10,40 +10,40 @@ from pathlib import Path
 from typing import Any, cast
 
 from halfbyte.errors import UsageError
+from halfbyte.plan.prune_plan import KIND, read_json
 from halfbyte.prune.keep_list import is_keep_list
-from halfbyte.prune.plan_file import KIND, read_json
 
 _OPTIONS = {"plan_only": "--plan-only", "keep_list": "--keep-list"}
-_MOST_NBYTES = 1 << 26  # the plan of Kimi-K2.6 has half a megabyte; nobody wants shards read to the end
+_MOST_NBYTES = 1 << 26  # the plan of Kimi-K2.6 has 0.5 MB; avoids reading whole shards
 
 
 def refuse_to_replace(choice: Mapping[str, Path | None], source: Path) -> None:
-    """Refuse files of the source, existing files that are neither plan nor keep list, and one file for both."""
-    found = {option: path for key, option in _OPTIONS.items() if (path := choice[key]) is not None}
-    for option, path in found.items():
+    """Raise for paths in the source, existing files that are neither plan nor keep list, and one path for both."""
+    paths = {option: path for key, option in _OPTIONS.items() if (path := choice[key]) is not None}
+    for option, path in paths.items():
         if _is_inside(path, source):
-            what = f"{option} would write into the source, which is only read"
-            raise UsageError(what, where=str(path), fix="give a path outside of it")
+            what = f"{option} would write into the source, which is read-only"
+            raise UsageError(what, where=str(path), fix="pass a path outside it")
         if path.exists() and not _is_ours(path):
             what = f"{option} would replace a file that is neither a prune plan nor a keep list"
-            raise UsageError(what, where=str(path), fix="give a new path, or move that file away")
-    if len({path.resolve() for path in found.values()}) < len(found):
+            raise UsageError(what, where=str(path), fix="pass a new path, or move the file away")
+    if len({path.resolve() for path in paths.values()}) < len(paths):
         what = "--plan-only and --keep-list are the same file"
-        raise UsageError(what, where=str(found["--keep-list"]), fix="give each its own")
+        raise UsageError(what, where=str(paths["--keep-list"]), fix="pass two different paths")
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path is in a folder: by its own place, and by that of the file that it may be a link to."""
-    return any(place.is_relative_to(folder.resolve()) for place in (path.parent.resolve() / path.name, path.resolve()))
+    """Whether a path, or the target of a link at it, is in a folder."""
+    return any(real.is_relative_to(folder.resolve()) for real in (path.parent.resolve() / path.name, path.resolve()))
 
 
 def _is_ours(path: Path) -> bool:
     if not path.is_file() or path.stat().st_size > _MOST_NBYTES:
         return False
     try:
-        found = read_json(path)
+        content = read_json(path)
     except UsageError:
         return False
-    if isinstance(found, dict) and "kind" in found:
-        return cast("dict[str, Any]", found)["kind"] == KIND
-    return is_keep_list(found)
+    if isinstance(content, dict) and "kind" in content:
+        return cast("dict[str, Any]", content)["kind"] == KIND
+    return is_keep_list(content)

@@ -1,50 +1,48 @@
-"""What a plan does, for those who decide about it: rows and sentences, as plain data."""
+"""Summarize a prune plan: rows for tables, and advice."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from halfbyte.machine.advice import Advice
 from halfbyte.plan.manifest import Plan
+from halfbyte.plan.prune_plan import CHOSEN_ON, RESTORED, SUPER, SUPER_DROPPED, UNOBSERVED, PrunePlan
 from halfbyte.plan.rules import KEEP, ROUTED
 from halfbyte.prune.budgets import WARNING
 from halfbyte.prune.counts import count_advice
-from halfbyte.prune.plan_file import CHOSEN_ON, PrunePlan
-from halfbyte.prune.ranking import SUPER, SUPER_DROPPED, UNOBSERVED
-from halfbyte.prune.restore import RESTORED
+from halfbyte.ui.advice import Advice
 
-# A GLM-5.2 build whose worst domain was covered to 46 % degenerated on 3 of 5 open prompts, one with 81 % on none
-# (glm-expert-pruning). The line between them is a guess in the middle.
+# A GLM-5.2 build whose worst domain had 46% coverage degenerated on 3 of 5 open prompts, one with 81% on none
+# (glm-expert-pruning). The threshold is a guess between the two.
 LOW_COVERAGE = 0.6
-_INT4, _NVFP4 = "int4", "kimi-k2.6-nvfp4-nvidia"  # the format that is read, a recipe that writes the other
-LOW_MASS = 0.5  # below it, most of what experts added to the tokens of a domain is gone
+_INT4, _NVFP4 = "int4", "kimi-k2.6-nvfp4-nvidia"  # the stored format, and a recipe that writes NVFP4
+LOW_MASS = 0.5  # below it, most of the expert output on a domain's tokens is lost
 
 
 def domain_rows(plan: PrunePlan) -> list[dict[str, Any]]:
-    """Return a row for each domain, the worst covered first; those without tokens last."""
-    found: dict[str, dict[str, Any] | None] = plan.coverage.get("domains", {})
+    """Return a row for each domain, worst coverage first, domains without tokens last."""
+    by_domain: dict[str, dict[str, Any] | None] = plan.coverage.get("domains", {})
     empty = {"mean": None, "worst": None, "worst_layer": None, "mass": None}
-    rows = [{"domain": domain, **(of or empty)} for domain, of in found.items()]
+    rows = [{"domain": domain, **(entry or empty)} for domain, entry in by_domain.items()]
     return sorted(rows, key=lambda row: (row["mean"] is None, row["mean"] or 0.0, row["domain"]))
 
 
 def layer_rows(plan: PrunePlan) -> list[dict[str, Any]]:
-    """Return a row for each layer: who stays and why, what goes, and which domain loses most."""
+    """Return a row for each layer: counts of kept experts by reason, the dropped share, and the worst domain."""
     by_layer: dict[str, dict[str, Any]] = plan.coverage.get("layers", {})
     rows: list[dict[str, Any]] = []
     for layer, choice in sorted(plan.layers.items()):
-        found = by_layer.get(str(layer), {})
-        worst = found.get("worst_domain")
+        entry = by_layer.get(str(layer), {})
+        worst = entry.get("worst_domain")
         reasons = list(choice.reasons.values())
         rows.append(
             {
                 "layer": layer,
                 "kept": len(choice.kept),
-                "dropped": found.get("dropped"),
+                "dropped": entry.get("dropped"),
                 "worst_domain": worst,
-                "worst": None if worst is None else found["covered"][worst],
-                "bound": found.get("bound"),
+                "worst": None if worst is None else entry["covered"][worst],
+                "bound": entry.get("bound"),
                 "super": reasons.count(SUPER),
                 "unobserved": reasons.count(UNOBSERVED),
                 "restored": reasons.count(RESTORED),
@@ -54,73 +52,73 @@ def layer_rows(plan: PrunePlan) -> list[dict[str, Any]]:
 
 
 def sentences(plan: PrunePlan, *, parallel: Sequence[int] = ()) -> list[Advice]:
-    """Return what somebody should know before this is served, what warns first."""
+    """Return advice about serving the plan, warnings first."""
     counts = sorted(set(plan.counts().values()))
-    found = [*_about_domains(plan), *_about_layers(plan)]
+    advice = [*_about_domains(plan), *_about_layers(plan)]
     if len(counts) > 1:
-        found.append(Advice("bad", WARNING, "keep as many in each layer"))
+        advice.append(Advice("bad", WARNING, "keep the same number in each layer"))
     else:
-        found += count_advice(counts[0], plan.experts, parallel=parallel)
+        advice += count_advice(counts[0], plan.experts, parallel=parallel)
     if CHOSEN_ON in plan.source:
-        what = "the plan was made on other weights: that is right only where these are the same model, stored anew"
-        found.append(Advice("note", what))
+        what = "the plan was chosen on other weights: valid only if these are the same model in another format"
+        advice.append(Advice("note", what))
     if plan.edited:
-        unknown = "" if plan.coverage else ": what they cover is not known"
-        fix = "" if plan.coverage else "give --stats to see it"
-        found.append(Advice("note", f"the kept experts were edited by hand after the plan was made{unknown}", fix))
-    return sorted(found, key=lambda advice: advice.level != "bad")
+        unknown = "" if plan.coverage else ": their coverage is unknown"
+        fix = "" if plan.coverage else "pass --stats to compute it"
+        advice.append(Advice("note", f"the kept experts were edited by hand{unknown}", fix))
+    return sorted(advice, key=lambda item: item.level != "bad")
 
 
-def stored_advice(made: Plan) -> tuple[Advice, ...]:
-    """Say of INT4 experts that pruning leaves them so: recipes that prune have names in which NVFP4 occurs."""
-    jobs = (job for job in made.jobs if job.role == ROUTED) if made.recipe.prune is not None else ()
+def stored_advice(run_plan: Plan) -> tuple[Advice, ...]:
+    """Note that pruning leaves INT4 experts as they are, because pruning recipes have NVFP4 in their names."""
+    jobs = (job for job in run_plan.jobs if job.role == ROUTED) if run_plan.recipe.prune is not None else ()
     if not any(job.action == KEEP and linear.format == _INT4 for job in jobs for linear in job.linears):
         return ()
     fix = f"for NVFP4 in one pass: halfbyte quantize SRC OUT -r {_NVFP4} --set prune.method=reap"
-    fix += f" --set prune.statistics=calibrate --set prune.keep={made.experts}"
-    return (Advice("note", "the experts stay INT4, as they are stored", fix),)
+    fix += f" --set prune.statistics=calibrate --set prune.keep={run_plan.experts}"
+    return (Advice("note", "the experts stay INT4, as stored in the source", fix),)
 
 
 def _about_domains(plan: PrunePlan) -> list[Advice]:
-    found: list[Advice] = []
+    advice: list[Advice] = []
     for row in domain_rows(plan):
         if row["mean"] is None:
-            found.append(Advice("note", f"{row['domain']} had no tokens: what it keeps is not known"))
+            advice.append(Advice("note", f"{row['domain']} had no tokens: its coverage is unknown"))
             continue
         low = row["mean"] < LOW_COVERAGE
         text = (
-            f"{row['domain']} keeps {row['mean']:.0%} of what experts chosen for it alone would "
+            f"{row['domain']} keeps {row['mean']:.0%} of the scores that experts chosen for it alone would keep "
             f"({row['worst']:.0%} in layer {row['worst_layer']})"
         )
         light = row["mass"] is not None and row["mass"] < LOW_MASS
         if row["mass"] is not None:
-            text += f", and {row['mass']:.0%} of what its tokens were given"
+            text += f", and {row['mass']:.0%} of its expert output"
         if low:
             fix = "keep more, calibrate on more of it, or choose with prune.select max_min"
-            found.append(Advice("bad", text, fix))
+            advice.append(Advice("bad", text, fix))
         else:
-            found.append(Advice("note", text, "keep more") if light else Advice("good", text))
-    return found
+            advice.append(Advice("note", text, "keep more") if light else Advice("good", text))
+    return advice
 
 
 def _about_layers(plan: PrunePlan) -> list[Advice]:
     rows = layer_rows(plan)
-    found = _about_lost_super_experts(plan)
+    advice = _about_lost_super_experts(plan)
     dropped = {row["layer"]: row["dropped"] for row in rows if row["dropped"] is not None}
     if dropped:
         most = max(dropped, key=lambda layer: dropped[layer])
         mean = sum(dropped.values()) / len(dropped)
-        found.append(Advice("note", f"{mean:.1%} of the scores go ({dropped[most]:.1%} in layer {most})"))
-    told = {
-        "super": ("super expert", "kept whatever the score", ""),
-        "unobserved": ("expert", "kept, with too few tokens to be judged", "calibrate on more text"),
+        advice.append(Advice("note", f"{mean:.1%} of the scores are dropped ({dropped[most]:.1%} in layer {most})"))
+    kinds = {
+        "super": ("super expert", "kept regardless of score", ""),
+        "unobserved": ("expert", "kept, with too few tokens to be scored", "calibrate on more text"),
         "restored": ("expert", "restored", ""),
     }
-    for key, (name, what, fix) in told.items():
+    for key, (name, what, fix) in kinds.items():
         total, layers = sum(row[key] for row in rows), sum(row[key] > 0 for row in rows)
         if total:
-            found.append(Advice("note", f"{_many(total, name)} in {_many(layers, 'layer')}: {what}", fix))
-    return found
+            advice.append(Advice("note", f"{_many(total, name)} in {_many(layers, 'layer')}: {what}", fix))
+    return advice
 
 
 def _about_lost_super_experts(plan: PrunePlan) -> list[Advice]:
@@ -133,7 +131,7 @@ def _about_lost_super_experts(plan: PrunePlan) -> list[Advice]:
     if not lost:
         return []
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-    what = f"dropped by hand: super expert {lost[0]}{more} (models that lose one repeat themselves)"
+    what = f"super expert {lost[0]}{more} dropped by hand: models that lose one repeat themselves"
     return [Advice("bad", what, "keep it in the plan")]
 
 

@@ -1,22 +1,22 @@
-"""How much an expert matters, by any of the known criteria, from the same additive sums.
+"""Score experts by any of the known saliency criteria, from the same additive sums.
 
-g is the model's own router weight of a token (sigmoid, bias and renormalisation as the model has them), n the L2 norm
-of the expert's output before that weight. A mean is over the real tokens that the expert was given.
+g is the model's router weight for a token (with the model's sigmoid, bias and renormalization), n the L2 norm of the
+expert's output before that weight. A mean is over the real tokens routed to the expert.
 
 reap          mean of g n       the formula of the REAP paper
-reap_softmax  mean of p n       p is the softmax of the router's logits, renormalised over the experts that were chosen
-reap_public   mean of p n       the public REAP code: that softmax over the experts that the raw logits would choose
+reap_softmax  mean of p n       p is the softmax of the router logits, renormalized over the selected experts
+reap_public   mean of p n       the public REAP code: that softmax over the experts with the largest raw logits
 reap_g2       mean of g^2 n
 reap_l2       mean of (g n)^2
 frequency     number of tokens
 ean           sum of n          expert activation norm
-weighted_ean  sum of g n        what a domain's tokens were given by the expert, in all
+weighted_ean  sum of g n        total expert output on a domain's tokens
 man, msan     mean of n, of n^2
 
-Domains are blended before anything is divided: each token counts with the weight of its domain, so that a mean is
-sum_d w_d sum_d(g n) / sum_d w_d count_d. Without weights all tokens count alike, and a domain with more tokens says
-more. An expert without tokens has the score 0, as in the public code; who is too little observed to be judged at all
-is another question, see `Scores.observed`.
+Domains are blended before division: each token counts with the weight of its domain, so that a mean is
+sum_d w_d sum_d(g n) / sum_d w_d count_d. Without weights all tokens count equally, so a domain with more tokens counts
+more. An expert without tokens has the score 0, as in the public code; `Scores.observed` tells whether an expert had
+enough tokens to be scored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.errors import UsageError
-from halfbyte.prune.router import RouterShape
+from halfbyte.plan.pruned_router import RouterShape
 from halfbyte.recipe.decisions import Prune, PruneMethod
 
 Values = NDArray[np.float64]
@@ -38,7 +38,7 @@ _COUNT, _COUNT_PUBLIC = "count", "count_public"
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """The sum that rates an expert, whether it is divided by the number of tokens, and which number that is."""
+    """The sum used as a score, whether it is divided by a token count, and by which one."""
 
     sum: str
     mean: bool
@@ -61,16 +61,16 @@ CRITERIA: Mapping[PruneMethod, Criterion] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """Of the E experts of a layer, by one criterion."""
+    """Scores of a layer's E experts by one criterion."""
 
     blended: Values  # [E]
-    by_domain: Values  # [E, B]: by the tokens of one domain alone
-    mass: Values  # [E, B]: the sum of g n, by which domains are reported whatever the criterion
-    observed: NDArray[np.bool_]  # [E]: had as many tokens as the rule asks for, in domains that weigh anything
+    by_domain: Values  # [E, B]: on the tokens of one domain alone
+    mass: Values  # [E, B]: the sum of g n, used in domain reports for every criterion
+    observed: NDArray[np.bool_]  # [E]: had at least `min_tokens` tokens in domains with a positive weight
 
 
 def layer_scores(layer: int, stats: LayerStats, domains: Sequence[str], rule: Prune, router: RouterShape) -> Scores:
-    """Rate the experts of a layer; UsageError for statistics that cannot rate them."""
+    """Score the experts of a layer; UsageError if the statistics are insufficient."""
     experts = _experts(layer, stats, domains, router)
     criterion = CRITERIA[rule.method]
     top = _array(layer, experts, criterion.sum, rule.method)
@@ -88,36 +88,36 @@ def layer_scores(layer: int, stats: LayerStats, domains: Sequence[str], rule: Pr
 
 def _experts(layer: int, stats: LayerStats, domains: Sequence[str], router: RouterShape) -> ExpertStats:
     if stats.experts is None:
-        what = "these statistics have nothing of the experts of a layer that has some"
-        raise UsageError(what, where=f"layer {layer}", fix="give statistics of this checkpoint: halfbyte calibrate")
+        what = "the statistics have no expert data for this MoE layer"
+        raise UsageError(what, where=f"layer {layer}", fix="pass statistics of this checkpoint from halfbyte calibrate")
     shape = router.experts, len(domains)
     if stats.experts.count.shape != shape:
-        found = " experts in ".join(map(str, stats.experts.count.shape))
-        what = f"these statistics are of another model: they have {found} domains, not {shape[0]} in {shape[1]}"
-        raise UsageError(what, where=f"layer {layer}", fix="give statistics of this checkpoint: halfbyte calibrate")
+        actual = " experts in ".join(map(str, stats.experts.count.shape))
+        what = f"the statistics are for another model: {actual} domains, not {shape[0]} in {shape[1]}"
+        raise UsageError(what, where=f"layer {layer}", fix="pass statistics of this checkpoint from halfbyte calibrate")
     return stats.experts
 
 
 def _array(layer: int, experts: ExpertStats, name: str, method: str) -> Values:
     counts = {_COUNT: experts.count, _COUNT_PUBLIC: experts.count_public}
-    found = counts[name] if name in counts else experts.sums.get(name)
-    if found is None:
-        what = f"'{method}' needs the sum '{name}', which these statistics do not have"
+    array = counts[name] if name in counts else experts.sums.get(name)
+    if array is None:
+        what = f"'{method}' needs the sum '{name}', which the statistics do not have"
         again = " --set calibrate.public_reap=true" if name.endswith("_public") else " with this version"
-        fix = f"measure again (halfbyte calibrate{again}), or choose another --method, such as reap"
+        fix = f"run halfbyte calibrate{again}, or choose another --method, such as reap"
         raise UsageError(what, where=f"layer {layer}", fix=fix)
-    values = found.astype(np.float64)
+    values = array.astype(np.float64)
     check_possible(layer, values, f"sum of {name}")
     return values
 
 
 def check_possible(layer: int, values: NDArray[np.floating], name: str) -> None:
-    """Refuse NaN, infinity and negative numbers: a sort would put them anywhere, and nobody would notice."""
+    """Raise on NaN, infinity and negative numbers, which would sort arbitrarily."""
     bad = np.argwhere(~(np.isfinite(values) & (values >= 0)))
     if len(bad):
         value = values[tuple(bad[0])]
-        what = f"the statistics of an expert are impossible: its {name} is {value}"
-        raise UsageError(what, where=f"layer {layer}, expert {bad[0][0]}", fix="measure again: halfbyte calibrate")
+        what = f"invalid expert statistics: the {name} is {value}"
+        raise UsageError(what, where=f"layer {layer}, expert {bad[0][0]}", fix="measure again with halfbyte calibrate")
 
 
 def _weights(domains: Sequence[str], blend: Mapping[str, float] | None) -> list[float]:
@@ -126,13 +126,13 @@ def _weights(domains: Sequence[str], blend: Mapping[str, float] | None) -> list[
     unknown = [domain for domain in blend if domain not in domains]
     missing = [domain for domain in domains if domain not in blend]
     if unknown or missing:
-        what = f"the statistics have no domain '{unknown[0]}'" if unknown else f"'blend' does not weigh '{missing[0]}'"
-        raise UsageError(what, where="prune.blend", fix=f"weigh each domain of the statistics: {', '.join(domains)}")
+        what = f"the statistics have no domain '{unknown[0]}'" if unknown else f"'blend' lacks '{missing[0]}'"
+        raise UsageError(what, where="prune.blend", fix=f"give each domain a weight: {', '.join(domains)}")
     return [float(blend[domain]) for domain in domains]
 
 
 def _weighted(values: Values, weights: Sequence[float]) -> Values:
-    """Add domains in their order: on any machine, the same bits."""
+    """Add domains in order: bit-identical on any machine."""
     total = np.zeros(len(values))
     for domain, weight in enumerate(weights):
         total = total + weight * values[:, domain]

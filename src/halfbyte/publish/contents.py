@@ -1,10 +1,10 @@
-"""What each file of an output folder is to those who publish or verify it.
+"""Classify the files of an output folder for publishing and verification.
 
-output     what engines and people load: weights, configs, tokenizer, licence
-evidence   what stages left below `halfbyte/`
-trace      evidence that is long and made of model answers; it has a dataset repository of its own
-later      card and report, which are written after provenance.json and from it
-local      what says something of this machine only: caches, logs, stamps
+output     weights, configs, tokenizer, license
+evidence   results of stages under `halfbyte/`
+trace      long evidence that consists of model answers, published in a separate dataset repository
+later      card and report, written after provenance.json
+local      caches, logs and stamps of this machine, never published
 """
 
 from __future__ import annotations
@@ -14,32 +14,37 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from halfbyte.ahead import FETCHED
+from halfbyte.checkpoint.atomic_write import PART
+from halfbyte.checkpoint.output_folder import (
+    FOLDER,
+    HASHED,
+    RELEASE_LOGS,
+    SOURCE_README,
+    VERIFIED,
+)
+from halfbyte.engine.pipeline import JOURNAL, STATS
+from halfbyte.engine.prefetch import FETCHED
 from halfbyte.errors import CheckpointError
-from halfbyte.folders import FOLDER, RELEASE_LOGS, SOURCE_README
-from halfbyte.known_source import VERIFIED
-from halfbyte.pipeline import JOURNAL, STATS
-from halfbyte.write import PART
 
 Kind = Literal["output", "evidence", "trace", "later", "local"]
 
 PROVENANCE = "provenance.json"
-SBOM = "sbom.cdx.json"  # written with it, and recorded in it
-CARD_RECORD = "card.json"  # what the card was written from, to write it again here
-CARD_HASH = "readme_sha256"  # in it
-HASHED = "hashed.json"  # stamps of files that were hashed here: what does not change is not read again
+SBOM = "sbom.cdx.json"  # written with provenance.json, and recorded in it
+CARD_RECORD = "card.json"  # inputs of the card, to regenerate it
+CARD_HASH = "readme_sha256"  # key in card.json
+CARD_EVIDENCE = "evidence_sha256"  # key in card.json: the hash of each evidence file behind the card
 CARD = "README.md"
 REPORT = f"{FOLDER}/report.html"
-MOST_EVIDENCE_NBYTES = 1 << 33  # of one file; a file without blocks on the disk can say that it has any size
+MOST_EVIDENCE_NBYTES = 1 << 33  # per file; a sparse file can claim any size
 LATER = frozenset((CARD, REPORT, f"{FOLDER}/{SOURCE_README}"))
 _LOCAL = frozenset(f"{FOLDER}/{name}" for name in (PROVENANCE, HASHED, VERIFIED, FETCHED, CARD_RECORD))
 _LOCAL_SUFFIXES = (".log", ".lock", ".pid", ".pyc", ".tmp", ".swp", "~")
 _LOCAL_FOLDERS = frozenset(("__pycache__", "logs"))
-_STATS_KEPT = frozenset(("stats.safetensors", "calibration.json"))  # hidden states beside them are not for ever
+_STATS_KEPT = frozenset(("stats.safetensors", "calibration.json"))  # the hidden states next to them are temporary
 
 
 def kind(name: str) -> Kind:
-    """Return what a file is, by its path relative to the folder."""
+    """Return the kind of a file from its path relative to the folder."""
     path = PurePosixPath(name)
     hidden = any(part.startswith(".") for part in path.parts)
     if name in LATER:
@@ -56,14 +61,14 @@ def kind(name: str) -> Kind:
 
 
 def is_recorded(name: str) -> bool:
-    """Whether provenance.json has the hash of a file."""
+    """Whether provenance.json records the hash of a file."""
     return kind(name) in ("output", "evidence", "trace")
 
 
 def files(out: Path) -> dict[str, Path]:
-    """Return every file of a folder by its relative name, sorted. Links to folders are not followed."""
+    """Return every file of a folder by its relative name, sorted. Symlinks to folders are not followed."""
     if not out.is_dir():
-        raise CheckpointError("there is no such folder", where=str(out), fix="check the path")
+        raise CheckpointError("no such folder", where=str(out), fix="check the path")
     return dict(sorted(_walk(out)))
 
 
@@ -77,5 +82,5 @@ def _walk(out: Path) -> Iterator[tuple[str, Path]]:
 
 
 def half_written(out: Path) -> list[str]:
-    """Return what a run that still goes on, or was killed, has left unfinished."""
+    """Return the partial files of a running or interrupted run."""
     return [name for name in files(out) if name.endswith(PART)]

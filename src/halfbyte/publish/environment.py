@@ -1,4 +1,4 @@
-"""Which code and which machine wrote a file, without a word of whose: no paths, names of users or hosts, variables."""
+"""Describe the code and the machine, without paths, user names, host names or environment variables."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _GIT_TIMEOUT_S = 10
 
 
 def code() -> dict[str, Any]:
-    """Return the version of halfbyte and, where it is known, the commit; `changed` where files differ from it."""
+    """Return the version of halfbyte, its commit if known, and whether the source tree has changes."""
     return {"version": halfbyte.__version__, **(_checkout() or _installed() or {"commit": None})}
 
 
 def _checkout() -> Mapping[str, Any] | None:
-    """Return the commit of a checkout that halfbyte runs from."""
+    """Return the commit of the Git checkout that halfbyte runs from, if it does."""
     root = Path(halfbyte.__file__).resolve().parents[2]
     if not (root / ".git").exists() or not (root / "pyproject.toml").is_file():
         return None
@@ -45,22 +45,22 @@ def _git(root: Path, *words: str) -> str | None:
 
 
 def _installed() -> Mapping[str, Any] | None:
-    """Return the commit that pip installed, which it notes for repositories."""
+    """Return the commit that pip recorded for an installation from a repository."""
     try:
-        told: Any = json.loads(distribution("halfbyte").read_text("direct_url.json") or "{}")
-        return {"commit": str(told["vcs_info"]["commit_id"])}
+        origin: Any = json.loads(distribution("halfbyte").read_text("direct_url.json") or "{}")
+        return {"commit": str(origin["vcs_info"]["commit_id"])}
     except (PackageNotFoundError, ValueError, KeyError, TypeError):
         return None
 
 
 def environment() -> dict[str, Any]:
-    """Return what computed here: Python, libraries, processor, GPUs, system."""
-    from halfbyte.machine.doctor import examine  # noqa: PLC0415 - which starts processes
+    """Return the versions of Python and libraries, the CPU, the GPUs and the operating system."""
+    from halfbyte.doctor.facts import examine  # noqa: PLC0415 - starts processes
 
     machine = examine()
     return {
         "python": platform.python_version(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "packages": {name: installed for name in PACKAGES if (installed := _version(name)) is not None},
         "cpu": machine.cpu.model,
         "gpu": None if machine.gpus is None else [gpu.name for gpu in machine.gpus],
         "torch_build": machine.torch_build,

@@ -1,60 +1,63 @@
-"""Every file of an output folder that a number of the card or the report may come from.
+"""Read the evidence files of an output folder, the only source of numbers for the card and the report.
 
-A number that is not in one of these files was not measured. A file that is missing, damaged, or older than the weights
-gives no number; it is said why, and what to type to have it.
+A file that is missing, damaged or measured on other bytes is not evidence: each result lists the SHA-256 of the files
+it was measured on (measured_files.py). `missing` holds the reason and the command that creates the evidence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from halfbyte.audit.run import RESULT as AUDIT
-from halfbyte.audit.seen import SEEN, files_seen
+from halfbyte.checkpoint.folder import CONFIG
+from halfbyte.checkpoint.output_folder import FOLDER, LOOPS, PLAN
+from halfbyte.checkpoint.untrusted_files import read_json
+from halfbyte.engine.dispatch import COVERAGE
 from halfbyte.errors import CheckpointError
-from halfbyte.folders import FOLDER, LOOPS, PLAN
-from halfbyte.passes import COVERAGE
-from halfbyte.prune.plan_file import PLAN as PRUNE_PLAN
-from halfbyte.source.checkpoint import CONFIG, INDEX
-from halfbyte.source.foreign import read_json
-from halfbyte.terminal.pasted import pasted
+from halfbyte.evidence.measured_files import MEASURED, changed_file, content, decides_weights
+from halfbyte.plan.prune_plan import PLAN as PRUNE_PLAN
+from halfbyte.ui.shell_quote import pasted
 
-NOT_MEASURED = "not measured"  # why there is no file at all
-MOST_NBYTES = 1 << 28  # of one file; the arrays of a comparison are the largest
+Measured = Literal["nothing", "weights", "server", "outputs"]
+NOT_MEASURED = "not measured"  # the reason if there is no file
+MOST_NBYTES = 1 << 28  # per file; comparisons are the largest
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one kind of evidence lies below `halfbyte/`, and the command that writes it there."""
+    """The file of one kind of evidence under `halfbyte/`, and the command that writes it."""
 
     file: str
     command: str  # with {out} for the folder
-    of_weights: bool = True  # measured on the weights, so that it must not be older than they are
+    measured: Measured = "nothing"  # the files whose hashes it lists, see _refuse_other_files
 
 
 PLACES: Mapping[str, Place] = {
-    "plan": Place(PLAN, "halfbyte quantize SRC {out} -r RECIPE", of_weights=False),
-    "coverage": Place(COVERAGE, "halfbyte quantize SRC {out} -r RECIPE, one that calibrates", of_weights=False),
-    "prune": Place(PRUNE_PLAN, "halfbyte quantize SRC {out} -r RECIPE, one that prunes", of_weights=False),
-    "loops": Place(LOOPS, "halfbyte loops {out} --against SRC"),
-    "audit": Place(AUDIT, "halfbyte audit {out} --against SRC"),
-    "compare": Place("compare.json", "halfbyte compare SRC {out} --data DOMAIN=FILE -o {out}/halfbyte/compare.json"),
-    "serve": Place(
-        "serve/serve.json", "halfbyte serve {out} --gpus NxGPU --write {out}/halfbyte/serve", of_weights=False
+    "plan": Place(PLAN, "halfbyte quantize SRC {out} -r RECIPE"),
+    "coverage": Place(COVERAGE, "halfbyte quantize SRC {out} -r RECIPE"),
+    "prune": Place(PRUNE_PLAN, "halfbyte quantize SRC {out} -r RECIPE"),
+    "loops": Place(LOOPS, "halfbyte loops {out} --against SRC", "weights"),
+    "audit": Place(AUDIT, "halfbyte audit {out} --against SRC", "weights"),
+    "compare": Place(
+        "compare.json", "halfbyte compare SRC {out} --data DOMAIN=FILE -o {out}/halfbyte/compare.json", "weights"
     ),
-    "probe": Place("probe/probe.json", "halfbyte probe URL -o {out}/halfbyte/probe"),
-    "eval": Place("eval/eval.json", "halfbyte eval URL --against URL2 -o {out}/halfbyte/eval"),
-    "bench": Place("bench/bench.json", "halfbyte bench URL -o {out}/halfbyte/bench"),
-    "release": Place("release.json", "halfbyte release SRC {out} -r RECIPE", of_weights=False),
-    "provenance": Place("provenance.json", "halfbyte release SRC {out} -r RECIPE", of_weights=False),
+    "serve": Place("serve/serve.json", "halfbyte serve {out} --gpus NxGPU --write {out}/halfbyte/serve"),
+    "probe": Place("probe/probe.json", "halfbyte probe URL -o {out}/halfbyte/probe", "server"),
+    "eval": Place("eval/eval.json", "halfbyte eval URL --against URL2 -o {out}/halfbyte/eval", "server"),
+    "bench": Place("bench/bench.json", "halfbyte bench URL -o {out}/halfbyte/bench", "server"),
+    "release": Place("release.json", "halfbyte release SRC {out} -r RECIPE", "server"),
+    "provenance": Place("provenance.json", "halfbyte release SRC {out} -r RECIPE", "outputs"),
 }  # fmt: skip
+_WRITTEN_FOR = {"coverage": "calibrate", "prune": "prune"}  # the recipe block that produces the file
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Why there is no such evidence, and what to type to have it."""
+    """Why evidence is missing, and the command that creates it."""
 
     why: str
     command: str
@@ -62,77 +65,101 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of an output folder: for each kind what its file holds, or why there is nothing."""
+    """The evidence of an output folder: the contents of each kind's file, or why it is missing."""
 
     out: Path
     found: Mapping[str, Mapping[str, Any]]
     missing: Mapping[str, Missing]
 
     def get(self, kind: str) -> Mapping[str, Any] | None:
-        """Return what the file of this kind holds; None: not measured, see `missing`."""
+        """Return the contents of this kind's file, or None if it is missing."""
         assert kind in PLACES, kind
         return self.found.get(kind)
 
     def path(self, kind: str) -> Path:
-        """Return where a kind of evidence lies."""
+        """Return the path of a kind of evidence."""
         return self.out / FOLDER / PLACES[kind].file
 
 
 def read_evidence(out: Path) -> Evidence:
-    """Read all evidence of a folder. CheckpointError where there is no finished checkpoint in it."""
+    """Read all evidence of a folder. Raise CheckpointError if it holds no finished checkpoint.
+
+    Files without a cached hash are read once; call `cli.hash_progress.hash_output` first to show progress.
+    """
     if not (out / CONFIG).is_file():
-        fix = "give the folder that `halfbyte quantize` made, after it has ended"
-        raise CheckpointError("there is no finished checkpoint here", where=str(out), fix=fix)
+        fix = "pass the output folder of a finished `halfbyte quantize`"
+        raise CheckpointError("no finished checkpoint in this folder", where=str(out), fix=fix)
     found: dict[str, Mapping[str, Any]] = {}
     missing: dict[str, Missing] = {}
+    now = cache(lambda: content(out))  # hashes only if there is a measurement
     for kind, place in PLACES.items():
         path, command = out / FOLDER / place.file, place.command.format(out=pasted(out))
         try:
-            held = _read(path)
-            _refuse_other(found.get("plan", {}), held)
-            _refuse_older(out, path, kind, held, place)
+            result = _read(path)
+            _refuse_other(found.get("plan", {}), result)
+            _refuse_other_files(result, place, now)
         except _NoEvidenceError as error:
             missing[kind] = Missing(str(error), command)
         else:
-            found[kind] = held
+            found[kind] = result
     return Evidence(out, found, missing)
 
 
+def to_measure(evidence: Evidence) -> dict[str, Missing]:
+    """Return the missing evidence, except files that the recipe does not produce."""
+    plan: Mapping[str, Any] = evidence.get("plan") or {}
+    recipe: Any = plan.get("recipe")
+    blocks = cast("dict[str, Any]", recipe) if isinstance(recipe, dict) else {}
+    unused = {kind for kind, key in _WRITTEN_FOR.items() if not blocks.get(key)}
+    return {kind: gap for kind, gap in evidence.missing.items() if kind not in unused or gap.why != NOT_MEASURED}
+
+
 class _NoEvidenceError(Exception):
-    """A file gives no evidence; the text says why."""
+    """A file is not evidence; the message is the reason."""
 
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         if path.stat().st_size > MOST_NBYTES:
             raise _NoEvidenceError(f"{path.name} is larger than {MOST_NBYTES >> 20} MiB")
-        held: Any = read_json(path, MOST_NBYTES, finite=True)  # NaN and Infinity are no measurements
+        result: Any = read_json(path, MOST_NBYTES, finite=True)  # rejects NaN and Infinity
     except FileNotFoundError:
         raise _NoEvidenceError(NOT_MEASURED) from None
     except (OSError, ValueError):
-        raise _NoEvidenceError(f"{path.name} cannot be read") from None
-    if not isinstance(held, dict):
-        raise _NoEvidenceError(f"{path.name} holds no object")
-    return cast("dict[str, Any]", held)
+        raise _NoEvidenceError(f"cannot read {path.name}") from None
+    if not isinstance(result, dict):
+        raise _NoEvidenceError(f"{path.name} is not a JSON object")
+    return cast("dict[str, Any]", result)
 
 
-def _refuse_other(plan: Mapping[str, Any], held: Mapping[str, Any]) -> None:
-    """Refuse what says that it is of another plan: somebody copied it here."""
-    told, ours = held.get("plan"), plan.get("fingerprint")
-    if isinstance(told, str) and isinstance(ours, str) and told != ours:
-        raise _NoEvidenceError(f"it is of another plan, {told}")
+def _refuse_other(plan: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+    """Raise an error if a result names another plan."""
+    recorded, ours = result.get("plan"), plan.get("fingerprint")
+    if isinstance(recorded, str) and isinstance(ours, str) and recorded != ours:
+        raise _NoEvidenceError(f"it belongs to another plan, {recorded}")
 
 
-def _refuse_older(out: Path, path: Path, kind: str, held: Mapping[str, Any], place: Place) -> None:
-    """Refuse what was measured on other weights than those that lie here now."""
-    if kind == "audit" and held.get(SEEN) is not None:
-        if held[SEEN] != files_seen(out):
-            raise _NoEvidenceError("the files were changed or copied after the last audit")
-    elif place.of_weights and path.stat().st_mtime_ns < _written(out):
-        raise _NoEvidenceError("measured before these weights were written")
+def _refuse_other_files(result: Mapping[str, Any], place: Place, now: Callable[[], Mapping[str, str]]) -> None:
+    """Raise an error if a result was measured on files that have changed since.
+
+    An audit or a comparison depends on weights and formats ("weights"). A server's answers also depend on tokenizer,
+    chat template and sampling ("server"). A provenance lists all output files ("outputs").
+    """
+    if place.measured == "nothing":
+        return
+    if place.measured == "outputs":
+        result = {MEASURED: _recorded_outputs(result)}
+    if not result.get(MEASURED):
+        raise _NoEvidenceError("it does not list the files it was measured on")
+    try:
+        files = now()
+    except CheckpointError as error:
+        raise _NoEvidenceError(f"cannot read the checkpoint: {error.what}") from None
+    if changed := changed_file(result, files, weights_only=place.measured != "server"):
+        raise _NoEvidenceError(f"measured on other files: {changed} has changed since")
 
 
-def _written(out: Path) -> int:
-    """Return when the weights were last changed, in nanoseconds."""
-    files = [*out.glob("*.safetensors"), out / CONFIG, out / INDEX]
-    return max((path.stat().st_mtime_ns for path in files if path.is_file()), default=0)
+def _recorded_outputs(result: Mapping[str, Any]) -> dict[str, Any]:
+    outputs: Any = result.get("outputs")
+    entries = cast("dict[str, Any]", outputs).items() if isinstance(outputs, dict) else ()
+    return {name: entry.get("sha256") for name, entry in entries if isinstance(entry, dict) and decides_weights(name)}

@@ -1,8 +1,8 @@
-"""sbom.cdx.json: a bill of materials in CycloneDX 1.6: the source, what computed, and the files that came out.
+"""Write sbom.cdx.json, a CycloneDX 1.6 bill of materials: the source, halfbyte and its dependencies, the output files.
 
-It is made of the record that becomes provenance.json and of what is installed, and has neither time nor chance in it:
-the same release on the same environment has the same bytes. Distributions that only served or measured are not in it,
-because no byte of the weights is theirs.
+It is built from the provenance record and the installed distributions, and is deterministic: the same release in the
+same environment gives the same bytes. Distributions used only for serving or measuring are omitted, because they do not
+affect the weights.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ Component = dict[str, Any]
 
 SPEC = "1.6"
 _HALFBYTE = "halfbyte"
-_OUTPUT, _SOURCE = "output", "source"  # which begin the references of their files
-_LICENCE_CLASS = "License :: "
-_LONGEST_LICENCE = 100  # some distributions put the whole text where its name belongs
-_INSTALLED_SHA256 = "halfbyte:installed-files-sha256"  # of names and hashes in RECORD: builds of a version differ in it
+_OUTPUT, _SOURCE = "output", "source"  # prefixes of the files' references
+_LICENSE_CLASS = "License :: "
+_LONGEST_LICENSE = 100  # some distributions put the full text in the name field
+_INSTALLED_SHA256 = "halfbyte:installed-files-sha256"  # over RECORD: differs between builds of a version
 
 
 def sbom(record: Mapping[str, Any]) -> bytes:
-    """Return the file's bytes for a record of provenance."""
-    needed = closure(_HALFBYTE) or closure(*PACKAGES)  # a source tree that nobody installed
+    """Return the contents of sbom.cdx.json for a provenance record."""
+    needed = closure(_HALFBYTE) or closure(*PACKAGES)  # halfbyte may run from a source tree without being installed
     libraries = [_library(name, dist) for name, (dist, _) in needed.items() if name != _HALFBYTE]
     ours, source = _ours(record), _source(record["source"])
     references = {name: _purl(name, dist.version) for name, (dist, _) in needed.items()} | {_HALFBYTE: ours["bom-ref"]}
-    stands_on = {references[name]: [references[one] for one in ones] for name, (_, ones) in needed.items()}
-    stands_on.setdefault(ours["bom-ref"], [one["bom-ref"] for one in libraries])
-    stands_on[_OUTPUT] = [source["bom-ref"], ours["bom-ref"]]
+    depends_on = {references[name]: [references[need] for need in needs] for name, (_, needs) in needed.items()}
+    depends_on.setdefault(ours["bom-ref"], [library["bom-ref"] for library in libraries])
+    depends_on[_OUTPUT] = [source["bom-ref"], ours["bom-ref"]]
     bill = {
         "$schema": f"http://cyclonedx.org/schema/bom-{SPEC}.schema.json",
         "bomFormat": "CycloneDX",
@@ -49,38 +49,38 @@ def sbom(record: Mapping[str, Any]) -> bytes:
             "component": _output(record),
         },
         "components": [source, ours, *_python(record), *libraries],
-        "dependencies": [{"ref": ref, "dependsOn": sorted(ones)} for ref, ones in sorted(stands_on.items())],
+        "dependencies": [{"ref": ref, "dependsOn": sorted(needs)} for ref, needs in sorted(depends_on.items())],
     }
     return (json.dumps({**bill, "serialNumber": _serial(bill)}, indent=1) + "\n").encode()
 
 
 def _serial(bill: Mapping[str, Any]) -> str:
-    """Return a number that another bill cannot have, and the same one always has."""
-    said = json.dumps(bill, sort_keys=True, separators=(",", ":"))
-    return uuid.uuid5(uuid.NAMESPACE_OID, f"halfbyte sbom {said}").urn
+    """Return a serial number derived from the contents."""
+    text = json.dumps(bill, sort_keys=True, separators=(",", ":"))
+    return uuid.uuid5(uuid.NAMESPACE_OID, f"halfbyte sbom {text}").urn
 
 
 def _output(record: Mapping[str, Any]) -> Component:
-    made_from, recipe = record["source"]["name"] or _SOURCE, record["recipe"]["name"] or "4 bits"
+    source, recipe = record["source"]["name"] or _SOURCE, record["recipe"]["name"] or "4 bits"
     files = [_file(_OUTPUT, name, entry["sha256"]) for name, entry in record["outputs"].items()]
-    told = {"halfbyte:plan": record["plan"], "halfbyte:recipe-sha256": record["recipe"]["sha256"]}
+    properties = {"halfbyte:plan": record["plan"], "halfbyte:recipe-sha256": record["recipe"]["sha256"]}
     return {
         "type": "machine-learning-model",
         "bom-ref": _OUTPUT,
-        "name": f"{made_from} as {recipe}",
+        "name": f"{source} as {recipe}",
         "components": files,
-        **_properties(told),
+        **_properties(properties),
     }
 
 
 def _source(source: Mapping[str, Any]) -> Component:
     name, revision = source["name"], source["revision"]
-    found: Component = {"type": "machine-learning-model", "bom-ref": _SOURCE, "name": name or _SOURCE}
+    component: Component = {"type": "machine-learning-model", "bom-ref": _SOURCE, "name": name or _SOURCE}
     if revision:
-        found["version"] = revision
-        if name.count("/") == 1:  # a repository of the Hub
-            found["purl"] = f"pkg:huggingface/{quote(name)}@{quote(revision, safe='')}"
-    return {**found, "components": [_file(_SOURCE, shard, sha256) for shard, sha256 in source["shards"].items()]}
+        component["version"] = revision
+        if name.count("/") == 1:  # a Hub repository
+            component["purl"] = f"pkg:huggingface/{quote(name)}@{quote(revision, safe='')}"
+    return {**component, "components": [_file(_SOURCE, shard, sha256) for shard, sha256 in source["shards"].items()]}
 
 
 def _file(of: str, name: str, sha256: str | None) -> Component:
@@ -90,14 +90,14 @@ def _file(of: str, name: str, sha256: str | None) -> Component:
 
 def _ours(record: Mapping[str, Any]) -> Component:
     code = record["code"]
-    told = {"halfbyte:commit": code.get("commit"), "halfbyte:changed": "true" if code.get("changed") else None}
+    properties = {"halfbyte:commit": code.get("commit"), "halfbyte:changed": "true" if code.get("changed") else None}
     return {
         "type": "application",
         "bom-ref": _HALFBYTE,
         "name": _HALFBYTE,
         "version": code["version"],
         "licenses": [{"expression": "Apache-2.0"}],
-        **_properties(told),
+        **_properties(properties),
     }
 
 
@@ -114,7 +114,7 @@ def _library(name: str, dist: Distribution) -> Component:
         "name": name,
         "version": dist.version,
         "purl": purl,
-        **_licences(dist),
+        **_licenses(dist),
         **_properties({_INSTALLED_SHA256: _installed_sha256(dist)}),
     }
 
@@ -123,16 +123,16 @@ def _purl(name: str, version: str) -> str:
     return f"pkg:pypi/{name}@{quote(version, safe='')}"
 
 
-def _licences(dist: Distribution) -> Component:
-    """Return a licence as the distribution's makers wrote it; nothing where they did not, or at length."""
+def _licenses(dist: Distribution) -> Component:
+    """Return the license from the distribution's metadata; empty if it is missing or a full text."""
     expression = _first(dist, "License-Expression")
     if expression:
         return {"licenses": [{"expression": expression}]}
-    classes = [one for one in dist.metadata.get_all("Classifier") or () if one.startswith(_LICENCE_CLASS)]
+    classes = [line for line in dist.metadata.get_all("Classifier") or () if line.startswith(_LICENSE_CLASS)]
     name = _first(dist, "License")
-    if (not name or len(name) > _LONGEST_LICENCE or "\n" in name) and classes:
+    if (not name or len(name) > _LONGEST_LICENSE or "\n" in name) and classes:
         name = classes[0].rpartition(" :: ")[2]
-    known = 0 < len(name) <= _LONGEST_LICENCE and "\n" not in name and name.upper() != "UNKNOWN"
+    known = 0 < len(name) <= _LONGEST_LICENSE and "\n" not in name and name.upper() != "UNKNOWN"
     return {"licenses": [{"license": {"name": name}}]} if known else {}
 
 
@@ -141,7 +141,7 @@ def _first(dist: Distribution, key: str) -> str:
 
 
 def _installed_sha256(dist: Distribution) -> str | None:
-    """Return a hash of all hashes that were installed, without what an installer adds or writes anew."""
+    """Return a hash over the hashes of the installed files, without files that the installer adds or rewrites."""
     rows = csv.reader(io.StringIO(dist.read_text("RECORD") or ""))
     files = sorted(f"{row[0]} {row[1]}" for row in rows if len(row) > 1 and row[1] and _is_shipped(row[0]))
     return hashlib.sha256("\n".join(files).encode()).hexdigest() if files else None
@@ -151,6 +151,6 @@ def _is_shipped(path: str) -> bool:
     return not path.startswith(("..", "/")) and ".dist-info/" not in path
 
 
-def _properties(told: Mapping[str, str | None]) -> Component:
-    found = [{"name": name, "value": value} for name, value in told.items() if value is not None]
-    return {"properties": found} if found else {}
+def _properties(values: Mapping[str, str | None]) -> Component:
+    properties = [{"name": name, "value": value} for name, value in values.items() if value is not None]
+    return {"properties": properties} if properties else {}

@@ -1,6 +1,7 @@
-"""Recipes: what a file may say, read strictly, and what it decides as plain values.
+"""Recipes: YAML files validated against a strict schema and turned into plain values.
 
-load          by name or by file;  strict_yaml, schema, errors: how it is read, and refused in one sentence
-decisions     what a recipe decides;  release: what it says about a release, which decides no byte
-options       of the commands that take one
+load          load a recipe by name or by path
+strict_yaml, schema, errors    parse, validate and report errors
+decisions     the validated recipe as dataclasses
+release       the `release` block, which does not affect output bytes
 """

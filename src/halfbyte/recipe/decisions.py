@@ -1,7 +1,7 @@
-"""What a recipe decides, as plain values.
+"""Validated recipes as plain dataclasses.
 
-`schema.py` says what a recipe may say and checks it. What it has decided is kept here, without the library that
-checks: a plan holds its recipe, and can be carried out where only the plan is.
+`schema.py` validates recipe files with pydantic. These classes do not depend on pydantic, so that a plan, which
+contains its recipe, can run without it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Action = Literal["keep", "bf16", "quantize"]
 Format = Literal["bf16", "int4", "fp8_block", "fp8_channel", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct"]
 PerInput = Literal["layer", "expert"]
 Backstop = Literal["layer_amax", "modelopt", "all_experts"]
-Activations = Literal["none", "calibrated", "dynamic"]
+Activations = Literal["none", "calibrated", "fixed", "dynamic"]
 KvCache = Literal["none", "fp8", "fp8_cast"]
 RowKind = Literal["padded", "packed"]
 Propagate = Literal["unquantized", "quantized"]
@@ -50,22 +50,23 @@ PruneMethod = Literal[
 PruneStatistics = Literal["calibrate", "given"]
 PruneSelect = Literal["mean", "max_min"]
 
-MOST_WEIGHT = 1_000_000  # of a domain in a blend: sums of scores stay finite
-COMPENSATED = "compensated"  # scales and codes by what each linear is given, see numerics/reference/compensate.py
+MOST_WEIGHT = 1_000_000  # upper limit of a domain's weight, so that sums of scores stay finite
+COMPENSATED = "compensated"  # GPTQ, see formats/reference/gptq.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputScale:
-    """Which calibration tokens decide the tensor scale of an expert's input."""
+    """The global scale of expert inputs: calibrated, or a constant."""
 
-    per: PerInput
+    per: PerInput | None = None
     min_tokens: int | None = None
     backstop: Backstop | None = None
+    fixed: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What the quantization block of config.json says that does not follow from the format."""
+    """Contents of config.json's quantization block that do not follow from the format."""
 
     producer_version: str | None = None
     ignore_patterns: tuple[str, ...] | None = None
@@ -74,7 +75,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantize:
-    """How the roles whose action is `quantize` are written."""
+    """The output format and settings of the roles whose action is `quantize`."""
 
     format: Format
     scales: str
@@ -83,6 +84,11 @@ class Quantize:
     kv_cache: KvCache | None = None
     kv_scale_min: float | None = None
     config: EngineConfig
+
+    @property
+    def stores_input_scales(self) -> bool:
+        """Whether each linear stores a calibrated or fixed global scale of its input."""
+        return self.activations in ("calibrated", "fixed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +106,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrate:
-    """The tokens that the model runs on to measure its activations."""
+    """The calibration data and how the model runs on it."""
 
     samples: int
     sequence_length: int
@@ -111,20 +117,20 @@ class Calibrate:
     public_reap: bool | None = None
 
     @staticmethod
-    def of(found: Mapping[str, Any]) -> Calibrate:
-        """Return what `as_dict` was made from; nothing is checked but the names of the keys."""
-        datasets = tuple(Dataset(**_with_tuples(dataset, "columns")) for dataset in found["datasets"])
-        keys: dict[str, Any] = {**found, "datasets": datasets}
+    def of(block: Mapping[str, Any]) -> Calibrate:
+        """Build from the output of `as_dict`. Only the key names are checked."""
+        datasets = tuple(Dataset(**_with_tuples(dataset, "columns")) for dataset in block["datasets"])
+        keys: dict[str, Any] = {**block, "datasets": datasets}
         return Calibrate(**keys)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it, nulls included."""
+        """Return JSON-compatible data, including nulls."""
         return _as_json(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prune:
-    """Which routed experts go. Every method is defined in prune/saliency.py, every choice in prune/choose.py."""
+    """Expert pruning settings. prune/saliency.py defines the methods, prune/choose.py the selection rules."""
 
     method: PruneMethod
     statistics: PruneStatistics
@@ -136,28 +142,28 @@ class Prune:
     min_tokens: int = 1
 
     @staticmethod
-    def of(found: Mapping[str, Any]) -> Prune:
-        """Return what `as_dict` was made from; nothing is checked but the names of the keys."""
-        blend = found.get("blend")
-        keys: dict[str, Any] = {**found, "blend": None if blend is None else dict(blend)}
+    def of(block: Mapping[str, Any]) -> Prune:
+        """Build from the output of `as_dict`. Only the key names are checked."""
+        blend = block.get("blend")
+        keys: dict[str, Any] = {**block, "blend": None if blend is None else dict(blend)}
         return Prune(**keys)
 
     def count(self, experts: int) -> int:
-        """Return how many of so many experts stay. What a share drops is rounded down, as in REAP's code."""
+        """Return the number of kept experts. The number of dropped experts is rounded down, as in REAP's code."""
         if self.keep is not None:
             return self.keep
         assert self.drop is not None
-        # As the number was written: 0.29 of 100 experts are 29, though the nearest binary fraction is a bit less.
+        # Exact decimal arithmetic: 0.29 of 100 experts is 29, although the float 0.29 is slightly smaller.
         return experts - math.floor(Fraction(repr(self.drop)) * experts)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it, nulls included."""
+        """Return JSON-compatible data, including nulls."""
         return _as_json(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """One whole recipe."""
+    """A complete recipe."""
 
     name: str
     description: str
@@ -168,47 +174,47 @@ class Recipe:
     shards: str
 
     @staticmethod
-    def of(found: Mapping[str, Any]) -> Recipe:
-        """Return what `as_dict` was made from; nothing is checked but the names of the keys."""
-        quantize, calibrate, prune = found.get("quantize"), found.get("calibrate"), found.get("prune")
+    def of(block: Mapping[str, Any]) -> Recipe:
+        """Build from the output of `as_dict`. Only the key names are checked."""
+        quantize, calibrate, prune = block.get("quantize"), block.get("calibrate"), block.get("prune")
         blocks: dict[str, Any] = {
-            "roles": dict(found["roles"]),
+            "roles": dict(block["roles"]),
             "quantize": None if quantize is None else _quantize(quantize),
             "calibrate": None if calibrate is None else Calibrate.of(calibrate),
             "prune": None if prune is None else Prune.of(prune),
         }
-        return Recipe(**{**found, **blocks})
+        return Recipe(**{**block, **blocks})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it, nulls included: a seed of null is said, not left out."""
+        """Return JSON-compatible data, including nulls such as a null seed."""
         return _as_json(self)
 
     @property
     def shard_nbytes(self) -> int | None:
-        """The size that shards are filled to, in decimal units as on the Hub; None for whole layers."""
+        """The maximum shard size in bytes (decimal units, as on the Hub); None for one shard per layer."""
         if self.shards == "layers":
             return None
         return int(self.shards[:-2]) * {"MB": 10**6, "GB": 10**9}[self.shards[-2:]]
 
     def fingerprint(self) -> str:
-        """SHA-256 of all that this recipe decides; its name and its words decide nothing."""
+        """Return the SHA-256 of the recipe without its name and description, which do not affect the output."""
         decided = {key: value for key, value in self.as_dict().items() if key not in ("name", "description")}
         canonical = json.dumps(_without_nulls(decided), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _quantize(found: Mapping[str, Any]) -> Quantize:
-    scale = found.get("input_scale")
+def _quantize(block: Mapping[str, Any]) -> Quantize:
+    scale = block.get("input_scale")
     blocks: dict[str, Any] = {
         "input_scale": None if scale is None else InputScale(**scale),
-        "config": EngineConfig(**_with_tuples(found["config"], "ignore_patterns", "ignore_roles")),
+        "config": EngineConfig(**_with_tuples(block["config"], "ignore_patterns", "ignore_roles")),
     }
-    return Quantize(**{**found, **blocks})
+    return Quantize(**{**block, **blocks})
 
 
-def _with_tuples(found: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return a block whose lists are tuples, as values that nobody changes have them."""
-    return {key: tuple(value) if key in names and value is not None else value for key, value in found.items()}
+def _with_tuples(block: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return a block with the named lists converted to tuples."""
+    return {key: tuple(value) if key in names and value is not None else value for key, value in block.items()}
 
 
 def _as_json(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""From a refused recipe to one sentence: what is wrong, where it is written, and what to type instead."""
+"""Turn validation errors into one message with location and fix, and apply `--set` overrides."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from pydantic_core import ErrorDetails
 
 from halfbyte.errors import RecipeError
 from halfbyte.recipe.strict_yaml import OVERRIDE, Document, KeyPath, dotted, parse_value
-from halfbyte.terminal.suggest import nearest
+from halfbyte.ui.suggest import nearest
 
 _SHOWN_CHARS = 60
-CONTRADICTION = "contradiction"  # the type of the pydantic errors that carry Problems of ours
+CONTRADICTION = "contradiction"  # type of the pydantic errors that carry our own Problems
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a recipe, at a key path inside the part that found it."""
+    """One error in a recipe; the key path is relative to the block that reported it."""
 
     what: str
     path: KeyPath
     fix: str
 
 
-# What each of pydantic's complaints about a type asks for.
+# Expected type, in words, for each pydantic type error.
 _KINDS: Mapping[str, str] = {
     "string_type": "text",
     "int_type": "a whole number",
@@ -42,7 +42,7 @@ _KINDS: Mapping[str, str] = {
 
 
 def explain(error: ValidationError, document: Document, model: type[BaseModel]) -> RecipeError:
-    """The first problem in the order of the file, with the number of the others."""
+    """Return an error for the first problem in file order, with the count of the others."""
     problems = [problem for detail in _causes(error.errors(), model) for problem in _problems(detail, model)]
     first = min(problems, key=lambda problem: _rank(document.line(problem.path)))
     others = len(problems) - 1
@@ -51,14 +51,14 @@ def explain(error: ValidationError, document: Document, model: type[BaseModel]) 
 
 
 def apply_overrides(document: Document, overrides: Sequence[str], model: type[BaseModel]) -> Document:
-    """The document with each `path.to.key=value` put in, in order; a path that the schema lacks is refused."""
+    """Return the document with each `path.to.key=value` applied in order; raise RecipeError for unknown paths."""
     data, lines = copy.deepcopy(document.data), dict(document.lines)
     for override in overrides:
         name, equals, text = override.partition("=")
         where = f"--set {override}"
         if not equals or not name.strip():
             raise RecipeError(
-                f"'{override}' does not set anything", where=where, fix="write key=value, as in quantize.scales=mse"
+                f"'{override}' is not a key=value pair", where=where, fix="write key=value, as in quantize.scales=mse"
             )
         path = _put(data, name.strip().split("."), parse_value(text, where), where, model)
         lines = {known: line for known, line in lines.items() if known[: len(path)] != path}
@@ -67,13 +67,13 @@ def apply_overrides(document: Document, overrides: Sequence[str], model: type[Ba
 
 
 def suggest(name: str, known: Sequence[str], otherwise: str) -> str:
-    """`did you mean ...?` where a known name is close, else the sentence that lists what there is."""
+    """Return `did you mean ...?` if a known name is close, else `otherwise`."""
     near = nearest(name, known)
     return f"did you mean '{near}'?" if near else otherwise
 
 
 def either(values: Sequence[str]) -> str:
-    """`a, b or c`."""
+    """Join values as `a, b or c`."""
     return values[0] if len(values) == 1 else f"{', '.join(values[:-1])} or {values[-1]}"
 
 
@@ -82,11 +82,11 @@ def _rank(line: int | None) -> float:
 
 
 def _problems(detail: ErrorDetails, model: type[BaseModel]) -> list[Problem]:
-    """Translate one of pydantic's errors."""
-    path, kind, found = detail["loc"], detail["type"], cast("object", detail["input"])
+    """Translate one pydantic error."""
+    path, kind, value = detail["loc"], detail["type"], cast("object", detail["input"])
     context = detail.get("ctx", {})
     if kind == CONTRADICTION:
-        inner = cast("Sequence[Problem]", context["found"])
+        inner = cast("Sequence[Problem]", context["problems"])
         return [Problem(problem.what, path + problem.path, problem.fix) for problem in inner]
     if path[-1] == "[key]":  # a key of a mapping whose keys are an enumeration, such as roles
         return [_unknown_key(path[:-1], model)]
@@ -97,30 +97,30 @@ def _problems(detail: ErrorDetails, model: type[BaseModel]) -> list[Problem]:
         return [Problem(f"missing key '{key}'", path, f"add '{key}': {_description(path, model)}")]
     if kind == "literal_error":
         values = re.findall(r"'([^']*)'", str(context["expected"]))
-        what = f"{_show(found)} is not a value of '{key}'"
-        return [Problem(what, path, suggest(str(found), values, f"use {either(values)}"))]
+        what = f"{_show(value)} is not a valid value for '{key}'"
+        return [Problem(what, path, suggest(str(value), values, f"use {either(values)}"))]
     if kind in _KINDS:
-        what = f"'{key}' must be {_KINDS[kind]}, not {_show(found)}"
-        return [Problem(what, path, _retype(kind, found, path, model))]
-    # What is left are bounds and patterns: the description of the key says them in words.
-    return [Problem(f"{_show(found)} cannot be '{key}'", path, f"write {_description(path, model)}")]
+        what = f"'{key}' must be {_KINDS[kind]}, not {_show(value)}"
+        return [Problem(what, path, _retype(kind, value, path, model))]
+    # The remaining errors are bounds and patterns, which the key's description states in words.
+    return [Problem(f"{_show(value)} is not valid for '{key}'", path, f"write {_description(path, model)}")]
 
 
 def _causes(details: Sequence[ErrorDetails], model: type[BaseModel]) -> list[ErrorDetails]:
-    """The errors without those that only follow from an unknown key: the right key is missing, or its value bad."""
+    """Drop errors that only follow from an unknown key, such as the intended key being missing."""
     unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
     unknown += [detail["loc"][:-1] for detail in details if detail["loc"][-1:] == ("[key]",)]
-    meant = {_meant(path, model) for path in unknown}
+    intended = {_intended(path, model) for path in unknown}
     return [
         detail
         for detail in details
-        if not (detail["type"] == "missing" and detail["loc"] in meant)
+        if not (detail["type"] == "missing" and detail["loc"] in intended)
         and not (detail["type"] == "literal_error" and detail["loc"] in unknown)
     ]
 
 
-def _meant(path: KeyPath, model: type[BaseModel]) -> KeyPath:
-    """The path of the key that an unknown one was probably meant to be; itself where none is close."""
+def _intended(path: KeyPath, model: type[BaseModel]) -> KeyPath:
+    """Return the path of the known key closest to an unknown one, or the path unchanged if none is close."""
     near = nearest(str(path[-1]), block_keys(_annotation(path[:-1], model)) or {})
     return (*path[:-1], near) if near else path
 
@@ -128,51 +128,51 @@ def _meant(path: KeyPath, model: type[BaseModel]) -> KeyPath:
 def _unknown_key(path: KeyPath, model: type[BaseModel]) -> Problem:
     name, parent = str(path[-1]), path[:-1]
     known = list(block_keys(_annotation(parent, model)) or {})
-    elsewhere = [place for place in _places_of(name, model, ()) if place != parent]
+    elsewhere = [block for block in _blocks_with(name, model, ()) if block != parent]
     otherwise = f"the keys here are {', '.join(known)}"
     if elsewhere:
         otherwise = f"'{name}' belongs to '{dotted(elsewhere[0])}'" if elsewhere[0] else f"'{name}' is a top-level key"
     return Problem(f"unknown key '{name}'", path, suggest(name, known, otherwise))
 
 
-def _retype(kind: str, found: object, path: KeyPath, model: type[BaseModel]) -> str:
-    """What to write instead of a value of the wrong type; YAML's traps by name."""
-    if kind == "string_type" and isinstance(found, (int, float)):
+def _retype(kind: str, value: object, path: KeyPath, model: type[BaseModel]) -> str:
+    """Return the fix for a value of the wrong type, including common YAML pitfalls."""
+    if kind == "string_type" and isinstance(value, (int, float)):
         return "put it in quotes"
-    if kind == "int_type" and isinstance(found, float) and found.is_integer():
-        return f"write {int(found)}"
-    if kind == "bool_type" and isinstance(found, str):
-        return "write true or false: yes, no, on and off are only words here"
+    if kind == "int_type" and isinstance(value, float) and value.is_integer():
+        return f"write {int(value)}"
+    if kind == "bool_type" and isinstance(value, str):
+        return "write true or false: yes, no, on and off are read as text"
     return f"write {_description(path, model)}"
 
 
-def _show(found: object) -> str:
-    if found is None:
-        return "nothing"
-    if isinstance(found, Mapping):
+def _show(value: object) -> str:
+    if value is None:
+        return "an empty value"
+    if isinstance(value, Mapping):
         return "a block of keys"
-    if isinstance(found, (list, tuple)):
+    if isinstance(value, (list, tuple)):
         return "a list"
-    if isinstance(found, bool):
-        return str(found).lower()
-    shown = str(found)
+    if isinstance(value, bool):
+        return str(value).lower()
+    shown = str(value)
     shown = shown if len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + "..."
-    return f"'{shown}'" if isinstance(found, str) else shown
+    return f"'{shown}'" if isinstance(value, str) else shown
 
 
 def block_keys(annotation: object) -> Mapping[str, object] | None:
-    """The keys that may stand under a value of this type, with their types; None where there are none."""
+    """Return the keys allowed in a block of this type, with their types; None if it is not a block with fixed keys."""
     annotation = _without_none(annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {name: field.annotation for name, field in annotation.model_fields.items()}
     if get_origin(annotation) is Mapping:
         key, value = get_args(annotation)
-        return dict.fromkeys(get_args(key), value) or None  # any text can be a key of some blocks
+        return dict.fromkeys(get_args(key), value) or None  # some mappings accept any key
     return None
 
 
 def list_item(annotation: object) -> object:
-    """The type of a list's items; None where the type is not a list."""
+    """Return the item type of a list type; None if the type is not a list."""
     annotation = _without_none(annotation)
     return get_args(annotation)[0] if get_origin(annotation) is tuple else None
 
@@ -190,25 +190,25 @@ def _annotation(path: KeyPath, model: type[BaseModel]) -> object:
 
 
 def _description(path: KeyPath, model: type[BaseModel]) -> str:
-    """What the schema says of the key, so that the words of an error live once, at the field."""
+    """Return the key's description from the schema."""
     parent = _without_none(_annotation(path[:-1], model))
     if isinstance(parent, type) and issubclass(parent, BaseModel):
         return str(parent.model_fields[str(path[-1])].description)
     return f"an item of '{path[-2]}'"
 
 
-def _places_of(name: str, annotation: object, path: KeyPath) -> list[KeyPath]:
-    """The paths of the blocks that have a key of this name."""
+def _blocks_with(name: str, annotation: object, path: KeyPath) -> list[KeyPath]:
+    """Return the paths of the blocks that have a key of this name."""
     keys = block_keys(annotation)
     if keys is None:
         item = list_item(annotation)
-        return [] if item is None else _places_of(name, item, path)
-    found = [path] if name in keys else []
-    return found + [place for key, inner in keys.items() for place in _places_of(name, inner, (*path, key))]
+        return [] if item is None else _blocks_with(name, item, path)
+    blocks = [path] if name in keys else []
+    return blocks + [block for key, inner in keys.items() for block in _blocks_with(name, inner, (*path, key))]
 
 
 def _put(data: dict[str, Any], parts: list[str], value: Any, where: str, model: type[BaseModel]) -> KeyPath:
-    """Set one value in nested data, making the blocks on the way; return its path."""
+    """Set one value in nested data, creating missing blocks; return its path."""
     path: KeyPath = ()
     annotation: object = model
     holder: object = data
@@ -238,11 +238,11 @@ def _put(data: dict[str, Any], parts: list[str], value: Any, where: str, model: 
 
 
 def _known(annotation: object, path: KeyPath, part: str, where: str) -> object:
-    """The type of the key `part` under `path`, or a refusal that names the keys there are."""
+    """Return the type of the key `part` under `path`; raise RecipeError listing the valid keys if it is unknown."""
     keys = block_keys(annotation) or {}
     if part not in keys:
         known = [dotted((*path, key)) for key in keys]
-        otherwise = f"the keys are {', '.join(known)}" if known else f"'{dotted(path)}' has no keys of its own"
+        otherwise = f"the keys are {', '.join(known)}" if known else f"'{dotted(path)}' has no subkeys"
         fix = suggest(dotted((*path, part)), known, otherwise)
         raise RecipeError(f"unknown key '{part}'", where=where, fix=fix)
     return keys[part]

@@ -1,4 +1,4 @@
-"""Recipes by name or by file: one whole, commented YAML file each, read strictly into a frozen `Recipe`."""
+"""Load a recipe by name or by path into a frozen `Recipe`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from halfbyte.recipe import release as recipe_release
 from halfbyte.recipe.decisions import Action, Calibrate, Dataset, Format, Prune, Quantize, Recipe, Role
 from halfbyte.recipe.errors import apply_overrides, explain, suggest
 from halfbyte.recipe.strict_yaml import parse_yaml
+from halfbyte.ui.suggest import containing
 
 __all__ = [
     "Action",
@@ -30,37 +31,46 @@ __all__ = [
     "recipe_text",
 ]
 
-MAX_NBYTES = 100_000  # a recipe has a few kB; a shard or an index given by mistake has megabytes
+MAX_NBYTES = 100_000  # recipes have a few kB; a shard or index passed by mistake has megabytes
 
 
 def recipe_names() -> list[str]:
-    """The names of the shipped recipes."""
+    """Return the names of the shipped recipes."""
     shipped = files("halfbyte").joinpath("recipes").iterdir()
     return sorted(entry.name.removesuffix(".yaml") for entry in shipped if entry.name.endswith(".yaml"))
 
 
 def recipe_text(name_or_path: str | Path) -> str:
-    """A recipe as it is written, comments included: a shipped one by its name, else a file."""
+    """Return the text of a shipped recipe or of a recipe file, including comments."""
     return _read(name_or_path)[1]
 
 
 def _shipped(name: str) -> str:
     known = recipe_names()
     if name not in known:
-        fix = suggest(name, known, f"the recipes are {', '.join(known)}")
-        raise RecipeError(f"no recipe is named '{name}'", where=name, fix=fix)
+        fix = _matching(name, known) or suggest(name, known, f"the recipes are {', '.join(known)}")
+        raise RecipeError(f"unknown recipe '{name}'", where=name, fix=fix)
     return files("halfbyte").joinpath("recipes").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
 
 
+def _matching(name: str, known: Sequence[str]) -> str:
+    """Return `did you mean ...?` for the recipes whose names contain every word of `name`, pruning recipes last."""
+    matches = containing(name, known) if name.strip("-") else []
+    if len(matches) > 1:
+        matches = sorted(matches, key=lambda match: load_recipe(match).prune is not None)
+        return f"did you mean one of {', '.join(matches)}?"
+    return f"did you mean '{matches[0]}'?" if matches else ""
+
+
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of that name or file, with `path.to.key=value` overrides put in; RecipeError if anything is wrong."""
+    """Load a recipe by name or path and apply `path.to.key=value` overrides; raise RecipeError if it is invalid."""
     return _written(name_or_path, overrides).decided()
 
 
 def load_release(name_or_path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any] | None:
-    """What a recipe's `release` block says, without what it leaves out; None where the recipe has none.
+    """Return a recipe's `release` block without its omitted keys; None if the recipe has none.
 
-    Its paths begin at the recipe's file, those of a shipped recipe at the current folder.
+    Its paths are resolved against the recipe file's folder, or the current folder for shipped recipes.
     """
     block = _written(name_or_path, overrides).release
     if block is None:
@@ -81,7 +91,7 @@ def _written(name_or_path: str | Path, overrides: Sequence[str]) -> recipe_relea
 
 
 def _read(name_or_path: str | Path) -> tuple[str, str]:
-    """A shipped recipe by its name, else a file; a name that is neither gets the answer for names."""
+    """Return the file name and text of a shipped recipe or a recipe file."""
     path, name = Path(name_or_path), str(name_or_path)
     if isinstance(name_or_path, str):
         if name in recipe_names():
@@ -93,15 +103,18 @@ def _read(name_or_path: str | Path) -> tuple[str, str]:
             raw = file.read(MAX_NBYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else error
-        fix = suggest(path.stem, recipe_names(), "give the path of a YAML file, or a name from 'halfbyte recipes list'")
+        known, listed = recipe_names(), "pass the path of a YAML file, or a name from 'halfbyte recipes list'"
+        fix = (_matching(path.stem, known) if name.endswith((".yaml", ".yml")) else "") or suggest(
+            path.stem, known, listed
+        )
         raise RecipeError(f"cannot read recipe '{name}': {reason}", where=name, fix=fix) from None
     if len(raw) > MAX_NBYTES:
-        fix = "give a recipe, a YAML file of a few kB; checkpoints are given as SRC"
-        raise RecipeError(f"'{path.name}' has more than {MAX_NBYTES // 1000} kB: not a recipe", where=name, fix=fix)
+        fix = "pass a recipe, a YAML file of a few kB; checkpoints are passed as SRC"
+        raise RecipeError(f"'{path.name}' is larger than {MAX_NBYTES // 1000} kB: not a recipe", where=name, fix=fix)
     try:
         return name, raw.decode("utf-8-sig")
     except UnicodeDecodeError:
-        fix = "give a recipe, a YAML file in UTF-8"
+        fix = "pass a recipe, a YAML file in UTF-8"
         raise RecipeError(f"'{path.name}' is not text: not a recipe", where=name, fix=fix) from None
 
 

@@ -1,7 +1,7 @@
-"""Strict YAML for recipes: what is written is what is meant, and every value knows its line.
+"""Strict YAML parser for recipes that records the line of every value.
 
-PyYAML alone keeps the last of two equal keys, reads `no` as false and `1_0:30` as a number, and lets anchors hide
-what a file says. A recipe is whole and readable, so all of that is refused or read as the text it looks like.
+PyYAML silently keeps the last of two duplicate keys, reads `no` as false and `1_0:30` as a number, and resolves
+anchors. This parser rejects duplicate keys, anchors, aliases and tags, and reads such scalars as text.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from halfbyte.errors import RecipeError
 
 KeyPath = tuple[str | int, ...]
 
-MAX_DEPTH = 8  # a recipe needs five; PyYAML takes quadratic time and all of the stack for thousands of brackets
-OVERRIDE = 0  # the "line" of a value that came from --set
+MAX_DEPTH = 8  # recipes need five; with thousands of brackets PyYAML takes quadratic time and overflows the stack
+OVERRIDE = 0  # the "line" of a value set by --set
 
 _TAG = "tag:yaml.org,2002:"
 _PLAIN = {
     "null": re.compile(r"(?:~|null|Null|NULL|)\Z"),
     "bool": re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"),
     "int": re.compile(r"[-+]?(?:0|[1-9][0-9]*)\Z"),
-    # An exponent needs no dot: PyYAML's own rule reads 1e3 as text.
+    # Accept an exponent without a dot: PyYAML's own rule reads 1e3 as text.
     "float": re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)?\.[0-9]+(?:[eE][-+]?[0-9]+)?|(?:0|[1-9][0-9]*)[eE][-+]?[0-9]+)\Z"),
 }
 
@@ -39,14 +39,14 @@ class Document:
     lines: dict[KeyPath, int]
 
     def line(self, path: KeyPath) -> int | None:
-        """The line of the value at `path`, or of the nearest thing around it; None for the file as a whole."""
+        """Return the line of the value at `path` or of its nearest enclosing block; None for the whole file."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
                 return self.lines[path[:end]]
         return None
 
     def where(self, path: KeyPath) -> str:
-        """`file:line: dotted.path` for an error, or `--set dotted.path` where an override said it."""
+        """Return `file:line: dotted.path` for an error, or `--set dotted.path` for an override."""
         line = self.line(path)
         if line == OVERRIDE:
             return f"--set {dotted(path)}"
@@ -54,18 +54,18 @@ class Document:
 
 
 def dotted(path: KeyPath) -> str:
-    """A key path as people type it: calibrate.datasets.0.share."""
+    """Return a key path in dotted form, such as calibrate.datasets.0.share."""
     return ".".join(str(part) for part in path)
 
 
 def place(file: str, line: int | None, path: KeyPath = ()) -> str:
-    """`file:line: dotted.path`, leaving out what is not known."""
-    spot = file if line is None else f"{file}:{line}"
-    return f"{spot}: {dotted(path)}" if path else spot
+    """Return `file:line: dotted.path`, omitting unknown parts."""
+    location = file if line is None else f"{file}:{line}"
+    return f"{location}: {dotted(path)}" if path else location
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with YAML 1.2's few plain types instead of YAML 1.1's."""
+    """PyYAML's safe loader with YAML 1.2 scalar types instead of YAML 1.1."""
 
     yaml_implicit_resolvers = {None: [(_TAG + name, pattern) for name, pattern in _PLAIN.items()]}  # noqa: RUF012
 
@@ -76,22 +76,22 @@ _compose = cast("Callable[..., yaml.Node | None]", yaml.compose)  # pyright: ign
 
 
 def parse_yaml(text: str, file: str) -> Document:
-    """Read a recipe's text, or refuse it with the line that is wrong."""
+    """Parse a recipe; raise RecipeError with the offending line."""
     lines: dict[KeyPath, int] = {}
     data = _parse(text, file, lines)
     if not isinstance(data, dict):
-        found = "nothing" if data is None else "a single value or a list"
+        content = "an empty file" if data is None else "a single value or a list"
         raise RecipeError(
-            f"a recipe is a block of keys, found {found}", where=file, fix="start from 'halfbyte recipes show NAME'"
+            f"expected a block of keys, found {content}", where=file, fix="start from 'halfbyte recipes show NAME'"
         )
     return Document(file, cast("dict[str, Any]", data), lines)
 
 
 def parse_value(text: str, where: str) -> Any:
-    """Read the value of an override by the same rules as a file."""
+    """Parse the value of an override by the same rules as a file."""
     try:
         return _parse(text, where, {})
-    except RecipeError as error:  # an override has no lines
+    except RecipeError as error:  # overrides have no line number
         raise RecipeError(error.what, where=where, fix=error.fix) from None
 
 
@@ -111,19 +111,19 @@ def _parse(text: str, file: str, lines: dict[KeyPath, int]) -> Any:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise RecipeError(
-            f"character U+{ord(text[error.position]):04X} in a recipe",
+            f"invalid character U+{ord(text[error.position]):04X} in a recipe",
             where=place(file, line),
             fix="remove it: a recipe is plain text",
         ) from None
 
 
 def _refuse_indirection(event: yaml.Event, file: str) -> None:
-    """Refuse anchors, aliases and tags: they make a value depend on another place or on a type not seen."""
+    """Reject anchors, aliases and tags."""
     where = place(file, event.start_mark.line + 1)
     anchor: str | None = getattr(event, "anchor", None)
     if anchor is not None:
         sign = "alias '*" if isinstance(event, yaml.AliasEvent) else "anchor '&"
-        fix = "write the value out: a recipe is whole, without anchors and aliases"
+        fix = "write the value out: recipes do not support anchors or aliases"
         raise RecipeError(f"{sign}{anchor}' in a recipe", where=where, fix=fix)
     tag: str | None = getattr(event, "tag", None)
     if tag is not None:
@@ -132,16 +132,16 @@ def _refuse_indirection(event: yaml.Event, file: str) -> None:
 
 def _refuse_syntax(error: yaml.MarkedYAMLError, file: str) -> NoReturn:
     mark = error.problem_mark or error.context_mark
-    said = "; ".join(part for part in (error.context, error.problem) if part)
+    message = "; ".join(part for part in (error.context, error.problem) if part)
     raise RecipeError(
-        f"not valid YAML: {said}",
+        f"invalid YAML: {message}",
         where=place(file, mark.line + 1 if mark else None),
-        fix="check indentation (spaces, no tabs), colons and quotes on that line and the one before",
+        fix="check indentation (spaces, not tabs), colons and quotes on that line and the one before",
     ) from None
 
 
 def _value(node: yaml.Node, path: KeyPath, file: str, lines: dict[KeyPath, int]) -> Any:
-    """A node's plain Python value; `lines` learns where it and its children are written."""
+    """Return a node's plain Python value and record its line and those of its children in `lines`."""
     if isinstance(node, yaml.MappingNode):
         return _mapping(node, path, file, lines)
     line = node.start_mark.line + 1
@@ -162,9 +162,9 @@ def _value(node: yaml.Node, path: KeyPath, file: str, lines: dict[KeyPath, int])
         return text
     try:
         return int(text)
-    except ValueError:  # CPython refuses more than 4,300 digits
+    except ValueError:  # CPython rejects more than 4,300 digits
         raise RecipeError(
-            f"a number of {len(text)} digits", where=place(file, line, path), fix="write a shorter number"
+            f"number with {len(text)} digits", where=place(file, line, path), fix="write a shorter number"
         ) from None
 
 
@@ -173,18 +173,18 @@ def _mapping(node: yaml.MappingNode, path: KeyPath, file: str, lines: dict[KeyPa
     for key_node, value_node in cast("list[tuple[yaml.Node, yaml.Node]]", node.value):
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != _TAG + "str":
-            raise RecipeError("a key that is not text", where=place(file, line, path), fix="write 'key: value'")
+            raise RecipeError("key is not text", where=place(file, line, path), fix="write 'key: value'")
         key = cast("str", key_node.value)
         here = (*path, key)
         if key == "<<":
             raise RecipeError(
                 "merge key '<<' in a recipe",
                 where=place(file, line, path),
-                fix="write the keys out: a recipe is whole, without inheritance",
+                fix="write the keys out: recipes do not support merge keys",
             )
         if key in values:
             raise RecipeError(
-                f"key '{key}' is given twice",
+                f"duplicate key '{key}'",
                 where=place(file, line, here),
                 fix=f"remove one: the first is on line {lines[here]}",
             )

@@ -1,1 +1,1 @@
-"""A release in one command: halfbyte's own commands in order, each kept once it is done, and a verdict at the end."""
+"""`halfbyte release`: run halfbyte's commands in order, keep finished stages, and issue a verdict."""

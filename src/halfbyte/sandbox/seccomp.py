@@ -1,8 +1,8 @@
-"""The system calls that a program does not have, as the filter that the kernel runs before each call.
+"""Seccomp filter: the system calls that a sandboxed program may not use.
 
-Namespaces and limits leave holes that this closes: memory that no limit counts (memfd_create, shmget), sockets that
-reach past a network namespace (AF_VSOCK reaches a virtual machine's host), other processes' memory, kernel interfaces
-that had many mistakes in them. A refused call fails with EPERM, and the program goes on.
+It closes gaps of namespaces and limits: memory that no limit counts (memfd_create, shmget), sockets that bypass the
+network namespace (AF_VSOCK reaches a virtual machine's host), other processes' memory, and kernel interfaces with a
+history of vulnerabilities. A denied call fails with EPERM, and the program continues.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import errno
 import platform
 import struct
 
-# By name: the numbers on x86-64 and on arm64, from the kernel's tables.
+# Call numbers on x86-64 and arm64, from the kernel's tables.
 _REFUSED: dict[str, tuple[int, int]] = {
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
@@ -27,7 +27,7 @@ _REFUSED: dict[str, tuple[int, int]] = {
     "add_key": (248, 217),
     "request_key": (249, 218),
     "keyctl": (250, 219),
-    "inotify_init": (253, 26),  # of these a user has 128 in all, on the whole machine
+    "inotify_init": (253, 26),  # a user has only 128 of these on the whole machine
     "inotify_init1": (294, 26),
     "fanotify_init": (300, 262),
     "bpf": (321, 280),
@@ -60,17 +60,17 @@ _REFUSED: dict[str, tuple[int, int]] = {
     "finit_module": (313, 273),
     "delete_module": (176, 106),
 }
-_MACHINES = {"x86_64": (0, 0xC000003E, 41), "aarch64": (1, 0xC00000B7, 198)}  # column, audit name, number of `socket`
-_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6: a network namespace holds these
-_X32 = 0x40000000  # numbers from here on are a second set of the same calls, on x86-64
+_MACHINES = {"x86_64": (0, 0xC000003E, 41), "aarch64": (1, 0xC00000B7, 198)}  # column, AUDIT_ARCH, number of `socket`
+_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6: confined by the network namespace
+_X32 = 0x40000000  # x86-64 has a second set of numbers for the same calls from here on
 
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # where they lie in what the kernel shows a filter
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
 
 
 def filter_for(machine: str | None = None) -> bytes | None:
-    """Return the filter for this processor, or None for one whose numbers are not known here."""
+    """Return the filter for this processor, or None if its call numbers are unknown."""
     known = _MACHINES.get(machine or platform.machine())
     if known is None:
         return None

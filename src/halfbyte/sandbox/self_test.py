@@ -1,7 +1,7 @@
-"""The attacks that a sandbox must withstand before it is believed: tried inside it, at the start of every process.
+"""Self-test of a sandbox: attacks that it must withstand, tried once in every process that uses it.
 
-A bwrap that is installed can still isolate nothing: user namespaces switched off, a setuid helper with other rules, a
-container that ignores limits. So we do not read settings, we try.
+An installed bwrap can still isolate nothing: user namespaces are disabled, a setuid helper has other rules, or a
+container ignores limits. So the test tries attacks instead of reading settings.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Protocol
 
 from halfbyte.errors import MachineError
 from halfbyte.sandbox.limits import Limits
-from halfbyte.sandbox.ran import Ran
+from halfbyte.sandbox.result import Ran
 
 _LIMITS = Limits(seconds=20.0, memory_nbytes=400_000_000, processes=16, disk_nbytes=4_000_000, file_nbytes=2_000_000)
 _VARIABLE = "HALFBYTE_SANDBOX_SENTINEL"
 
-# Prints one JSON object: what could be done that must not be possible, and that ordinary things work.
+# Prints one JSON object: whether each forbidden action succeeded.
 _ATTACKS = """
 import json, os, socket, sys
 FILE, FOLDER, PORT, PID, VARIABLE, LIMITS = json.loads({about!r})
@@ -65,18 +65,18 @@ def fill():
             file.write(bytes(1_000_000))
     return True
 done = dict()
-done["read a file of the host"] = can(lambda: open(FILE).read())
-done["reach a server of the host"] = can(connect)
+done["read a file on the host"] = can(lambda: open(FILE).read())
+done["connect to a server on the host"] = can(connect)
 done["see other processes"] = can(see)
 done["read the environment"] = VARIABLE in os.environ
 done["write outside its folder"] = any(can(lambda: write(os.path.join(place, "halfbyte-written"))) for place in
     (FOLDER, "/", "/dev", "/dev/shm", "/usr/lib", "/etc", os.path.dirname(os.__file__)))
-done["take more memory than allowed"] = can(lambda: bytearray(LIMITS["memory"]))
+done["allocate more memory than allowed"] = can(lambda: bytearray(LIMITS["memory"]))
 done["start more processes than allowed"] = can(fork_too_often)
 done["write more than allowed"] = can(fill)
 print(json.dumps(done))
 """
-_TOGETHER = """
+_FORKED_MEMORY = """
 import os, time
 for _ in range(3):
     if not os.fork():
@@ -86,18 +86,18 @@ for _ in range(3):
         time.sleep(30)
 time.sleep(30)
 """
-_ENDS = {
+_LIMIT_TESTS = {
     "while True: pass": ("time", replace(_LIMITS, seconds=0.5)),
     "while True: print('x' * 1000)": ("output", replace(_LIMITS, seconds=3.0, output_nbytes=10_000)),
 }
 
 
 class Engine(Protocol):
-    """What runs programs."""
+    """Runs programs."""
 
     @property
     def name(self) -> str:
-        """What it is, for a report."""
+        """Name for reports."""
         ...
 
     def run(self, source: str, limits: Limits, stdin: str = "") -> Ran:
@@ -105,8 +105,8 @@ class Engine(Protocol):
         ...
 
 
-def what_gets_out(engine: Engine, *, forks: bool = True) -> str | None:
-    """Return in words what a program could do in this sandbox that it must not, or None."""
+def run_self_test(engine: Engine, *, forks: bool = True) -> str | None:
+    """Return the first forbidden action or missing limit of a sandbox, or None."""
     try:
         return _attacks(engine) or _limits(engine, forks=forks)
     except MachineError as error:
@@ -115,7 +115,7 @@ def what_gets_out(engine: Engine, *, forks: bool = True) -> str | None:
 
 def _attacks(engine: Engine) -> str | None:
     with tempfile.TemporaryDirectory(prefix="halfbyte-self-test-") as folder, socket.socket() as server:
-        Path(folder).chmod(0o777)  # a sandbox that shows it must be found out also by an unprivileged user
+        Path(folder).chmod(0o777)  # readable by an unprivileged user, so that a leak shows
         secret = Path(folder, "secret")
         secret.write_text(secrets.token_hex())
         secret.chmod(0o644)
@@ -132,15 +132,15 @@ def _attacks(engine: Engine) -> str | None:
         done: dict[str, bool] = json.loads(ran.stdout)
     except ValueError:
         lines = ran.stderr.strip().splitlines() or [f"ended by {ran.ended}, exit code {ran.code}"]
-        return f"the self-test does not run in it: {lines[-1]}"
+        return f"the self-test does not run: {lines[-1]}"
     possible = [name for name, yes in done.items() if yes]
-    return f"a program in it can {', '.join(possible)}" if possible else None
+    return f"a program can {', '.join(possible)}" if possible else None
 
 
 def _limits(engine: Engine, *, forks: bool) -> str | None:
-    ends = _ENDS | ({_TOGETHER: ("memory", _LIMITS)} if forks else {})
-    for source, (expected, limits) in ends.items():
+    tests = _LIMIT_TESTS | ({_FORKED_MEMORY: ("memory", _LIMITS)} if forks else {})
+    for source, (expected, limits) in tests.items():
         ran = engine.run(source, limits)
         if ran.ended != expected:
-            return f"its limit of {expected} does not hold (the program ended by {ran.ended})"
+            return f"the {expected} limit is not enforced (the program ended by {ran.ended})"
     return None

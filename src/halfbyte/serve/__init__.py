@@ -1,1 +1,1 @@
-"""Stage 7: the finished checkpoint behind an engine."""
+"""Launch scripts, GPU memory fit, engine supervision and the loop-stopping proxy."""

@@ -1,7 +1,7 @@
-"""When a rule holds: the words that conditions may use, and how they are compared with the facts of a launch.
+"""Conditions of rules, and how they are compared with the facts of a launch.
 
-A fact is text, a number, a version, true or false, or None where there is none: then no text and no bound holds, and
-yes-or-no is no. Text matches with `*`, a list matches where one of it does, and a bound is written as "< 0.26".
+A fact is text, a number, a version, a boolean, or None if unknown. None matches no text and no bound, and counts as
+false. Text may contain `*`, a list matches if one of its items does, and a bound is written as "< 0.26".
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 class When(BaseModel):
-    """All that a rule may ask; what is not asked does not matter."""
+    """The conditions of a rule; a condition that is not set always holds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    # Text. `format` is the beginning of `quantization`: nvfp4, mxfp4, int4, fp8 or bf16.
+    # Text. `format` is the first part of `quantization`: nvfp4, mxfp4, int4, fp8 or bf16.
     engine: Words = None
     build: Words = None  # "none" for a release
     vendor: Words = None  # nvidia, amd or cpu
@@ -42,34 +42,34 @@ class When(BaseModel):
     quantization: Words = None
     activations: Words = None
     family: Words = None
-    emulated_activations: Words = None  # what --activations says; "none" for nothing
-    checkpoint_kv: Words = None  # what config.json asks for; "none" for nothing
-    moe_backend: Words = None  # what was chosen; "none" for the engine's own choice
-    # Yes or no.
+    emulated_activations: Words = None  # the value of --activations, or "none"
+    checkpoint_kv: Words = None  # the KV cache format declared in config.json, or "none"
+    moe_backend: Words = None  # the chosen backend, or "none" for the engine's default
+    # Booleans.
     mla: bool | None = None
     vision: bool | None = None
     text_only: bool | None = None
     pruned: bool | None = None
     uneven: bool | None = None
     ep: bool | None = None
-    emulate: bool | None = None  # through our plugin for vLLM: the 4-bit formats are then BF16 for the engine's kernels
-    eager: bool | None = None  # what was chosen for enforce_eager
+    emulate: bool | None = None  # with the vLLM plugin: 4-bit weights are BF16 for the engine's kernels
+    eager: bool | None = None  # the chosen value of enforce_eager
     draft: bool | None = None
     draft_mla: bool | None = None
     remote_tokenizer: bool | None = None
-    linked: bool | None = None  # a snapshot in the Hub's cache, whose files are links
-    hub: bool | None = None  # served by its name on the Hub, not from the folder
+    linked: bool | None = None  # a snapshot in the Hub cache, whose files are symlinks
+    hub: bool | None = None  # served by its Hub name, not from the folder
     revision: bool | None = None  # whether the commit is known
-    fast_gate: bool | None = None  # whether SGLang's fast gate knows this number of experts
+    fast_gate: bool | None = None  # whether SGLang's fast gate supports this number of experts
     # Bounds.
     version: str | None = None
     tp: str | None = None
     dcp: str | None = None
     context: str | None = None
     concurrency: str | None = None
-    kept: str | None = None  # the share of the experts that is left
+    kept: str | None = None  # the share of experts that pruning kept
     experts_mod_4: str | None = None
-    experts_left: str | None = None  # over after each GPU has got as many as every other
+    experts_left: str | None = None  # experts modulo the number of GPUs
     heads_mod_16: str | None = None  # of the heads on one GPU
     batched_tokens: str | None = None
 
@@ -78,39 +78,39 @@ class When(BaseModel):
     @classmethod
     def _is_a_bound(cls, value: str | None) -> str | None:
         if value is not None and not _BOUND.fullmatch(value):
-            raise ValueError(f"'{value}' is no bound; write one like '>= 8192'")
+            raise ValueError(f"'{value}' is not a valid bound; write one like '>= 8192'")
         return value
 
     def holds(self, facts: Facts) -> bool:
-        """Whether every condition is met."""
+        """Return whether all conditions are met."""
         return all(_met(getattr(self, name), facts[name], name) for name in sorted(self.model_fields_set))
 
 
-def _met(asked: Any, fact: Any, name: str) -> bool:
-    if asked is None:
+def _met(condition: Any, fact: Any, name: str) -> bool:
+    if condition is None:
         return True
-    if isinstance(asked, bool):
-        return bool(fact) is asked
+    if isinstance(condition, bool):
+        return bool(fact) is condition
     if fact is None:
         return False
     if name == "version":
-        return _compared(asked, version_key(str(fact)), version_key)
-    if isinstance(asked, str) and _BOUND.fullmatch(asked):
-        return _compared(asked, float(fact), float)
-    patterns = (asked,) if isinstance(asked, str) else asked
+        return _compared(condition, version_key(str(fact)), version_key)
+    if isinstance(condition, str) and _BOUND.fullmatch(condition):
+        return _compared(condition, float(fact), float)
+    patterns = (condition,) if isinstance(condition, str) else condition
     return any(fnmatchcase(str(fact), pattern) for pattern in patterns)
 
 
 def _compared(bound: str, fact: Any, read: Callable[[str], Any]) -> bool:
     parts = _BOUND.fullmatch(bound)
-    assert parts is not None  # checked when it was read
+    assert parts is not None  # validated by When
     return _COMPARE[parts[1]](fact, read(parts[2]))
 
 
 def version_key(text: str) -> tuple[int, int, int, int]:
-    """Return what orders versions: 0.19.2rc1 is before 0.19.2, and `latest` after all."""
-    found = re.match(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?(a|b|rc|\.?dev)?", text)
-    if not found:
+    """Return the sort key of a version: 0.19.2rc1 is before 0.19.2, and `latest` after all."""
+    match = re.match(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?(a|b|rc|\.?dev)?", text)
+    if not match:
         return (1 << 30, 0, 0, 0)
-    major, minor, patch = (int(part or 0) for part in found.groups()[:3])
-    return (major, minor, patch, -1 if found[4] else 0)
+    major, minor, patch = (int(part or 0) for part in match.groups()[:3])
+    return (major, minor, patch, -1 if match[4] else 0)

@@ -1,10 +1,10 @@
-"""What a draft model adds: an Eagle3 head is one layer that guesses tokens, which the model itself then checks.
+"""Memory of a draft model: an Eagle3 draft is one layer that proposes tokens for the target model to verify.
 
-vLLM splits it like the model, but for `fc`, which joins three hidden states and is whole on each GPU as MLA's
-down-projections are. The embedding is the model's own. The published MLA drafts for Kimi have an attention of the
-model's shape over two states (an embedding beside a hidden state), a dense MLP of its dense width, and an output head.
-That geometry can be checked: a build of the draft in FP8 leaves 6,752 tokens more on each of 8 GPUs, 241 MB; half of
-what it says the linears take is 245 MB.
+vLLM shards it like the target, except for `fc`, which joins three hidden states and is replicated like MLA's
+down-projections. The embedding is shared with the target. The published MLA drafts for Kimi have the target's attention
+over two states (an embedding and a hidden state), a dense MLP of the target's dense width, and an output head. As a
+check of this geometry: an FP8 version of the draft leaves room for 6,752 more tokens (241 MB) on each of 8 GPUs, and
+half the computed size of the linears is 245 MB.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.source.geometry import KIMI_K26, Geometry
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.families.geometry import KIMI_K26, Geometry
 
 _BF16 = 2
 _STATES = 3  # hidden states that fc joins
@@ -24,16 +24,16 @@ _SHARED = "embed_tokens"
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Bytes of a draft without its embedding, those of them that every GPU holds, and its layers with a KV cache."""
+    """Bytes of a draft without its embedding, the replicated bytes, and its layers with a KV cache."""
 
     nbytes: int
     whole_nbytes: int = 0
     layers: int = 1
-    tokens: int = 3  # guessed at once
+    tokens: int = 3  # proposed per step
 
 
 def eagle3_mla(geometry: Geometry = KIMI_K26) -> Draft:
-    """Return the draft that fits a model of this geometry, as the published ones for Kimi are built."""
+    """Return an Eagle3 MLA draft for a model of this geometry, built like the published ones for Kimi."""
     g = geometry
     latent = (g.q_rank + g.kv_rank + g.rope_width) * 2 * g.width
     queries = g.heads * (g.nope_width + g.rope_width) * g.q_rank
@@ -44,7 +44,7 @@ def eagle3_mla(geometry: Geometry = KIMI_K26) -> Draft:
 
 
 def draft_of(folder: Path, tokens: int = 3) -> Draft:
-    """Return what the draft in a folder takes, from its headers."""
+    """Return the size of the draft in a folder, from its headers."""
     checkpoint = open_checkpoint(folder)
     nbytes: Counter[bool] = Counter()
     for name, tensor in checkpoint.tensors.items():

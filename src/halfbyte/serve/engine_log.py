@@ -1,7 +1,7 @@
-"""What an engine's log says: how far the start is, and which error was the first cause.
+"""Parse an engine's log: the current startup phase and the root-cause error.
 
-A log is hostile input: a checkpoint's names, a template or a request can put anything into it. Control characters are
-removed before anything is shown, lines without an end are cut, and only the last lines are kept in memory.
+A log is untrusted input: names in a checkpoint, a template or a request can put anything into it. Control characters
+are removed before display, long lines are truncated, and only the last lines are kept in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHOWN_CHARACTERS = 600
 _CHUNK_NBYTES = 1 << 20
 
 READY = "ready"
-# What vLLM and SGLang write when a step of the start begins. "{}" takes the two numbers of a progress bar.
+# Log lines of vLLM and SGLang that announce a startup phase. "{}" takes the two numbers of a progress bar.
 _PHASES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), phase)
     for pattern, phase in (
@@ -40,9 +40,9 @@ _PREFIXES = re.compile(
 )
 _QUIET_LEVELS = ("DEBUG", "INFO", "WARNING")
 _RAISED = re.compile(r"^(?:[A-Za-z_][\w]*\.)*(?:\w*(?:Error|Exception|Exit|Interrupt|Enabled)|Unsupported)(?:: |$)")
-_SAID_BY_PARSER = re.compile(r"^[\w.]+(?: \w+)?: error: ")
+_PARSER_ERROR = re.compile(r"^[\w.]+(?: \w+)?: error: ")
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
-# Sentences of processes that only pass on that another one failed.
+# Messages of processes that only report the failure of another process.
 _REPEATS = re.compile(
     r"root cause|See stack trace|Engine core initialization failed|EngineDeadError|EngineCore encountered an issue"
     r"|Engine process failed to start|WorkerProc initialization failed|Worker failed with error"
@@ -54,14 +54,14 @@ _ESCAPES = re.compile(
 
 
 def clean(text: str) -> str:
-    """Return text without escape sequences, control characters and marks that change how text around them is shown."""
+    """Remove escape sequences, control characters and formatting characters that affect surrounding text."""
     without = _ESCAPES.sub("", text).replace("\t", "    ")
     return "".join(letter for letter in without if unicodedata.category(letter) not in ("Cc", "Cf", "Cs", "Zl", "Zp"))
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One line without the engine's prefix; `process` tells whose it is."""
+    """One line without the engine's prefix, and the process that wrote it."""
 
     process: str
     level: str
@@ -69,7 +69,7 @@ class _Line:
 
 
 class EngineLog:
-    """A growing log file, read as far as it goes whenever asked."""
+    """A growing log file, read incrementally."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,7 +79,7 @@ class EngineLog:
         self._rest = ""
 
     def follow(self) -> bool:
-        """Read what is new; return whether there was anything."""
+        """Read new output; return whether there was any."""
         grew = False
         with self.path.open("rb") as file:
             file.seek(self._read)
@@ -90,87 +90,87 @@ class EngineLog:
         return grew
 
     def lines(self) -> list[str]:
-        """Return the last lines, clean and without the engine's prefixes, with the one that has no end yet."""
+        """Return the last lines, cleaned and without the engine's prefixes, including an incomplete one."""
         rest = [_split(self._rest).text] if self._rest.strip() else []
         return [line.text for line in self._lines] + rest
 
     def error(self) -> str:
-        """Return the engine's own words for why it ended: the first cause, or its last line."""
+        """Return the engine's root-cause error, or the last line of its log."""
         lines = [*self._lines, *([_split(self._rest)] if self._rest.strip() else [])]
-        said = _first_cause(lines) or next((line.text for line in reversed(lines) if line.text.strip()), "")
-        return said if len(said) <= SHOWN_CHARACTERS else f"{said[:SHOWN_CHARACTERS]} ..."
+        message = _root_cause(lines) or next((line.text for line in reversed(lines) if line.text.strip()), "")
+        return message if len(message) <= SHOWN_CHARACTERS else f"{message[:SHOWN_CHARACTERS]} ..."
 
     def _take(self, text: str) -> None:
-        *whole, rest = re.split(r"[\r\n]+", self._rest + text)  # progress bars return without a new line
+        *complete, rest = re.split(r"[\r\n]+", self._rest + text)  # progress bars end in a carriage return
         self._rest = rest[:LINE_CHARACTERS]
-        for raw in whole:
-            if raw.strip() and not raw.startswith(FIRST_LINE):  # which is ours, not the engine's
+        for raw in complete:
+            if raw.strip() and not raw.startswith(FIRST_LINE):  # written by halfbyte, not the engine
                 line = _split(raw[:LINE_CHARACTERS])
                 self._lines.append(line)
                 self.phase = phase_of(line.text) or self.phase
-        self.phase = phase_of(clean(self._rest)) or self.phase  # a bar's newest state stands in the open line
+        self.phase = phase_of(clean(self._rest)) or self.phase  # the incomplete line has a bar's latest state
 
 
 def phase_of(line: str) -> str | None:
-    """Return the step of the start that a line announces."""
+    """Return the startup phase that a line announces, if any."""
     for pattern, phase in _PHASES:
-        found = pattern.search(line)
-        if found:
-            return phase.format(*found.groups())
+        match = pattern.search(line)
+        if match:
+            return phase.format(*match.groups())
     return None
 
 
 def _split(raw: str) -> _Line:
-    """Take the engine's prefix (process, level, time, file) off a line."""
+    """Split a line into process, level and text, without the engine's prefix (process, level, time, file)."""
     text = clean(raw)
-    found = _PREFIXES.match(text)
-    if found is None:
+    match = _PREFIXES.match(text)
+    if match is None:
         return _Line("", "", text)
-    prefix = text[: found.end()]
-    return _Line(prefix.partition(")")[0] if prefix.startswith("(") else "", found["level"] or "", text[found.end() :])
+    prefix = text[: match.end()]
+    return _Line(prefix.partition(")")[0] if prefix.startswith("(") else "", match["level"] or "", text[match.end() :])
 
 
-def _first_cause(lines: list[_Line]) -> str:
-    """Return the first exception that ended its process and is no echo of another; of a chain the last.
+def _root_cause(lines: list[_Line]) -> str:
+    """Return the first exception that terminated its process and does not repeat another one.
 
-    The last of a chain is what its author meant to say to the user.
+    Of an exception chain, return the last: it is the one raised for the user.
     """
-    found = ""
+    cause = ""
     last_quiet = {line.process: at for at, line in enumerate(lines) if _is_work(line)}
     for at, line in enumerate(lines):
         survived = bool(line.process) and last_quiet.get(line.process, -1) > at
         if line.level in _QUIET_LEVELS or survived:
             continue
-        if _SAID_BY_PARSER.match(line.text):
+        if _PARSER_ERROR.match(line.text):
             return line.text
         if not _RAISED.match(line.text):
             continue
         if _REPEATS.search(line.text):
-            if found:
-                return found
+            if cause:
+                return cause
             continue
-        found = _whole(lines, at)
+        cause = _full_message(lines, at)
         if not _chained(lines, at):
-            return found
-    return found
+            return cause
+    return cause
 
 
 def _is_work(line: _Line) -> bool:
-    """Return whether a line tells of work that goes on: whoever writes it has survived the errors before it."""
+    """Return whether a line shows that its process still works, and so survived earlier errors."""
     return line.level in _QUIET_LEVELS and "[shutdown]" not in line.text
 
 
-def _whole(lines: list[_Line], at: int) -> str:
-    """Return an exception's line, with what stands below it where it says little itself, as pydantic's do."""
+def _full_message(lines: list[_Line], at: int) -> str:
+    """Return an exception's message, with the lines below it if the first line is incomplete, as in pydantic."""
     text = lines[at].text
     below = [line.text.strip() for line in lines[at + 1 : at + 5] if line.process == lines[at].process]
     if below and re.search(r"\d+ validation errors?\b", text):
-        said = " ".join(below).partition(" [type=")[0]
-        return said.removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        message = " ".join(below).partition(" [type=")[0]
+        return message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
     return f"{text} {below[0]}" if text.endswith(":") and below and below[0] else text
 
 
 def _chained(lines: list[_Line], at: int) -> bool:
-    """Return whether the same process goes on to tell what this exception led to."""
+    """Return whether the same process reports another exception chained to this one."""
     own = [line for line in lines[at + 1 : at + 12] if line.process == lines[at].process]
     return any(line.text.startswith(_CHAIN) for line in own)

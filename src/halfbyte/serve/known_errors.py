@@ -1,4 +1,4 @@
-"""Engines' errors whose cause and remedy are known: the list is data/known_errors.yaml."""
+"""Known engine errors with their causes and fixes, from data/known_errors.yaml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE = Path(__file__).parent / "data" / "known_errors.yaml"
 
 @dataclass(frozen=True, slots=True)
 class KnownError:
-    """What an engine writes, why, and what helps; `seen` tells that a real engine was seen to write it."""
+    """An error's pattern, cause and fix; `seen` marks errors that a real engine wrote in one of our runs."""
 
     name: str
     pattern: re.Pattern[str]
@@ -26,17 +26,17 @@ class KnownError:
 
 @cache
 def known_errors() -> tuple[KnownError, ...]:
-    """Read the list, in its order: special cases stand before general ones."""
-    import yaml  # noqa: PLC0415 - only a failed start needs it
+    """Read the list in order: special cases come before general ones."""
+    import yaml  # noqa: PLC0415 - needed only after a failed start
 
     rows: list[dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["errors"]
     return tuple(KnownError(pattern=re.compile(row.pop("pattern")), **row) for row in rows)
 
 
 def known_error(error: str, lines: Iterable[str] = ()) -> KnownError | None:
-    """Return what is known of an error line, else of the first known line of the log."""
-    found = _matching(error)
-    return found or next((known for known in map(_matching, lines) if known is not None), None)
+    """Return the known error that matches an error line, else the first one that matches a line of the log."""
+    match = _matching(error)
+    return match or next((known for known in map(_matching, lines) if known is not None), None)
 
 
 def _matching(line: str) -> KnownError | None:

@@ -1,4 +1,4 @@
-"""What a checkpoint asks of GPUs: its bytes, sorted by how engines place them, from a plan or from headers."""
+"""Memory requirements of a checkpoint: its bytes by how engines shard them, from a plan or from headers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from halfbyte.models.architecture import Architecture
-from halfbyte.models.model import Model
+from halfbyte.checkpoint.folder import Checkpoint
+from halfbyte.families.architecture import Architecture
+from halfbyte.families.model import Model
 from halfbyte.plan.manifest import Plan
-from halfbyte.source.checkpoint import Checkpoint
 
-# How vLLM, SGLang and ATOM place a part. WIDTH is split over tensor parallelism by heads or by the inner width of an
-# MLP; VOCABULARY likewise by rows, in multiples of 64; EXPERTS by width, or by whole experts with expert parallelism;
-# TOWER by width or, with --mm-encoder-tp-mode data, not at all; WHOLE is on every GPU.
+# How vLLM, SGLang and ATOM shard a part. Tensor parallelism splits WIDTH by heads or by the inner width of an MLP, and
+# VOCABULARY by rows, in multiples of 64. EXPERTS are split by width, or by whole experts with expert parallelism. TOWER
+# is split by width, or replicated with --mm-encoder-tp-mode data. WHOLE is replicated.
 WIDTH, VOCABULARY, EXPERTS, TOWER, WHOLE = "width", "vocabulary", "experts", "tower", "whole"
 
-# MLA's down-projections feed a latent that all heads share, so that every GPU computes all of it.
+# MLA's down-projections compute a latent that all heads share, so they are replicated.
 _LATENT = ("q_a_proj", "kv_a_proj_with_mqa")
 _LATENT_NAME = "latent attention"
 _BY_ROLE: Mapping[str, tuple[str, str]] = {
@@ -40,16 +40,16 @@ _BF16_NBYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some weights that engines place alike."""
+    """Weights that engines shard the same way."""
 
     name: str
     nbytes: int
     placed: str
-    parameters: int = 0  # numbers that they stand for, whatever they are stored as
+    parameters: int = 0  # number of logical values, independent of the format
 
 
 class ExpertLayers(NamedTuple):
-    """All layers with the same number of routed experts: how many experts, how many layers, and their bytes."""
+    """The layers with the same number of routed experts, and their bytes."""
 
     experts: int
     layers: int
@@ -58,11 +58,11 @@ class ExpertLayers(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Weights by how engines place them, and what is cached for a token.
+    """Weights by how engines shard them, and the KV cache values per token.
 
-    `parts` hold what is in the files, and `absorbed kv_b`: vLLM multiplies MLA's kv_b into two matrices for decoding,
-    in BF16, and keeps kv_b itself for prefill. `kv_values` are cached for a token in all `layers`, in `kv_heads` equal
-    parts (1 for MLA, whose `latent` is 512 + 64 values for all heads together; None for others).
+    `parts` are the weights in the files, and `absorbed kv_b`: for decoding vLLM absorbs MLA's kv_b into two BF16
+    matrices and keeps kv_b for prefill. `kv_values` are cached per token in all `layers`, in `kv_heads` equal parts (1
+    for MLA). `latent` is the number of values in MLA's latent, 512 + 64 for all heads; None without MLA.
     """
 
     parts: tuple[Part, ...]
@@ -77,34 +77,34 @@ class Needs:
     active_experts: int = 0
     width: int | None = None  # of hidden states
     expert_width: int | None = None
-    value_latent: int | None = None  # of the latent, the part without the rotary key
-    expanded: int | None = None  # keys and values of all heads that MLA makes of one cached token
+    value_latent: int | None = None  # the latent without the rotary key
+    expanded: int | None = None  # keys and values of all heads that MLA expands from one cached token
     vision: bool = False
 
     @property
     def weights_nbytes(self) -> int:
-        """Return the bytes of all weights in the files that engines load."""
+        """Return the bytes of all weights that engines load from the files."""
         return sum(part.nbytes for part in self.parts if part.name != ABSORBED)
 
     @property
     def experts(self) -> int:
-        """Return how many routed experts the largest layer has."""
+        """Return the number of routed experts in the largest layer."""
         return max((row.experts for row in self.routed), default=0)
 
     def without_vision(self) -> Needs:
-        """Return what the text half needs: engines that take no pictures load neither the tower nor its projector."""
-        seeing = [_BY_ROLE[role][0] for role in ("vision", "projector")]
-        return replace(self, parts=tuple(part for part in self.parts if part.name not in seeing), vision=False)
+        """Return the requirements of a text-only server, which loads neither vision tower nor projector."""
+        vision = [_BY_ROLE[role][0] for role in ("vision", "projector")]
+        return replace(self, parts=tuple(part for part in self.parts if part.name not in vision), vision=False)
 
     def expanded_to_bf16(self) -> Needs:
-        """Return what it needs where 4-bit and 8-bit weights are expanded to BF16 as they are loaded."""
+        """Return the requirements with 4-bit and 8-bit weights expanded to BF16."""
         parts = tuple(replace(part, nbytes=max(part.nbytes, _BF16_NBYTES * part.parameters)) for part in self.parts)
         before, after = (sum(part.nbytes for part in rows if part.placed == EXPERTS) for rows in (self.parts, parts))
         routed = tuple(row._replace(nbytes=row.nbytes * after // before) for row in self.routed)
         return replace(self, parts=parts, routed=routed)
 
     def pruned(self, experts: int) -> Needs:
-        """Return what it would need with at most so many experts in each layer; routers lose their rows too."""
+        """Return the requirements with at most `experts` experts per layer, and routers pruned to match."""
         kept = [(row, min(row.experts, experts)) for row in self.routed]
         routed = tuple(row._replace(experts=n, nbytes=row.nbytes // row.experts * n) for row, n in kept)
         before, after = (sum(row.experts * row.layers for row in rows) for rows in (self.routed, routed))
@@ -129,7 +129,7 @@ class _Piece(NamedTuple):
 
 
 def needs(plan: Plan) -> Needs:
-    """Return what the output of a plan needs."""
+    """Return the requirements of a plan's output."""
     pieces = (
         _Piece(
             job.role,
@@ -145,7 +145,7 @@ def needs(plan: Plan) -> Needs:
 
 
 def needs_of(checkpoint: Checkpoint, model: Model) -> Needs:
-    """Return what a checkpoint needs as it is."""
+    """Return the requirements of a checkpoint."""
     return _collect(_stored(model), model.architecture, checkpoint.config, model.layers)
 
 
@@ -166,7 +166,7 @@ def _collect(pieces: Iterable[_Piece], architecture: Architecture, config: Mappi
     by_layer: Counter[int] = Counter()
     for piece in pieces:
         if piece.layer is not None and piece.layer >= layers:
-            continue  # layers for multi-token prediction: engines load them only as a draft
+            continue  # multi-token prediction layers, which engines load only as a draft
         name, placed = _BY_ROLE[piece.role]
         if piece.leaf in _LATENT:
             name, placed = _LATENT_NAME, WHOLE
@@ -175,9 +175,9 @@ def _collect(pieces: Iterable[_Piece], architecture: Architecture, config: Mappi
         if placed == EXPERTS and piece.layer is not None and piece.expert is not None:
             experts.setdefault(piece.layer, set()).add(piece.expert)
             by_layer[piece.layer] += piece.nbytes
-    alike: dict[int, list[int]] = {}
-    for layer, found in experts.items():
-        alike.setdefault(len(found), []).append(by_layer[layer])
+    by_count: dict[int, list[int]] = {}
+    for layer, members in experts.items():
+        by_count.setdefault(len(members), []).append(by_layer[layer])
     values, kv_heads = kv_values(text, layers)
     number = {key: value for key, value in text.items() if type(value) is int}
     latent = values // layers if "kv_lora_rank" in number and layers else None
@@ -186,7 +186,7 @@ def _collect(pieces: Iterable[_Piece], architecture: Architecture, config: Mappi
         parts.append(Part(ABSORBED, layers * _expanded(number) * number["kv_lora_rank"] * _BF16_NBYTES, WIDTH))
     return Needs(
         parts=tuple(sorted(parts, key=lambda part: -part.nbytes)),
-        routed=tuple(ExpertLayers(number, len(rows), sum(rows)) for number, rows in sorted(alike.items())),
+        routed=tuple(ExpertLayers(number, len(rows), sum(rows)) for number, rows in sorted(by_count.items())),
         layers=layers,
         kv_values=values,
         kv_heads=kv_heads,
@@ -204,12 +204,12 @@ def _collect(pieces: Iterable[_Piece], architecture: Architecture, config: Mappi
 
 
 def _expanded(number: Mapping[str, int]) -> int:
-    """Return the keys and values of all heads that kv_b makes of a latent."""
+    """Return the number of keys and values that kv_b expands from a latent, for all heads."""
     return number.get("num_attention_heads", 0) * (number.get("qk_nope_head_dim", 0) + number.get("v_head_dim", 0))
 
 
 def kv_values(text_config: Mapping[str, Any], layers: int) -> tuple[int, int]:
-    """Return the values that are cached for a token, and into how many parts tensor parallelism can split them."""
+    """Return the number of cached values per token, and into how many parts tensor parallelism can split them."""
     number = {key: value for key, value in text_config.items() if type(value) is int}
     if "kv_lora_rank" in number:  # MLA: one latent and one rotary key, for all heads
         return layers * (number["kv_lora_rank"] + number.get("qk_rope_head_dim", 0)), 1

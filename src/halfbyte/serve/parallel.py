@@ -1,12 +1,12 @@
-"""How vLLM spreads a model's weights over GPUs: which part each GPU holds, by tensor, expert and data parallelism.
+"""Sharding of a model's weights over GPUs in vLLM, by tensor, expert and data parallelism.
 
-Read off vLLM 0.32 (deepseek_v2.py, mla_attention.py, fused_moe, vocab_parallel_embedding.py, kimi_k25_vit.py). MLA's
-q_a and kv_a, routers and norms are replicated; q_b, kv_b, o, dense and shared MLPs are split by heads or width; the
-embedding and the head by rows, padded to 64. Routed experts are split by width, or with --enable-expert-parallel dealt
-out whole, the first GPUs taking one more where the number is no multiple. With several data-parallel copies and expert
-parallelism vLLM computes MoE layers on split sequences, and shared experts are then on every GPU.
+From vLLM 0.32 (deepseek_v2.py, mla_attention.py, fused_moe, vocab_parallel_embedding.py, kimi_k25_vit.py). MLA's q_a
+and kv_a, routers and norms are replicated. q_b, kv_b, o, dense and shared MLPs are split by heads or width. The
+embedding and the output head are split by rows, padded to 64. Routed experts are split by width. With
+--enable-expert-parallel each GPU holds whole experts, and the first GPUs take one more if they do not divide evenly.
+With data and expert parallelism vLLM uses sequence parallelism in MoE layers and replicates shared experts.
 
-Decode context parallelism (DCP) splits the cache of a latent by tokens, and no weights.
+Decode context parallelism (DCP) splits the latent KV cache by tokens, but no weights.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _SHARED = "shared experts"
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """How an engine divides a model. `tensor` None means all GPUs; with fewer, there are several copies."""
+    """Parallelism of a launch. `tensor` None means all GPUs; with fewer, there are several copies of the model."""
 
     tensor: int | None = None
     expert: bool = False
     decode_context: int = 1
-    vision: str = "data"  # --mm-encoder-tp-mode: data (the tower whole on each GPU) or weights
+    vision: str = "data"  # --mm-encoder-tp-mode: data (vision tower replicated) or weights (split)
 
     def tensor_of(self, count: int) -> int:
-        """Return the GPUs of one copy."""
+        """Return the number of GPUs per copy."""
         return self.tensor or count
 
     def words(self, count: int) -> str:
-        """Return it in short: TP 4, EP 4, DCP 4."""
+        """Return a short description: TP 4, EP 4, DCP 4."""
         tensor = self.tensor_of(count)
         expert = f", EP {count}" if self.expert else ""
         copies = f", {count // tensor} copies" if tensor != count else ""
@@ -42,7 +42,7 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one GPU holds of a part: `divisor` 1 is all of it; `why` is said where it is not simply divided."""
+    """The share of a part on one GPU. `divisor` 1 means all of it; `why` explains an uneven share."""
 
     name: str
     nbytes: int
@@ -52,10 +52,10 @@ class Share:
 
 
 def misfit(needs: Needs, count: int, parallel: Parallel) -> str | None:
-    """Say what an engine would refuse, or None."""
+    """Return why an engine would refuse this parallelism, or None."""
     tensor, context = parallel.tensor_of(count), parallel.decode_context
     if count % tensor:
-        return f"{count} GPUs are no whole number of copies on {tensor}"
+        return f"{count} GPUs cannot be divided into copies of {tensor}"
     if needs.heads and needs.heads % tensor:
         return f"{needs.heads} attention heads cannot be split over {tensor} GPUs"
     if context < 1 or tensor % context:
@@ -66,7 +66,7 @@ def misfit(needs: Needs, count: int, parallel: Parallel) -> str | None:
 
 
 def shares(needs: Needs, count: int, parallel: Parallel) -> tuple[Share, ...]:
-    """Return what the fullest GPU holds of each part."""
+    """Return the share of each part on the GPU that holds the most."""
     return tuple(_share(part, needs, count, parallel) for part in needs.parts)
 
 
@@ -76,7 +76,7 @@ def _share(part: Part, needs: Needs, count: int, parallel: Parallel) -> Share:
         return _whole_experts(part, needs, count)
     sequence_parallel = parallel.expert and 1 < tensor < count
     if part.name == _SHARED and sequence_parallel:
-        return Share(part.name, part.nbytes, part.nbytes, why="whole: sequences are split")
+        return Share(part.name, part.nbytes, part.nbytes, why="on every GPU: sequence parallelism")
     if part.placed == VOCABULARY:
         return _rows(part, needs, tensor)
     if part.placed in (WIDTH, EXPERTS) or (part.placed == TOWER and parallel.vision == "weights"):

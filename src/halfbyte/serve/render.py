@@ -1,6 +1,6 @@
-"""A launch as text: a shell script with a comment above each setting, a `docker run` script, and JSON; and as files.
+"""Render a launch as a commented shell script, a `docker run` script, and JSON.
 
-Scripts take MODEL and PORT from the environment where they are set, and hand further arguments on to the engine.
+Scripts take MODEL and PORT from the environment if set, and pass further arguments on to the engine.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from halfbyte.checkpoint.atomic_write import disk_error, write_whole
+from halfbyte.checkpoint.output_folder import refuse_unwritable, without_parts
 from halfbyte.errors import UsageError
-from halfbyte.folders import refuse_unwritable, without_parts
 from halfbyte.serve.launch import MODEL_IN_CONTAINER, Launch
 from halfbyte.serve.settings import Setting
-from halfbyte.write import disk_error, write_whole
 
 WRITTEN_BY = "written by `halfbyte serve`"
 JSON_FILE = "serve.json"
 _WIDTH = 118
-_NEXT_LINE = "#   "  # before the second line of a comment
-_CACHE_VOLUME = "halfbyte-jit-cache:/root/.cache"  # FlashInfer's and vLLM's compiled kernels: minutes at each start
+_NEXT_LINE = "#   "  # prefix of a comment's continuation lines
+_CACHE_VOLUME = "halfbyte-jit-cache:/root/.cache"  # compiled kernels of FlashInfer and vLLM, which take minutes
 _EXECUTABLE = 0o755
 _HOST, _EVERYWHERE = "--host", "0.0.0.0"
 
 
 def script(launch: Launch) -> str:
-    """Return a bash script that starts the engine in front."""
+    """Return a bash script that runs the engine in the foreground."""
     start = " ".join(_quoted(word) for word in launch.command)
     exports = [line for row in launch.environment for line in (*_why(row), f"export {_assignment(row)}")]
     lines = [
@@ -46,7 +46,7 @@ def script(launch: Launch) -> str:
 
 
 def docker_script(launch: Launch) -> str:
-    """Return a bash script that starts the engine's container in front."""
+    """Return a bash script that runs the engine's container in the foreground."""
     problem = docker_problem(launch)
     if problem is not None:
         raise problem
@@ -71,9 +71,7 @@ def docker_script(launch: Launch) -> str:
         "",
         *_arguments(replace(launch, arguments=tuple(_inside(launch)))),
         "",
-        *_comment(
-            "The volume keeps compiled kernels: the first start tunes and compiles for minutes, later ones do not."
-        ),
+        *_comment("The volume caches compiled kernels: only the first start spends minutes on tuning and compiling."),
         *reasons,
         *run,
     ]
@@ -81,7 +79,7 @@ def docker_script(launch: Launch) -> str:
 
 
 def docker_words(launch: Launch) -> list[str]:
-    """Return `docker run` as a program gets it, with the model and the port that the script has as defaults."""
+    """Return the `docker run` command as a list of words, with the script's default model and port."""
     mounted = launch.folder is not None
     options = [*launch.container.docker, "-p", f"{_published(launch)}{launch.port}:{launch.port}"]
     options += ["-v", f"{launch.model}:{MODEL_IN_CONTAINER}:ro"] if mounted else []
@@ -95,12 +93,12 @@ def docker_words(launch: Launch) -> list[str]:
 
 
 def _inside(launch: Launch) -> list[Setting]:
-    """Return the arguments in a container, where the engine listens to all: docker decides who reaches it."""
+    """Return the arguments without --host: in a container the engine listens on all addresses, docker limits access."""
     return [row for row in launch.arguments if row.flag != _HOST]
 
 
 def _published(launch: Launch) -> str:
-    """Return the address at which docker shall publish the port, with its colon; nothing for all of them."""
+    """Return the address prefix for docker's -p, including the colon; empty for all addresses."""
     host = _host(launch)
     if host == _EVERYWHERE:
         return ""
@@ -109,10 +107,10 @@ def _published(launch: Launch) -> str:
 
 def _host(launch: Launch) -> str:
     host = next((str(row.value) for row in launch.arguments if row.flag == _HOST), _EVERYWHERE)
-    return "127.0.0.1" if host == "localhost" else host  # docker takes no names
+    return "127.0.0.1" if host == "localhost" else host  # docker needs an IP address
 
 
-def _is_number_of_machine(host: str) -> bool:
+def _is_ip_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -121,25 +119,25 @@ def _is_number_of_machine(host: str) -> bool:
 
 
 def docker_problem(launch: Launch) -> UsageError | None:
-    """Return why a container would not see the files, or None."""
+    """Return why this launch cannot run in docker, or None."""
     folder = launch.folder
     if folder is not None and ":" in str(folder):
         fix = "serve it from a folder without a colon, or without --docker"
         return UsageError("docker cannot mount a path with a colon", where=str(folder), fix=fix)
     if folder is not None and folder.is_dir() and any(path.is_symlink() for path in folder.iterdir()):
         fix = "copy it to a real folder (cp -rL), or let the engine load it with --hub"
-        return UsageError("the folder's files are links that a container does not see", where=str(folder), fix=fix)
-    if not _is_number_of_machine(_host(launch)):
-        fix = "give its number, as in --set host=127.0.0.1"
-        return UsageError(f"docker publishes at no name, and host is '{_host(launch)}'", where="--set", fix=fix)
+        return UsageError("the files are symlinks that a container cannot follow", where=str(folder), fix=fix)
+    if not _is_ip_address(_host(launch)):
+        fix = "use an IP address, e.g. --set host=127.0.0.1"
+        return UsageError(f"docker needs an IP address, not the host name '{_host(launch)}'", where="--set", fix=fix)
     if launch.draft is not None and Path(launch.draft).is_dir():
-        fix = "name the draft on the Hub, or serve without --docker"
-        return UsageError("a container does not see the draft's folder", where=launch.draft, fix=fix)
+        fix = "use a draft's Hub name, or serve without --docker"
+        return UsageError("the draft's folder is not mounted in the container", where=launch.draft, fix=fix)
     return None
 
 
 def as_json(launches: Sequence[Launch]) -> dict[str, Any]:
-    """Return all launches as plain data; the first is the one to try first."""
+    """Return all launches as plain data, best first."""
     rows = [
         {**launch.as_dict(), "docker": None if docker_problem(launch) else docker_words(launch)} for launch in launches
     ]
@@ -147,41 +145,41 @@ def as_json(launches: Sequence[Launch]) -> dict[str, Any]:
 
 
 def files(launches: Sequence[Launch]) -> dict[str, str]:
-    """Return the files of a folder: for each engine a script and one for docker, and all of it as JSON."""
-    found: dict[str, str] = {}
+    """Return the files to write, by name: a script and a docker script for each engine, and the JSON."""
+    texts: dict[str, str] = {}
     for launch in launches:
-        found[f"serve-{launch.engine}.sh"] = script(launch)
+        texts[f"serve-{launch.engine}.sh"] = script(launch)
         if docker_problem(launch) is None:
             name = "docker-run.sh" if launch is launches[0] else f"docker-run-{launch.engine}.sh"
-            found[name] = docker_script(launch)
-    found[JSON_FILE] = json.dumps(as_json(launches), indent=2, ensure_ascii=False) + "\n"
-    return found
+            texts[name] = docker_script(launch)
+    texts[JSON_FILE] = json.dumps(as_json(launches), indent=2, ensure_ascii=False) + "\n"
+    return texts
 
 
-def write_files(folder: Path, found: Mapping[str, str]) -> list[Path]:
-    """Write the files whole; one of the same name that we did not write is left alone, and nothing is written."""
+def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Write the files atomically; raise UsageError before writing any if a file of the same name is not ours."""
     refuse_unwritable(folder)
-    for name in found:
+    for name in texts:
         path = folder / name
         if path.is_symlink() or (path.exists() and not _ours(path)):
-            fix = "move it away, or give another folder"
-            raise UsageError("a file that halfbyte did not write is in the way", where=str(path), fix=fix)
+            fix = "move it, or choose another folder"
+            raise UsageError("will not overwrite a file that halfbyte did not write", where=str(path), fix=fix)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with without_parts(folder):
-            for name, text in found.items():
+            for name, text in texts.items():
                 write_whole(folder / name, text.encode())
                 if name.endswith(".sh"):
                     (folder / name).chmod(_EXECUTABLE)
     except OSError as error:
         raise disk_error(error, folder, kept="written files") from None
-    return [folder / name for name in found]
+    return [folder / name for name in texts]
 
 
-def remove_stale(folder: Path, found: Mapping[str, str]) -> list[Path]:
-    """Remove the scripts of an earlier call that are not among these files, and return them; only ours."""
-    there = [path for pattern in ("serve-*.sh", "docker-run*.sh") for path in sorted(folder.glob(pattern))]
-    stale = [path for path in there if path.name not in found and not path.is_symlink() and _ours(path)]
+def remove_stale(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Remove scripts that an earlier call wrote and that are not among these files; return their paths."""
+    scripts = [path for pattern in ("serve-*.sh", "docker-run*.sh") for path in sorted(folder.glob(pattern))]
+    stale = [path for path in scripts if path.name not in texts and not path.is_symlink() and _ours(path)]
     try:
         for path in stale:
             path.unlink()
@@ -194,13 +192,13 @@ def _ours(path: Path) -> bool:
     if not path.is_file():
         return False
     head = path.read_text(encoding="utf-8", errors="replace")[:4096]
-    return WRITTEN_BY in head.replace(f"\n{_NEXT_LINE}", " ")  # a long name may have wrapped the line
+    return WRITTEN_BY in head.replace(f"\n{_NEXT_LINE}", " ")  # the line may be wrapped
 
 
 def _head(launch: Launch, what: str) -> Iterator[str]:
     yield "#!/usr/bin/env bash"
     yield from _comment(f"{what}; {WRITTEN_BY}.")
-    yield from _comment("MODEL and PORT may be set outside; further arguments go to the engine.")
+    yield from _comment("MODEL and PORT can be set in the environment; further arguments go to the engine.")
     for note in launch.warnings:
         yield "#"
         yield from _comment(f"! {note.text} ({note.source})")
@@ -242,6 +240,6 @@ def _reason(row: Setting) -> str:
 
 
 def _comment(text: str) -> list[str]:
-    """Return comment lines; a line break in a name or a path cannot end the comment."""
+    """Return wrapped comment lines; control characters, which could end the comment, become spaces."""
     plain = "".join(letter if letter.isprintable() else " " for letter in text)
     return textwrap.wrap(plain, _WIDTH, initial_indent="# ", subsequent_indent=_NEXT_LINE, break_on_hyphens=False)

@@ -1,16 +1,16 @@
-"""What a GPU needs besides weights and KV cache, as vLLM's profile run finds it, from sizes that its source gives.
+"""GPU memory besides weights and KV cache, as vLLM's profile run measures it, computed from sizes in its source.
 
-The profile run sends one full batch through the model. At its peak there are the expert outputs of all tokens (one row
-for each of a token's experts, before they are summed) and a few hidden states; the output of a full image batch waits
-meanwhile. MLA keeps a workspace for prefill over cached context. What it expands from that, 64k rows of all heads, is
-there at another time than the expert outputs: the larger one counts. The same holds for the sampler's logits.
+The profile run sends one full batch through the model. Its peak consists of the expert outputs of all tokens (one row
+per token and active expert, before they are summed), a few hidden states, and the output of a full image batch. MLA
+keeps a workspace for prefill over cached context. The 64k rows of all heads that it expands from that workspace do not
+coexist with the expert outputs, so the larger of the two counts. The same holds for the sampler's logits.
 
-On sm_120 vLLM has one MLA kernel that can do FP8, TRITON_MLA. It splits long contexts and reserves FP32 room for every
-split of every row and head: with decode context parallelism each GPU computes all heads of its group, so that this room
-grows with it. This is why 437,000 tokens do not become 8 x 437,000 with DCP 8.
+On sm_120 vLLM has one MLA kernel with FP8 support, TRITON_MLA. It splits long contexts and reserves an FP32 buffer for
+every split of every row and head. With decode context parallelism each GPU computes all heads of its group, so the
+buffer grows with it. This is why 437,000 tokens do not become 8 x 437,000 with DCP 8.
 
-One number is no sum of sizes: LIBRARIES_NBYTES, for CUDA graphs and the workspaces of cuBLAS and the like. Two builds
-of vLLM on the same machine with the same flags differ by 1.9 GB there (see `fit.py`); 1.5 GB lies between them.
+LIBRARIES_NBYTES, for CUDA graphs and the workspaces of cuBLAS and other libraries, is an estimate. Two builds of vLLM
+differ there by 1.9 GB on the same machine with the same flags (see `fit.py`), and 1.5 GB is between them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from halfbyte.serve.parallel import Parallel, Share
 
 LIBRARIES_NBYTES = 1_500_000_000
 _BF16, _FP32 = 2, 4
-_HIDDEN_STATES = 4  # of a layer at once: the input, the residual, the output and its normalized copy
+_HIDDEN_STATES = 4  # per layer: the input, the residual, the output and its normalized copy
 _SAMPLER_COPIES = 3  # logits, their sorted copy, probabilities
-_PREFILL_ROWS = 64 * 1024  # the most that vLLM expands of a cached context at once
+_PREFILL_ROWS = 64 * 1024  # the most rows of cached context that vLLM expands at once
 _AUX_STATES = 3  # hidden states of three layers that an Eagle3 draft reads, and their concatenation
 _MIN_WORK_PER_SPLIT = 512
 _SPLITS_PER_MULTIPROCESSOR = 2
@@ -34,10 +34,10 @@ _FIXED_WORKSPACE = 128 << 20  # of the other MLA kernels; twice that where parti
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a server is asked to take at once.
+    """The limits of a server: batched tokens, concurrent sequences and context.
 
-    `splits` None is what vLLM 0.32 reserves on sm_120. Builds before it differ: rtx6kpro's of April 2026 has 64 splits,
-    that of May reserves nothing (0), which is why a decoding request may run out of memory there.
+    `splits` None means what vLLM 0.32 reserves on sm_120. Earlier builds differ: rtx6kpro's of April 2026 has 64, that
+    of May reserves nothing (0), so decoding can run out of memory there.
     """
 
     batched_tokens: int = 8192
@@ -53,18 +53,18 @@ class Load:
 
 
 def reserve(needs: Needs, gpus: Gpus, parallel: Parallel, load: Load) -> tuple[Share, ...]:
-    """Return what each GPU keeps free of weights and cache."""
+    """Return the memory that each GPU needs besides weights and cache."""
     tensor = parallel.tensor_of(gpus.count)
-    found = [("activations", _activations(needs, tensor, load), f"of {load.batched_tokens:,} tokens at once")]
+    parts = [("activations", _activations(needs, tensor, load), f"of {load.batched_tokens:,} tokens at once")]
     if needs.latent is not None:
         dcp = f", DCP {parallel.decode_context}" if parallel.decode_context > 1 else ""
         why = f"for {load.sequences:,} requests{dcp}"
-        found.append(("attention workspace", _attention(needs, gpus, parallel, load), why))
+        parts.append(("attention workspace", _attention(needs, gpus, parallel, load), why))
     if load.speculative_tokens:
         aux = 2 * _AUX_STATES * load.batched_tokens * (needs.width or 0) * _BF16
-        found.append(("hidden states for the draft", aux, f"of {load.batched_tokens:,} tokens"))
-    found.append(("CUDA graphs and libraries", LIBRARIES_NBYTES, "an estimate"))
-    return tuple(Share(name, nbytes, nbytes, why=why) for name, nbytes, why in found if nbytes)
+        parts.append(("hidden states for the draft", aux, f"of {load.batched_tokens:,} tokens"))
+    parts.append(("CUDA graphs and libraries", LIBRARIES_NBYTES, "an estimate"))
+    return tuple(Share(name, nbytes, nbytes, why=why) for name, nbytes, why in parts if nbytes)
 
 
 def _activations(needs: Needs, tensor: int, load: Load) -> int:
@@ -79,15 +79,15 @@ def _activations(needs: Needs, tensor: int, load: Load) -> int:
 
 
 def _attention(needs: Needs, gpus: Gpus, parallel: Parallel, load: Load) -> int:
-    """Return the workspaces of MLA: for prefill over cached context, and for the splits of long ones."""
+    """Return the bytes of MLA's workspaces: for prefill over cached context, and for the splits of long contexts."""
     context_parallel, latent = parallel.decode_context, needs.latent or 0
     rows = min(_PREFILL_ROWS, max(8 * load.context, 64 * load.sequences))
     prefill = (rows + (rows // context_parallel if context_parallel > 1 else 0)) * latent * _BF16
     if not gpus.multiprocessors:
         return prefill + _FIXED_WORKSPACE * (2 if context_parallel > 1 else 1)
     heads = (needs.heads or 0) // parallel.tensor_of(gpus.count) * context_parallel
-    values = (needs.value_latent or latent) + 1  # a partial output, and the logarithm of its sum
-    # With context parallelism vLLM 0.32 checks guessed tokens as a prefill: this kernel decodes one token a request.
+    values = (needs.value_latent or latent) + 1  # a partial output and its log-sum-exp
+    # With DCP vLLM 0.32 verifies draft tokens as a prefill, so this kernel decodes one token per request.
     alone = load.splits is None and context_parallel > 1
     return prefill + (load.sequences if alone else load.rows) * heads * _splits(gpus, load) * values * _FP32
 

@@ -1,4 +1,4 @@
-"""Start an engine, wait until it answers, hand its URL on, and end it with everything that it started."""
+"""Start an engine, wait until it is healthy, run the follow-up, and stop all its processes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from halfbyte.errors import EXIT_MACHINE, HalfbyteError, MachineError
-from halfbyte.serve.boot_time import VARIABLE, Boot, cached_before, tell
+from halfbyte.serve.boot_time import VARIABLE, Boot, cached_before, record_boot
 from halfbyte.serve.engine_log import EngineLog
-from halfbyte.serve.engine_process import EngineProcess, how_it_ended
-from halfbyte.serve.front import Front
+from halfbyte.serve.engine_process import EngineProcess, describe_exit
+from halfbyte.serve.follow_up import FollowUp
 from halfbyte.serve.installed import engine_environment
 from halfbyte.serve.known_errors import known_error
-from halfbyte.serve.ports import own_listener, taken
+from halfbyte.serve.ports import own_listener, port_taken
+from halfbyte.serve.proxy_address import ProxyAddress
 from halfbyte.serve.stop_signals import Stopped, stop_signals
-from halfbyte.serve.then import Then
-from halfbyte.terminal.console import Output, StatusLine
+from halfbyte.ui.console import Output, StatusLine
 
 POLL_S = 0.2
 ANSWERS_WITHIN_S = 5.0
 _ANSWER_NBYTES = 1 << 20
-# Compiling and capturing can be quiet for minutes, and a terabyte is read in half an hour: only a log that stands still
-# for long means that nothing will come.
+# Compiling and capturing can log nothing for minutes, and reading a terabyte takes half an hour.
 SILENT_S = 1800.0
 
 
-def run_engine(  # noqa: PLR0913 - what a launch consists of
+def run_engine(  # noqa: PLR0913 - the parts of a launch
     command: Sequence[str],
     environment: Mapping[str, str],
     url: str,
@@ -40,88 +39,88 @@ def run_engine(  # noqa: PLR0913 - what a launch consists of
     log: Path,
     out: Output,
     served_name: str,
-    then: Then | None = None,
+    then: FollowUp | None = None,
     hub: bool = False,
-    front: Front | None = None,
+    front: ProxyAddress | None = None,
     silent_s: float = SILENT_S,
     patience: float = 1.0,
 ) -> int:
     """Start an engine and wait until it is healthy; then call `then`, or serve until Ctrl-C. Return the exit code.
 
-    `environment` is what the engine needs beside ours; with `hub` it may load files from the Hub. The URL of a `front`
-    is said and handed on in place of the engine's. An engine that does not start, or ends, is a MachineError.
+    `environment` is added to ours. With `hub` the engine may load files from the Hub. The URL of a `front` proxy is
+    printed and passed to `then` instead of the engine's. Raise MachineError if the engine fails to start or exits.
     """
-    whole = engine_environment(Path(command[0]), environment, hub=hub)
-    cached, begin = cached_before(command), time.monotonic()
-    engine = EngineProcess(command, whole, log, patience=patience)  # which refuses a log that cannot be written
+    full_environment = engine_environment(Path(command[0]), environment, hub=hub)
+    cached, start = cached_before(command), time.monotonic()
+    engine = EngineProcess(command, full_environment, log, patience=patience)
     with stop_signals(engine.kill):
         try:
             out.note(f"starting {url}, log: {log}")
             wait_until_healthy(engine, url, EngineLog(log), served_name, out=out, silent_s=silent_s)
-            shown = front or Front(url)
-            tell(Boot(shown.url, round(time.monotonic() - begin, 1), cached))
+            shown = front or ProxyAddress(url)
+            record_boot(Boot(shown.url, round(time.monotonic() - start, 1), cached))
             if then is None:
                 code = _serve(engine, shown, log, out, served_name)
             else:
-                code = _hand_on(engine, url, log, out, lambda: then(shown.url))
+                code = _follow_up(engine, url, log, out, lambda: then(shown.url))
         except Stopped as stopped:
-            out.note(f"{stopped}; ending the engine (once more to kill it)")
+            out.note(f"{stopped}; stopping the engine (repeat to kill it)")
             code = stopped.exit_code
         finally:
-            _end(engine, out)
+            _stop(engine, out)
     return code
 
 
 def wait_until_healthy(
     engine: EngineProcess, url: str, log: EngineLog, served_name: str, *, out: Output, silent_s: float = SILENT_S
 ) -> None:
-    """Wait until the engine answers; say meanwhile how far it is.
+    """Wait until the engine is healthy and show its progress.
 
-    Raise MachineError if it ends, or stands still, or if another server has its port.
+    Raise MachineError if it exits or hangs, or if another server has its port.
     """
-    start = heard = time.monotonic()
+    start = last_output = time.monotonic()
     with out.waiting() as line:
-        while not _answers(engine, url, served_name):
+        while not _is_healthy(engine, url, served_name):
             code = engine.exit_code()
             grew = log.follow()
             if code is not None:
-                raise failed(log, f"the engine did not start: {how_it_ended(code)}")
+                raise engine_error(log, f"the engine did not start: {describe_exit(code)}")
             now = time.monotonic()
-            heard = now if grew else heard
-            if now - heard > silent_s:
-                what = f"the engine does not answer, and its log stands still for {silent_s:.0f} s"
-                raise failed(log, what)
-            _say_how_far(line, log, now - start, now - heard)
+            last_output = now if grew else last_output
+            if now - last_output > silent_s:
+                what = f"the engine does not respond and has logged nothing for {silent_s:.0f} s"
+                raise engine_error(log, what)
+            _show_progress(line, log, now - start, now - last_output)
             time.sleep(POLL_S)
         line.show("ready", time.monotonic() - start)
 
 
-def _answers(engine: EngineProcess, url: str, served_name: str) -> bool:
-    """Return whether the engine itself answers that it is well: anybody can listen on a port and say so."""
+def _is_healthy(engine: EngineProcess, url: str, served_name: str) -> bool:
+    """Return whether the engine is healthy, and not another server on the same port."""
     port = urlsplit(url).port or 80
     own = own_listener(port, engine.processes)
-    if own is None and healthy(url):  # no /proc: its model's name must do
+    if own is None and healthy(url):  # without /proc, identify it by the name of its model
         if served_name not in served_models(url):
-            raise taken(port)
+            raise port_taken(port)
         return engine.exit_code() is None
     return bool(own) and healthy(url)
 
 
 def healthy(url: str) -> bool:
-    """Return whether a server answers that it is well."""
-    return _got(url, "/health") is not None
+    """Return whether a server passes its health check."""
+    return _get(url, "/health") is not None
 
 
 def served_models(url: str) -> list[str]:
-    """Return the names of the models that a server says it has."""
+    """Return the names of the models that a server lists."""
     try:
-        return [str(row["id"]) for row in json.loads(_got(url, "/v1/models") or b"")["data"]]
-    except (ValueError, LookupError, TypeError):  # it is no such server
+        return [str(row["id"]) for row in json.loads(_get(url, "/v1/models") or b"")["data"]]
+    except (ValueError, LookupError, TypeError):  # not an OpenAI-compatible server
         return []
 
 
-def _got(url: str, path: str) -> bytes | None:
-    """Return what a server answers; None if it does not. No proxy is asked: the server is on this machine."""
+def _get(url: str, path: str) -> bytes | None:
+    """Return the body of a successful response, else None. Proxy settings do not apply: the server is local."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port or 80, timeout=ANSWERS_WITHIN_S)
     try:
@@ -134,58 +133,58 @@ def _got(url: str, path: str) -> bytes | None:
         connection.close()
 
 
-def failed(log: EngineLog, what: str) -> MachineError:
-    """Return the error of an engine that failed: its own words, and the cause and remedy if they are known."""
+def engine_error(log: EngineLog, what: str) -> MachineError:
+    """Return the error for a failed engine, with its own error message and the known cause and fix."""
     log.follow()
-    said, lines = log.error(), log.lines()
-    known = known_error(said, lines)
-    text = what + (f"\n{said}" if said else "\n(its log is empty)") + (f"\ncause: {known.cause}" if known else "")
+    message, lines = log.error(), log.lines()
+    known = known_error(message, lines)
+    text = what + (f"\n{message}" if message else "\n(its log is empty)") + (f"\ncause: {known.cause}" if known else "")
     return MachineError(text, where=str(log.path), fix=known.fix if known else "read the end of the log")
 
 
-def _say_how_far(line: StatusLine, log: EngineLog, seconds: float, silent: float) -> None:
+def _show_progress(line: StatusLine, log: EngineLog, seconds: float, silent: float) -> None:
     minutes = int(silent // 60)
     line.show(log.phase + (f" (no new log line for {minutes} min)" if minutes else ""), seconds)
 
 
-def _serve(engine: EngineProcess, front: Front, path: Path, out: Output, served_name: str) -> int:
-    """Say where it listens and how to try it; return only when the engine ends by itself, which is an error."""
+def _serve(engine: EngineProcess, front: ProxyAddress, path: Path, out: Output, served_name: str) -> int:
+    """Print the URL and an example request; raise MachineError when the engine or its proxy exits."""
     body = json.dumps({"model": served_name, "messages": [{"role": "user", "content": "Hello!"}]})
     ask = f"curl {front.url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
     value = {"url": front.url, "model": served_name, "log": str(path)}
     out.facts({**value, "boot": os.environ.get(VARIABLE)}, list(value.items()))
-    out.note(f"try: {ask}")  # one line, however narrow the terminal: it is there to be copied
-    out.note("Ctrl-C ends it")
-    sys.stdout.flush()  # into a pipe too: from now on nothing more is printed
+    out.note(f"try: {ask}")  # not wrapped, so that it can be copied
+    out.note("Ctrl-C stops it")
+    sys.stdout.flush()  # a pipe needs it: nothing more is printed
     while engine.exit_code() is None:
         if front.ended():
-            what = "the guard before the engine ended"
+            what = "the loop-stopping proxy exited"
             raise MachineError(what, where=front.url, fix="start it again, or leave out --guard")
         time.sleep(POLL_S)
-    raise _ended_while_serving(engine, path)
+    raise _exited_while_serving(engine, path)
 
 
-def _hand_on(engine: EngineProcess, url: str, path: Path, out: Output, then: Callable[[], int]) -> int:
-    """Return the exit code of what is done with the engine; one that ended meanwhile is never a success."""
+def _follow_up(engine: EngineProcess, url: str, path: Path, out: Output, then: Callable[[], int]) -> int:
+    """Return the exit code of `then`; if the engine exits during it, the result is never a success."""
     code = then()
     if engine.exit_code() is None and (code == 0 or healthy(url)):
         return code
-    out.error(_ended_while_serving(engine, path))
+    out.error(_exited_while_serving(engine, path))
     return code or EXIT_MACHINE
 
 
-def _ended_while_serving(engine: EngineProcess, path: Path) -> HalfbyteError:
+def _exited_while_serving(engine: EngineProcess, path: Path) -> HalfbyteError:
     code = engine.exit_code()
-    how = "no longer answers" if code is None else f"ended while serving: {how_it_ended(code)}"
-    return failed(EngineLog(path), f"the engine {how}")
+    how = "no longer responds" if code is None else f"exited while serving: {describe_exit(code)}"
+    return engine_error(EngineLog(path), f"the engine {how}")
 
 
-def _end(engine: EngineProcess, out: Output) -> None:
-    """Stop the engine; a signal that comes now for the first time does not keep us from it."""
+def _stop(engine: EngineProcess, out: Output) -> None:
+    """Stop the engine, even if the first signal arrives during the shutdown."""
     try:
         left = engine.stop()
     except Stopped:
         left = engine.stop()
     if left:
         processes = ", ".join(map(str, left))
-        out.note(f"still there, and not to be ended: process {processes} (waiting in the kernel, for a driver or disk)")
+        out.note(f"still running after SIGKILL: process {processes} (blocked in the kernel by a driver or disk)")

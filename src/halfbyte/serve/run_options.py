@@ -1,4 +1,4 @@
-"""What `--run` makes of the options: one that would do nothing here is refused, not passed over in silence."""
+"""Check the options of `serve --run`, and refuse those that would have no effect."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from halfbyte.serve.installed import Installed
 from halfbyte.serve.launch import CPU, Launch
 
 _ROCM = "vllm-rocm"
-# Options that ask for a script, and why --run has no use for them.
+# Options that write a script, and why --run refuses them.
 _FOR_SCRIPTS = {
-    "docker": ("--docker", "--run starts the engine that is installed here, not a container"),
+    "docker": ("--docker", "--run starts the installed engine, not a container"),
     "write_to": ("--write", "--run starts the engine and writes no scripts"),
 }
 
 
 def refuse_beside_run(choice: Mapping[str, Any]) -> None:
-    """Refuse options that contradict --run, or do nothing beside it."""
+    """Refuse options that contradict --run or have no effect with it."""
     for name, (option, why) in _FOR_SCRIPTS.items():
         if choice[name]:
-            raise UsageError(why, where=option, fix=f"leave out --run or {option}")
-    if any(one.partition("=")[0].strip() in ("host", "port") for one in choice["given"]):
-        what = "--run listens on 127.0.0.1, where it waits for the engine, at --port"
-        raise UsageError(what, where="--set", fix="leave it out, or leave out --run for a script with that address")
+            raise UsageError(why, where=option, fix=f"omit --run or {option}")
+    if any(setting.partition("=")[0].strip() in ("host", "port") for setting in choice["given"]):
+        what = "--run listens on 127.0.0.1 at --port; --set cannot change that"
+        raise UsageError(what, where="--set", fix="omit it, or omit --run for a script with that address")
     if choice["emulate"] and choice["hub"]:
-        what = "--emulate checks and expands the files of a folder, and --hub lets the engine load others"
-        raise UsageError(what, where="--hub", fix="leave out --hub: OUT itself is then served")
+        what = "--emulate expands the local files, and --hub makes the engine load others"
+        raise UsageError(what, where="--hub", fix="omit --hub to serve OUT itself")
 
 
-def gpus_here(asked: str | None, local: Installed) -> Gpus:
-    """Return what the installed engine computes on: the CPU, or the GPUs that the user names."""
-    if asked is None and local.device != CPU.vendor:
-        fix = f"add --gpus 8xB200 or the like ({', '.join(known_gpus())})"
-        raise UsageError("nobody said which GPUs these are", where="--gpus", fix=fix)
-    if asked is None:
+def gpus_here(requested: str | None, local: Installed) -> Gpus:
+    """Return the hardware of the installed engine: the CPU, or the GPUs that the user names."""
+    if requested is None and local.device != CPU.vendor:
+        fix = f"pass --gpus, e.g. --gpus 8xB200 ({', '.join(known_gpus())})"
+        raise UsageError("no GPUs specified", where="--gpus", fix=fix)
+    if requested is None:
         return replace(CPU, memory_nbytes=host_memory_nbytes())
-    gpus = parse_gpus(asked)
+    gpus = parse_gpus(requested)
     if local.device == CPU.vendor:
-        what = f"{local.engine} {local.version}, which is installed here, computes on the CPU"
-        raise UsageError(what, where=f"--gpus {asked}", fix="leave out --gpus, or leave out --run for a script")
+        what = f"the installed {local.engine} {local.version} runs on the CPU"
+        raise UsageError(what, where=f"--gpus {requested}", fix="omit --gpus, or omit --run for a script")
     return gpus
 
 
-def engine_here(asked: str | None, local: Installed) -> str:
-    """Return the engine by the name that decides its settings; another build than the installed one is refused."""
+def engine_here(requested: str | None, local: Installed) -> str:
+    """Return the engine's name including its build. Refuse a build other than the installed one."""
     build = _ROCM if local.engine == "vllm" and "rocm" in local.version else local.engine
-    if asked not in (None, build):
-        what = f"{local.engine} {local.version}, which is installed here, is {build} and not {asked}"
-        raise UsageError(what, where=f"--engine {asked}", fix=f"write --engine {build}, or leave it out")
+    if requested not in (None, build):
+        what = f"the installed {local.engine} {local.version} is {build}, not {requested}"
+        raise UsageError(what, where=f"--engine {requested}", fix=f"use --engine {build}, or omit it")
     return build
 
 
-def loads_from_hub(made: Launch) -> bool:
-    """Return whether the engine must be allowed to ask the Hub: for the model itself, or for a draft."""
-    return made.folder is None or (made.draft is not None and not Path(made.draft).is_dir())
+def loads_from_hub(launch: Launch) -> bool:
+    """Return whether the engine needs Hub access, for the model or for a draft."""
+    return launch.folder is None or (launch.draft is not None and not Path(launch.draft).is_dir())

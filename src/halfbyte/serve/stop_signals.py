@@ -1,7 +1,6 @@
-"""Ctrl-C, SIGTERM and a closed terminal while an engine runs: the first one stops politely, the second at once.
+"""Handle Ctrl-C, SIGTERM and SIGHUP while an engine runs: the first stops it gracefully, the second kills it.
 
-The first raises `Stopped` where the program is; from then on nothing is raised any more, so that stopping the engine is
-never interrupted, and a second signal only shortens it.
+Only the first signal raises `Stopped`, so later ones cannot interrupt the shutdown.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
-    """Somebody wants an end, which is no error; `exit_code` is what a shell expects after such a signal."""
+    """A stop requested by a signal; `exit_code` is the shell's code for that signal."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
@@ -25,25 +24,25 @@ class Stopped(BaseException):
 
 @contextmanager
 def stop_signals(at_once: Callable[[], None]) -> Generator[None]:
-    """Raise Stopped at the first signal; call `at_once` at each further one."""
-    if threading.current_thread() is not threading.main_thread():  # where Python allows no handlers
+    """Raise Stopped on the first signal; call `at_once` on each further one."""
+    if threading.current_thread() is not threading.main_thread():  # handlers can only be set in the main thread
         yield
         return
-    came: list[int] = []
+    received: list[int] = []
 
     def handle(number: int, _: FrameType | None) -> None:
-        came.append(number)
-        if len(came) == 1:
+        received.append(number)
+        if len(received) == 1:
             raise Stopped(number)
         at_once()
 
-    # A signal that whoever started us ignores (nohup, a shell's background job) stays ignored.
-    before = {one: signal.getsignal(one) for one in SIGNALS}
-    for one, handler in before.items():
+    # Signals ignored by the parent (nohup, a shell's background job) stay ignored.
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in before.items():
         if handler is not signal.SIG_IGN:
-            signal.signal(one, handle)
+            signal.signal(number, handle)
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler or signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)

@@ -1,9 +1,9 @@
-"""Faults for Ray's workers, which begin with this file on their path: a folder says what goes wrong, and how often.
+"""Faults for Ray workers, which import this file at startup. Files in a folder control them.
 
-slow      the seconds that every job takes longer
-kill-*    each ends the process that finds it, as SIGKILL does
-memory-*  each is a MemoryError
-jobs      a line for each job that was begun: the process, and the job's name
+slow      extra seconds for every job
+kill-*    each file kills one process with SIGKILL
+memory-*  each file raises one MemoryError
+jobs      a line for each started job: process and job name
 """
 
 import importlib.abc
@@ -20,7 +20,7 @@ ONE_BY_ONE = threading.Lock()  # two threads of a process must not take two kill
 
 
 def taken(kind):
-    """Whether there is a fault of this kind left, and it is ours now."""
+    """Return whether a fault of this kind is left, and claim it."""
     for fault in sorted(Path(FOLDER).glob(f"{kind}-*")):
         try:
             fault.unlink()
@@ -45,17 +45,17 @@ def at_fault(name):
 
 
 class Faulty(importlib.abc.MetaPathFinder):
-    """Changes modules when they are first imported, and imports nothing itself."""
+    """Patch modules on first import, without importing anything itself."""
 
     def find_spec(self, name, path, target=None):
-        if name not in ("halfbyte.run", "halfbyte.calibrate.stream"):
+        if name not in ("halfbyte.engine.backends.local", "halfbyte.calibrate.stream"):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         run = spec.loader.exec_module
 
         def exec_module(module):
             run(module)
-            if name == "halfbyte.run":
+            if name == "halfbyte.engine.backends.local":
                 apply = module.apply
                 module.apply = lambda job, *given: (at_fault(job.name), apply(job, *given))[1]
             else:

@@ -1,9 +1,9 @@
-"""Real loops: kimi-mini with few of its 32 experts, drawn at random, writes on without an end.
+"""Real loops: texts of kimi-mini with a few random experts of 32, which repeats itself endlessly.
 
     python tests/golden/degeneracy/make_pruned_texts.py pruned_kimi_mini > texts.jsonl   # minutes; pruned_harder: 20
 
-Whether each text loops was then decided by reading it. How long a run of digits may be in prose was chosen on those of
-pruned_kimi_mini; no limit was chosen on those of pruned_harder, which all loop, some of them with noise between.
+The texts were labeled by reading. The limit for runs of digits in prose was tuned on pruned_kimi_mini; no limit was
+tuned on pruned_harder, whose texts all loop, some with noise in between.
 """
 
 import json
@@ -13,21 +13,21 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from halfbyte.models.model import describe
-from halfbyte.pipeline import quantize
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.degeneracy.generate import open_writer
+from halfbyte.degeneracy.prompts import open_prompts
+from halfbyte.engine.pipeline import quantize
+from halfbyte.families.model import describe
+from halfbyte.plan.prune_plan import LayerChoice, PrunePlan
 from halfbyte.plan.pruned import router_shape
-from halfbyte.prune.asked import recipe_of_plan
-from halfbyte.prune.plan_file import LayerChoice, PrunePlan
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.validate.generate import open_writer
-from halfbyte.validate.prompts import open_prompts
+from halfbyte.prune.options import recipe_of_plan
 
 FOLDER = Path(__file__).parents[3] / "models" / "kimi-mini"
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Which experts stay, what is asked, and how it writes; each prompt once greedily and once at a temperature."""
+    """Kept experts, prompts and sampling; each prompt once greedily and once at a temperature."""
 
     dice: int
     keep: int

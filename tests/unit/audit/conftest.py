@@ -1,4 +1,4 @@
-"""Outputs of the recipes, made once, and copies of them to damage."""
+"""Outputs of the recipes, built once, and copies of them to damage."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ from damage import RECIPES
 from pico import write_pico
 
 from halfbyte.audit import repeat
-from halfbyte.pipeline import quantize
+from halfbyte.engine.pipeline import quantize
 from halfbyte.recipe.load import load_recipe
 
 GLOBS = ["*self_attn*", "*shared_experts*", "*.layers.0.*", "*lm_head*", "vision_tower*", "mm_projector*"]
@@ -16,7 +16,7 @@ GLOBS = ["*self_attn*", "*shared_experts*", "*.layers.0.*", "*lm_head*", "vision
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """A source, and what each recipe makes of it."""
+    """A source, and the output of each recipe."""
     root = tmp_path_factory.mktemp("audit")
     source = write_pico(root / "source")
     for name in RECIPES:

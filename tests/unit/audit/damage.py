@@ -1,10 +1,10 @@
-"""Ways to damage an output so that one thing is wrong and everything else agrees, and what an audit says then."""
+"""Damage an output in exactly one way, and the audit result for it."""
 
 import hashlib
 import json
 
 from halfbyte.audit.run import CHECKS, audit
-from halfbyte.source.headers import TensorSpec, lay_out, read_header
+from halfbyte.checkpoint.headers import TensorSpec, lay_out, read_header
 
 RECIPES = ("mxfp4-wafer", "nvfp4a16", "fp8-reference", "bf16")
 LAYER = "language_model.model.layers.1"
@@ -15,7 +15,7 @@ EVERY = [*(name for name in CHECKS if name not in UNNEEDED), "repeat"]
 
 
 def failed(made, out, **options):
-    """Audit with and without the source; return what failed with it, and without it."""
+    """Audit with and without the source; return the failed checks of each."""
     found = audit(out, against=made / "source", **options)
     assert found.checks == EVERY
     for finding in found.findings:
@@ -40,7 +40,7 @@ def edit_json(path, change):
 
 
 def settle(out):
-    """Let index, journal and plan agree with the shards as they are now, so that only the contents are wrong."""
+    """Make index, journal and plan agree with the current shards, so that only the contents are wrong."""
     shards = sorted(path.name for path in out.glob("*.safetensors"))
     headers = {shard: read_header(out / shard, shard) for shard in shards}
     total = sum(tensor.nbytes for header in headers.values() for tensor in header.values())

@@ -1,4 +1,4 @@
-"""Whole outputs pass every check; a changed plan, a folder of others, and what the command shows."""
+"""Audits of complete outputs, of a changed plan, of other tools' folders, and the command's output."""
 
 import json
 
@@ -7,10 +7,10 @@ import pytest
 from damage import EVERY, EXPERT, LAYER_1, RECIPES, edit_json, edit_shard, settle
 from pico import write_pico
 
-from halfbyte import cli
 from halfbyte.audit.run import audit, save
+from halfbyte.cli import main as cli
+from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.pipeline import quantize
 from halfbyte.recipe.load import load_recipe
 
 
@@ -62,7 +62,7 @@ def test_another_source_is_the_callers_mistake(made, tmp_path):
 
 
 def test_a_folder_without_weights_is_an_error(tmp_path):
-    with pytest.raises(CheckpointError, match="no such folder"):
+    with pytest.raises(CheckpointError, match="the folder does not exist"):
         audit(tmp_path / "nowhere")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="no weights"):

@@ -1,4 +1,4 @@
-"""One wrong key in config.json at a time, each caught by the one check that should."""
+"""One wrong key in config.json at a time, each caught by exactly the responsible check."""
 
 import pytest
 from damage import RECIPES, edit_json, failed

@@ -1,4 +1,4 @@
-"""One damage to tensors at a time, each caught by the one check that should."""
+"""One damaged tensor at a time, each caught by exactly the responsible check."""
 
 import numpy as np
 import pytest

@@ -1,15 +1,16 @@
 """Two checkpoints side by side: same bytes, same value, different, missing."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 from pico import write_pico
 from safetensors.torch import load_file, save_file
 
-from halfbyte import cli
 from halfbyte.audit.diff import diff
-from halfbyte.pipeline import quantize
+from halfbyte.cli import main as cli
+from halfbyte.engine.pipeline import quantize
 from halfbyte.recipe.load import load_recipe
 
 EXPERT = "language_model.model.layers.1.mlp.experts.2.up_proj"
@@ -105,8 +106,121 @@ def test_a_scale_of_another_value_is_a_difference(folders, tmp_path):
 
 def test_the_command(folders, capsys):
     assert cli.run(["diff", str(folders / "source"), str(folders / "bf16")]) == 0
-    assert "same value   24" in capsys.readouterr().out
-    assert cli.run(["diff", "--json", str(folders / "source"), str(folders / "mxfp4-wafer")]) == 1
+    assert "same value      24" in capsys.readouterr().out
+    assert cli.run(["diff", "--json", str(folders / "source"), str(folders / "mxfp4-wafer")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (len(found["different"]), found["equal"], found["planned"]) == (24, False, True)
+
+
+MXFP4 = "mxfp4-wafer"
+
+
+def run_diff(a, b, capsys):
+    code = cli.run(["diff", "--json", str(a), str(b)])
     printed = capsys.readouterr()
-    assert len(json.loads(printed.out)["different"]) == 24
-    assert printed.err.startswith("✗ the checkpoints are not the same model")
+    return code, json.loads(printed.out)["explained"], printed.err
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_perfect_build_differs_by_its_plan_alone(folders, tmp_path, capsys, recorded):
+    out = shutil.copytree(folders / MXFP4, tmp_path / "out")
+    if not recorded:
+        shutil.rmtree(out / "halfbyte")
+    code, found, error = run_diff(folders / "source", out, capsys)
+    assert (code, error) == (0, "")
+    assert ("recorded in B" if recorded else "derived, B from A") in found["plan"]
+    loss = found["quantized"]["routed_experts"]
+    assert loss["linears"] == 24
+    assert 15 < loss["worst_sqnr_db"] < loss["sqnr_db"] < 25
+    assert EXPERT.rpartition(".layers.")[0] in loss["worst"]
+    assert found["config"] == ["quantization_config", "text_config.quantization_config"]
+    assert found["not_explained"] == []
+    assert cli.run(["diff", str(folders / "source"), str(out)]) == 0
+    said = capsys.readouterr().out
+    assert f"quantized       routed experts: 24 linears, SQNR {loss['sqnr_db']:.1f} dB, worst" in said
+    assert "not explained   0" in said
+
+
+def test_a_recorded_plan_is_found_in_either_order(folders, capsys):
+    code, found, _ = run_diff(folders / MXFP4, folders / "source", capsys)
+    assert (code, found["output"]) == (0, "A")
+
+
+def double(tensors):
+    tensors[f"{EXPERT}.weight_scale"] += 1  # E8M0: every weight of the expert doubles
+
+
+def keep_another_norm(tensors):
+    tensors["language_model.model.layers.1.input_layernorm.weight"][0] += 1
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (double, f"{EXPERT}: SQNR 0.1 dB, but mxfp4 has at least 12 dB"),
+        (keep_another_norm, "layers.1.input_layernorm.weight: value, at most 0.9922 apart; the plan keeps it"),
+    ],
+)
+def test_a_difference_that_is_not_the_plans(folders, tmp_path, capsys, edit, said, recorded):
+    out = shutil.copytree(folders / MXFP4, tmp_path / "out")
+    change(out, LAYER_1, edit)
+    if not recorded:
+        shutil.rmtree(out / "halfbyte")
+    code, found, error = run_diff(folders / "source", out, capsys)
+    assert code == 1
+    assert len(found["not_explained"]) == 1
+    assert said in found["not_explained"][0]
+    assert error.startswith("✗ 1 difference not explained by the plan of B")
+
+
+def test_tensors_that_are_not_in_the_plan(folders, tmp_path, capsys):
+    source, out = folders / "source", shutil.copytree(folders / MXFP4, tmp_path / "out")
+    for layer in range(3):  # in every layer: a tensor in only one layer is rejected
+        shard = f"model-{layer + 1:05d}-of-000006.safetensors"
+        name = f"language_model.model.layers.{layer}"
+        change(out, shard, lambda tensors, name=name: tensors.update({f"{name}.self_attn.rotary_emb.inv_freq":
+               tensors[f"{name}.input_layernorm.weight"].clone()}))  # fmt: skip
+    code, found, _ = run_diff(source, out, capsys)
+    assert code == 1
+    assert [said.partition(" ")[2] for said in found["not_explained"]] == ["is only in B, and not in the plan"] * 3
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (
+            lambda config: config["text_config"].update(routed_scaling_factor=9),
+            "text_config.routed_scaling_factor is 9",
+        ),
+        (lambda config: config["quantization_config"]["exclude"].clear(), "not quantized, and not ignored"),
+    ],
+)
+def test_a_config_key_that_is_not_the_plans(folders, tmp_path, capsys, edit, said, recorded):
+    out = shutil.copytree(folders / MXFP4, tmp_path / "out")
+    config = json.loads((out / "config.json").read_text())
+    edit(config)
+    (out / "config.json").write_text(json.dumps(config))
+    if not recorded:
+        shutil.rmtree(out / "halfbyte")
+    code, found, _ = run_diff(folders / "source", out, capsys)
+    assert code == 1
+    assert any(said in text for text in found["not_explained"])
+
+
+def test_equal_tensors_under_another_config_are_not_the_same(folders, tmp_path, capsys):
+    copy = shutil.copytree(folders / "source", tmp_path / "copy")
+    config = json.loads((copy / "config.json").read_text())
+    config["text_config"]["rope_theta"] = 1.0
+    (copy / "config.json").write_text(json.dumps(config))
+    code, found, _ = run_diff(folders / "source", copy, capsys)
+    assert (code, len(found["not_explained"])) == (1, 1)
+
+
+def test_audit_recommends_a_command_that_passes_on_a_perfect_build(folders, capsys):
+    assert cli.run(["audit", str(folders / MXFP4), "--against", str(folders / "source")]) == 0
+    hint = capsys.readouterr().err.splitlines()[-1]
+    out = folders / MXFP4
+    kept = f"-o {out}/halfbyte/compare.json"
+    assert hint == f"next: halfbyte compare {folders / 'source'} {out} --data DOMAIN=FILE {kept}"

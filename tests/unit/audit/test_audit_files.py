@@ -1,4 +1,4 @@
-"""One damage to files, journal or index at a time, each caught by the one check that should."""
+"""One damaged file, journal or index at a time, each caught by exactly the responsible check."""
 
 import pytest
 from damage import EXPERT, LAYER_1, edit_json, edit_shard, failed, with_byte

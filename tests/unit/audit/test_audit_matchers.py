@@ -1,4 +1,4 @@
-"""The matching rules of vLLM's loaders, against what vLLM itself makes of NVIDIA's published lists."""
+"""The matching rules of vLLM's loaders, compared with vLLM's own results for NVIDIA's published lists."""
 
 import json
 from collections import Counter
@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from halfbyte.audit.matchers import Block, broken_patterns, engine_modules, quantizes, read_block
-from halfbyte.models.architecture import architecture_of
+from halfbyte.families.architecture import architecture_of
+from halfbyte.families.geometry import KIMI_K26, layer_linears, projector, vision_tower
+from halfbyte.plan.module_matching import (
+    Block,
+    broken_patterns,
+    engine_modules,
+    quantizes,
+    read_block,
+)
 from halfbyte.recipe.load import load_recipe
-from halfbyte.source.geometry import KIMI_K26, layer_linears, projector, vision_tower
 
 LISTS = json.loads((Path(__file__).parent / "nvidia_ignore.json").read_text())
 COMPACT = ["*self_attn*", "*shared_experts*", "*.layers.0.*", "*lm_head*", "vision_tower*", "mm_projector*"]
@@ -19,7 +25,7 @@ ARCHITECTURE = architecture_of({"model_type": "kimi_k25"})
 
 
 def kimi_modules():
-    """The modules that vLLM builds for Kimi-K2.6; three experts tell as much as 384."""
+    """The modules that vLLM builds for Kimi-K2.6, with three experts instead of 384."""
     geometry = replace(KIMI_K26, experts=3)
     roles = {linear.module: linear.role for layer in range(61) for linear in layer_linears(geometry, layer)}
     roles["language_model.lm_head"] = "head"
@@ -34,7 +40,7 @@ MODULES = kimi_modules()
 
 
 def quantized(method, ignore, targets=("Linear",)):
-    """Name what an engine takes for quantized, by role and last name; None counts refusals."""
+    """Return what an engine quantizes, by role and last name; None counts errors."""
     block = Block(method, "", tuple(ignore), targets, static_inputs=False)
     verdicts = [(module, quantizes(module, block)) for module in MODULES]
     assert not [module.name for module, verdict in verdicts if verdict is None]

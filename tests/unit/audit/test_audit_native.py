@@ -1,4 +1,4 @@
-"""What `audit --engine vllm` says, and the arithmetic behind it, without vLLM; tests/vllm asks vLLM itself."""
+"""Output and arithmetic of `audit --engine vllm`, without vLLM; tests/vllm uses the real one."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_a_view_is_a_box_of_its_parameter():
 
 
 def test_a_view_that_is_no_box_is_no_guess():
-    with pytest.raises(AssertionError, match="no box"):
+    with pytest.raises(AssertionError, match="is not a box"):
         box_of(meta(4, 6).view(24)[::5], meta(4, 6))
 
 
@@ -80,7 +80,7 @@ def test_whole_numbers_may_become_wider_and_floats_may_not_become_fp8():
 def test_a_clean_load_passes():
     (finding,) = findings(CLEAN, "0.32.0")
     assert finding.level == "good"
-    assert finding.text == "vLLM 0.32.0 takes 3 tensors and fills 1 parameter"
+    assert finding.text == "vLLM 0.32.0 loads 3 tensors and fills 1 parameter"
 
 
 @pytest.mark.parametrize("kind", ["dropped", "missing", "twice", "doubtful"])
@@ -95,7 +95,7 @@ def test_what_vllm_raises_is_shown_with_the_tensor():
     refused = {"stage": "load", "error": "KeyError: 'x'\nmore", "tensor": "layers.1.y"}
     (finding,) = findings(refused, "0.32.0")
     assert finding.level == "bad"
-    assert finding.text == "vLLM refuses it at layers.1.y: KeyError: 'x'"
+    assert finding.text == "vLLM fails at layers.1.y: KeyError: 'x'"
 
 
 def test_unused_scales_of_the_kv_cache_are_a_note():

@@ -1,4 +1,4 @@
-"""A pruned checkpoint in which one row, bias, expert or number is wrong: the audit finds it, and says which."""
+"""Pruned checkpoints with one wrong row, bias, expert or number: the audit finds and names it."""
 
 import shutil
 
@@ -7,12 +7,12 @@ from damage import edit_json, edit_shard, settle
 from pico import write_pico
 
 from halfbyte.audit.run import audit
-from halfbyte.models.model import describe
-from halfbyte.pipeline import quantize
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.engine.pipeline import quantize
+from halfbyte.families.model import describe
+from halfbyte.plan.prune_plan import LayerChoice, PrunePlan
 from halfbyte.plan.pruned import router_shape
-from halfbyte.prune.asked import recipe_of_plan
-from halfbyte.prune.plan_file import LayerChoice, PrunePlan
-from halfbyte.source.checkpoint import open_checkpoint
+from halfbyte.prune.options import recipe_of_plan
 
 KEPT = {1: (1, 2, 5, 6), 2: (0, 3, 4, 7)}
 LAYER = "language_model.model.layers.1"
@@ -51,7 +51,7 @@ def test_what_is_right(pruned):
     )
     assert "72 expert tensors" in said
     alone = prune_finding(audit(pruned / "out"))
-    assert alone.level == "note" and "give --against SRC" in alone.text
+    assert alone.level == "note" and "pass --against SRC" in alone.text
 
 
 def swapped_rows(tensors):
@@ -61,7 +61,7 @@ def swapped_rows(tensors):
 
 
 def off_by_one(tensors):
-    """The rows of a rewriter that counts from the wrong end."""
+    """Off-by-one router rows, counted from the wrong end."""
     dtype, shape, data = tensors[GATE]
     row = len(data) // shape[0]
     tensors[GATE] = (dtype, shape, data[row:] + data[:row])
@@ -92,9 +92,9 @@ def one_scale(tensors):
 @pytest.mark.parametrize(
     ("damage", "number", "says"),
     [
-        (swapped_rows, 2, "row 0 should be that of the source's expert 1, and is that of expert 2"),
-        (off_by_one, 4, "row 3 should be that of the source's expert 6, and is that of expert 1"),
-        (wrong_bias, 1, "row 1 should be that of the source's expert 2, and is that of expert 1"),
+        (swapped_rows, 2, "row 0 should be that of the source's expert 1, but is that of expert 2"),
+        (off_by_one, 4, "row 3 should be that of the source's expert 6, but is that of expert 1"),
+        (wrong_bias, 1, "row 1 should be that of the source's expert 2, but is that of expert 1"),
         (last_bit_of_a_bias, 1, "differs by "),
         (
             swapped_experts,
@@ -127,7 +127,7 @@ def test_wrong_count_in_config(pruned, out):
     edit_json(out / "config.json", lambda config: config["text_config"].update(n_routed_experts=8))
     for found in (audit(out, against=pruned / "source"), audit(out)):
         assert "prune" in found.failed and "config" in found.failed
-        assert "config.json says 8 experts, the plan keeps 4" in prune_finding(found).examples
+        assert "config.json declares 8 experts, the plan keeps 4" in prune_finding(found).examples
 
 
 def test_an_expert_that_is_not_there(pruned, out):
@@ -182,7 +182,7 @@ def loops_finding(out):
             "9 of 32 texts loop, 3 end after a few words",
         ),
         ('{"level": "good", "loops": 0, "texts": 32, "short": 1}', "good", "0 of 32 texts loop, 1 end after a few"),
-        ('{"level": "note", "loops": 1, "texts": 32, "short": 1}', "note", "too few texts to tell"),
+        ('{"level": "note", "loops": 1, "texts": 32, "short": 1}', "note", "too few texts for a verdict"),
         ('{"loops": 1, "texts": 32, "short": 1}', "note", "cannot be read"),
         ("[1", "note", "cannot be read"),
     ],
@@ -198,4 +198,4 @@ def test_a_looping_build_is_flagged_for_whoever_publishes_it(out, text, level, s
 def test_without_its_plan_nobody_asks_for_the_source_again(pruned, out):
     (out / "halfbyte" / "prune-plan.json").unlink()
     found = {finding.check: finding.text for finding in audit(out, against=pruned / "source").findings}
-    assert found["kept"] == found["repeat"] == "not checked: which experts these are is not known"
+    assert found["kept"] == found["repeat"] == "not checked: the kept experts are unknown"

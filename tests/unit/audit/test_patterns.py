@@ -1,12 +1,12 @@
-"""Patterns of an ignore list: the real ones match as ever, and none takes longer than a moment."""
+"""Patterns of an ignore list: real ones match, and none takes long."""
 
 import re
 
 import pytest
 from attacks.bounds import within
 
-from halfbyte.audit.matchers import broken_patterns, regex_match
-from halfbyte.audit.patterns import compiled
+from halfbyte.plan.module_matching import broken_patterns, regex_match
+from halfbyte.plan.module_patterns import compiled
 
 NAME = "language_model.model.layers.12.mlp.shared_experts.gate_up_proj_with_a_long_name_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 REAL = [

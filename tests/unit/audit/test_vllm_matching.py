@@ -1,4 +1,4 @@
-"""Our matchers against vLLM's own functions: the answers of a real vLLM are in golden/vllm_matching.json."""
+"""Our matchers compared with vLLM's own functions, whose results are in golden/vllm_matching.json."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from vllm_cases import FAMILIES, METHODS, cases
 
-from halfbyte.audit.matchers import Block, engine_modules, ignored, quantizes
-from halfbyte.models.architecture import architecture_of
+from halfbyte.families.architecture import architecture_of
+from halfbyte.plan.module_matching import Block, engine_modules, ignored, quantizes
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "vllm_matching.json"
 ANSWERS = json.loads(GOLDEN.read_text())["families"]
@@ -49,14 +49,14 @@ def test_groups_take_what_vllm_says(family):
 
 
 def test_the_answers_are_worth_something():
-    """Of each method, lists that hold nothing back, some that hold all, and some that are refused."""
+    """For each method: lists that exclude nothing, some that exclude all, and some that are rejected."""
     for method in METHODS:
         letters = {letter for family in ANSWERS.values() for text in family["verdicts"][method] for letter in text}
         assert letters == {"q", "i", "!"}, method
 
 
 def test_vllm_was_asked_what_we_would_ask_today():
-    """A recipe whose list has changed, or a module with another name, must be asked about again."""
+    """A recipe with a changed list, or a renamed module, must be recorded again."""
     keys = ("modules", "lists", "targets")
     asked = {family: {key: answers[key] for key in keys} for family, answers in ANSWERS.items()}
     assert json.loads(json.dumps(cases())) == asked, "run make_vllm_matching.py again"

@@ -1,4 +1,4 @@
-"""Modules and ignore lists to ask vLLM about: every recipe's own, NVIDIA's published ones, and some that are tricky.
+"""Modules and ignore lists for vLLM's matching: every recipe's own, NVIDIA's published ones, and tricky ones.
 
 `PYTHONPATH=tests python tests/unit/audit/vllm_cases.py` prints them for tests/golden/make_vllm_matching.py.
 """
@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pico import TOP_LEVEL_CONFIG, write_pico
 
-from halfbyte.audit.matchers import engine_modules, module_roles, read_block
-from halfbyte.models.model import describe
-from halfbyte.pipeline import plan
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.engine.pipeline import plan
+from halfbyte.families.model import describe
 from halfbyte.plan.engine_config import quantization_block
+from halfbyte.plan.module_matching import engine_modules, module_roles, read_block
 from halfbyte.recipe.load import load_recipe, recipe_names
-from halfbyte.source.checkpoint import open_checkpoint
 
 # Twelve layers, because 'layers.1' is a part of 'layers.10'. Each family by a kind of pico.
 FAMILIES = {"kimi_k25": "int4-k2.6", "deepseek_v3": "bf16", "qwen3_moe": "qwen3-moe"}
@@ -74,7 +74,7 @@ def fill(patterns, prefix):
 
 
 def family_cases(model_type: str, folder: Path) -> dict:
-    """All that is asked about one family."""
+    """All questions about one family."""
     model = describe(open_checkpoint(folder))
     modules = engine_modules(model.architecture, module_roles(model))
     prefix = "language_model." if model_type == "kimi_k25" else ""
@@ -96,7 +96,7 @@ def family_cases(model_type: str, folder: Path) -> dict:
 
 
 def cases() -> dict:
-    """All that is asked."""
+    """All questions."""
     found = {}
     for model_type, kind in FAMILIES.items():
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Conversations as text: through a template in its sandbox, exactly as transformers would, or by joining turns."""
+"""Conversations as text: through a sandboxed template, exactly as in transformers, or by joining turns."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from halfbyte.calibrate.chat import joined, load_template
-from halfbyte.calibrate.vocabulary import load_vocabulary
+from halfbyte.calibrate.tokenizer import load_vocabulary
 from halfbyte.errors import CheckpointError
 
 REPOSITORY = Path(__file__).parents[3]
@@ -76,14 +76,14 @@ def test_arguments_of_tool_calls_are_given_as_objects(tmp_path):
     ],
 )
 def test_what_a_template_cannot_or_may_not_do_is_an_error(tmp_path, source):
-    with pytest.raises(CheckpointError, match="the chat template refuses a conversation") as caught:
+    with pytest.raises(CheckpointError, match="the chat template failed on a conversation") as caught:
         template_of(tmp_path, source).text(HELLO)
     assert caught.value.where.endswith("chat_template.jinja")
     assert "chat_template to false" in caught.value.fix
 
 
 def test_a_template_that_is_no_template_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot read the chat template"):
         template_of(tmp_path, "{% if %}")
 
 

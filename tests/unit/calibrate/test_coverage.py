@@ -1,16 +1,16 @@
-"""Who saw how many tokens, and who needed help: counted as the scales are chosen."""
+"""Token coverage per expert, counted as the scales are chosen."""
 
 import numpy as np
 import pytest
 
 from halfbyte.calibrate.report import report
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
+from halfbyte.methods.activation_scales import needs_backstop
 from halfbyte.recipe.decisions import InputScale
-from halfbyte.transform.scales import needs_backstop
 
 
 def layer(*seen, silent=()):
-    """Experts that saw so many tokens; those in `silent` made nothing but zeros of them."""
+    """Experts with these token counts; those in `silent` output only zeros."""
     stats = ExpertStats.empty(len(seen), 1)
     stats.seen[:] = seen
     stats.input_amax[:] = stats.down_amax[:] = np.sign(stats.seen)
@@ -36,7 +36,7 @@ def test_each_layer_and_the_whole():
         "unseen_experts": 1,
         "backstopped_experts": 1,
     }
-    assert found.line() == "experts saw 0 tokens or more (median 5), 1 saw none, 1 got the backstop's scale"
+    assert found.line() == "at least 0 tokens per expert (median 5), 1 without tokens, 1 with the backstop scale"
     assert found.as_dict()["layers"][1]["unseen"] == [0]
 
 

@@ -1,4 +1,4 @@
-"""Data sets: texts as they are asked for, never more; and one sentence for each way in which data can be wrong."""
+"""Data sets: lazy reading, and one error for each kind of invalid data."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ import pytest
 from halfbyte.calibrate import datasets as reader
 from halfbyte.calibrate.chat import load_template
 from halfbyte.calibrate.datasets import read_texts
-from halfbyte.calibrate.named_files import replace_datasets
+from halfbyte.calibrate.local_data import replace_datasets
 from halfbyte.errors import CheckpointError, HalfbyteError, MachineError, UsageError
 from halfbyte.recipe.decisions import Calibrate, Dataset
 
@@ -65,7 +65,7 @@ def test_every_format_gives_the_same_texts(tmp_path):
 def test_nothing_is_read_before_it_is_asked_for(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", {"text": "one"}, {"text": "two"}, "broken")
     assert texts(itertools.islice(read_texts(dataset(path)), 2)) == ["one", "two"]
-    refused(path, "it is not JSON")
+    refused(path, "invalid JSON")
 
 
 def test_of_a_table_only_what_is_asked_for_is_decoded(tmp_path, monkeypatch):
@@ -92,7 +92,7 @@ def test_a_seed_shuffles_window_by_window(tmp_path, monkeypatch):
     path = jsonl(tmp_path / "a.jsonl", *({"text": str(at)} for at in range(12)))
     one = texts(read_texts(dataset(path), seed=1))
     assert [sorted(map(int, one[at : at + 5])) for at in (0, 5, 10)] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
-    assert one == ["0", "3", "4", "2", "1", "9", "8", "5", "6", "7", "11", "10"]  # the same for ever
+    assert one == ["0", "3", "4", "2", "1", "9", "8", "5", "6", "7", "11", "10"]  # stable over versions
     assert one == texts(read_texts(dataset(path), seed=1))
     assert one != texts(read_texts(dataset(path), seed=2))
 
@@ -137,13 +137,13 @@ def test_several_columns_are_turns_in_order(tmp_path, template):
 def test_a_domain_in_braces_is_a_column(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", {"text": "x", "kind": "code"}, {"text": "y", "kind": "math"})
     assert [text.domain for text in read_texts(dataset(path, domain="{kind}"))] == ["code", "math"]
-    refused(path, "there is no column 'sort'; there is text, kind", domain="{sort}")
+    refused(path, "no column 'sort'; the columns are text, kind", domain="{sort}")
     path = jsonl(tmp_path / "b.jsonl", {"text": "x", "kind": 3})
-    refused(path, "'kind' is a number, not the name of a domain", domain="{kind}")
+    refused(path, "'kind' is a number, not a domain name", domain="{kind}")
     path = jsonl(tmp_path / "c.jsonl", {"text": "x", "kind": ""})
-    said = refused(path, "'kind' is empty, not the name of a domain", domain="{kind}")
+    said = refused(path, "'kind' is empty, not a domain name", domain="{kind}")
     assert said.where == f"{path}, line 1"
-    assert said.fix == "name a domain in every sample, or give one for all: --data news=file"
+    assert said.fix == "set a domain in every sample, or pass one for all: --data news=file"
     pq.write_table(pa.table({"text": ["x"], "kind": ["code"]}), tmp_path / "a.parquet")
     assert [text.domain for text in read_texts(dataset(tmp_path / "a.parquet", domain="{kind}"))] == ["code"]
 
@@ -151,16 +151,16 @@ def test_a_domain_in_braces_is_a_column(tmp_path):
 @pytest.mark.parametrize(
     ("row", "what", "changes"),
     [
-        ('{"text": "x"', "it is not JSON", {}),
-        (b'{"text": "\xff"}', "it is not JSON", {}),
-        ("[" * 100_000, "it is not JSON", {}),
-        ("[1]", "it is a JSON list, not an object", {}),
-        ({"a": 1, "b": 2}, "there is no column 'text'; there is a, b", {}),
-        ({}, "there is no column 'text'; there is none", {}),
+        ('{"text": "x"', "invalid JSON", {}),
+        (b'{"text": "\xff"}', "invalid JSON", {}),
+        ("[" * 100_000, "invalid JSON", {}),
+        ("[1]", "expected a JSON object, found a list", {}),
+        ({"a": 1, "b": 2}, "no column 'text'; the columns are a, b", {}),
+        ({}, "no column 'text'; the columns are empty", {}),
         ({"text": 7}, "'text' is a number, not a text or a list of messages", {}),
         ({"text": {"a": 1}}, "'text' is an object, not a text or a list of messages", {}),
         ({"text": ["a"]}, "'text' is a list with a text, not a list of messages", {}),
-        ({"text": [{"content": "a"}]}, "a message in 'text' has no role, only content", {}),
+        ({"text": [{"content": "a"}]}, "a message in 'text' has no role; its keys are content", {}),
         ({"text": "a", "b": [1]}, "'b' is a list, not a text", {"columns": ("text", "b")}),
     ],
 )
@@ -172,29 +172,29 @@ def test_wrong_samples_have_a_place(tmp_path, row, what, changes):
 
 
 def test_wrong_files_are_refused(tmp_path):
-    refused(tmp_path / "a.jsonl", "there is no such file")
+    refused(tmp_path / "a.jsonl", "file not found")
     for name in ("a.jsonl", "a.txt"):
         (tmp_path / name).write_text("\n \n")
         refused(tmp_path / name, "the file is empty", columns=("text",) if name == "a.jsonl" else None)
     (tmp_path / "b.txt").write_bytes(b"fine\nna\xefve\n")
-    assert refused(tmp_path / "b.txt", "it is not UTF-8", columns=None).where.endswith("b.txt, line 2")
+    assert refused(tmp_path / "b.txt", "invalid UTF-8", columns=None).where.endswith("b.txt, line 2")
     (tmp_path / "a.parquet").write_text("text")
-    refused(tmp_path / "a.parquet", "it is not a Parquet file")
+    refused(tmp_path / "a.parquet", "not a valid Parquet file")
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "b.parquet")
     refused(tmp_path / "b.parquet", "the file is empty")
     pq.write_table(pa.table({"a": ["x"], "b": ["x"]}), tmp_path / "c.parquet")
-    refused(tmp_path / "c.parquet", "there is no column 'text'; there is a, b")
+    refused(tmp_path / "c.parquet", "no column 'text'; the columns are a, b")
     (tmp_path / "a.csv").write_text("text\n")
-    refused(tmp_path / "a.csv", "files of this kind are not read", split="train")
+    refused(tmp_path / "a.csv", "unsupported file type; supported are .jsonl, .parquet, .txt", split="train")
 
 
 def test_a_template_needs_messages_and_a_checkpoint_that_has_one(tmp_path, template):
     path = jsonl(tmp_path / "a.jsonl", {"text": "x"})
     refused(path, "this checkpoint has no chat template", CheckpointError, chat_template=True)
-    with pytest.raises(UsageError, match="it is a text, and a chat template needs messages"):
+    with pytest.raises(UsageError, match="a chat template requires messages, found plain text"):
         list(read_texts(dataset(path, chat_template=True), template=template))
     path = jsonl(tmp_path / "a.jsonl", {"text": MESSAGES, "tools": "{"})
-    with pytest.raises(UsageError, match="'tools' is not JSON"):
+    with pytest.raises(UsageError, match="'tools' is not valid JSON"):
         list(read_texts(dataset(path, chat_template=True), template=template))
 
 
@@ -204,7 +204,7 @@ class DatasetNotFoundError(Exception):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Put a library in the place of `datasets` that gives rows, or raises."""
+    """Replace `datasets` by a library that returns rows or raises."""
 
     def stand(answer):
         calls = []
@@ -239,15 +239,15 @@ def test_the_hub_is_streamed(hub):
             "news=path",
         ),
         (TimeoutError(), MachineError, "the Hub cannot be reached: TimeoutError", "connect this machine"),
-        (DatasetNotFoundError("gated"), UsageError, "the Hub does not give it: gated", "accept its terms"),
-        (ValueError("Unknown split"), UsageError, "in another form: Unknown split", "check subset and split"),
+        (DatasetNotFoundError("gated"), UsageError, "not found on the Hub: gated", "accept its terms"),
+        (ValueError("Unknown split"), UsageError, "cannot load the dataset: Unknown split", "check subset and split"),
     ],
 )
 def test_what_the_hub_refuses_is_said(hub, error, kind, what, fix):
     hub([error])
     caught = refused("a/b", what, kind, split="train")
     assert fix in caught.fix
-    assert caught.where == "data set 'a/b', split 'train'"
+    assert caught.where == "dataset 'a/b', split 'train'"
     assert "more" not in caught.what
 
 
@@ -297,18 +297,49 @@ def test_local_files_of_other_kinds(recipe, tmp_path):
     ]
 
 
+def test_a_file_alone_is_named_after_itself(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    jsonl(tmp_path / "my-texts.jsonl", {"text": "a", "body": "b"})
+    changed = replace_datasets(recipe, ["my-texts.jsonl", "./my-texts.jsonl:body"])
+    found = [(d.domain, d.source, d.columns) for d in changed.datasets]
+    assert found == [("my-texts", "my-texts.jsonl", ("text",)), ("my-texts", "./my-texts.jsonl", ("body",))]
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"id": "1", "question": "q", "answer": "a"}, ("question", "answer")),
+        ({"prompt": "q", "response": "a"}, ("prompt", "response")),
+        ({"instruction": "q", "input": "", "output": "a"}, ("instruction", "output")),
+        ({"text": "t", "question": "q", "answer": "a"}, ("text",)),
+    ],
+)
+def test_questions_with_answers_are_conversations(recipe, tmp_path, row, columns):
+    jsonl(tmp_path / "f.jsonl", row)
+    (found,) = replace_datasets(recipe, [f"x={tmp_path / 'f.jsonl'}"]).datasets
+    assert (found.columns, found.chat_template) == (columns, len(columns) > 1)
+
+
+def test_a_column_that_is_not_known_is_answered_with_the_right_spelling(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    jsonl(tmp_path / "f.jsonl", {"id": "1", "n": 5, "body": "a longer text"})
+    with pytest.raises(UsageError) as caught:
+        replace_datasets(recipe, ["x=f.jsonl"])
+    assert caught.value.fix == "name the column, as in x=f.jsonl:body"
+
+
 @pytest.mark.parametrize(
     ("pairs", "what"),
     [
-        ([], "no data is given"),
-        (["articles.jsonl"], "'articles.jsonl' is not a domain and a file"),
-        (["=articles.jsonl"], "is not a domain and a file"),
-        (["news="], "is not a domain and a file"),
-        (["{}=odd.jsonl:x"], "'{}=odd.jsonl:x' names no column between its braces"),
-        (["news=a.csv"], "'a.csv' is not a file that is read here"),
-        (["news=missing.jsonl"], "there is no such file"),
-        (["news=missing.jsonl:a"], "there is no such file"),
-        (["news=odd.jsonl"], "none of the columns x, y is known to hold text"),
+        ([], "no data specified"),
+        (["articles"], "'articles' is not a DOMAIN=FILE pair"),
+        (["=articles.jsonl"], "is not a DOMAIN=FILE pair"),
+        (["news="], "is not a DOMAIN=FILE pair"),
+        (["{}=odd.jsonl:x"], "'{}=odd.jsonl:x' has no column name between its braces"),
+        (["news=a.csv"], "unsupported file type 'a.csv'"),
+        (["news=missing.jsonl"], "file not found"),
+        (["news=missing.jsonl:a"], "file not found"),
+        (["news=odd.jsonl"], "cannot infer the text column from x, y"),
         (["news=odd.jsonl:z"] * 8, "7 samples cannot be split over 8 files"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A chat template is a stranger's program: it reaches nothing, and whatever it does, it comes to an end."""
+"""Hostile chat templates: they reach nothing and always terminate."""
 
 import os
 import resource
@@ -66,7 +66,9 @@ def test_a_template_reaches_nothing(load, tmp_path, text):
 def test_a_template_comes_to_an_end(load, text):
     with within(60), pytest.raises(CheckpointError) as caught:
         load(text).text(HELLO)
-    assert caught.value.what.startswith("the chat template ")
+    assert caught.value.what.startswith(
+        ("the chat template failed on a conversation: ", "cannot read the chat template: ")
+    )
 
 
 def test_no_key_of_ours_is_in_its_environment(load, monkeypatch):

@@ -1,4 +1,4 @@
-"""What is measured, against loops that anyone can read: in parts, with any number of threads, padded and not."""
+"""Measured statistics compared with simple loops: in parts, with any number of threads, padded and not."""
 
 import math
 from dataclasses import replace
@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 import torch
 
+from halfbyte.calibrate.expert_sums import SUM_ROWS
 from halfbyte.calibrate.observe import Observer
-from halfbyte.calibrate.rows import Rows
 from halfbyte.calibrate.stats import MAXES, SUMS, merge
-from halfbyte.calibrate.sums import SUM_ROWS
+from halfbyte.calibrate.token_rows import Rows
 from halfbyte.errors import CheckpointError
 from halfbyte.forward.experts import run_experts, turns
 from halfbyte.forward.layer import Routed
+from halfbyte.forward.ordered_threads import in_order
 from halfbyte.forward.run import row_chunks
-from halfbyte.forward.threads import in_order
 
 EXPERTS, CHOSEN, WIDTH, INNER = 6, 2, 16, 8
 DOMAINS = ("news", "code", "chat")
 
 
 def make_rows(count=3 * SUM_ROWS + 5, length=7, *, left_padded=True, seed=0):
-    """Rows of all three domains; a third of them are padded, on the left or on the right."""
+    """Rows of all three domains; a third are padded, on the left or on the right."""
     random = np.random.default_rng(seed)
     lengths = np.where(random.random(count) < 1 / 3, random.integers(1, length, count), length)
     columns = np.arange(length)
@@ -51,14 +51,14 @@ class Layer:
         tokens = rows.tokens.size
         self.x = gaussian(tokens, WIDTH)
         self.logits = 9 * torch.randn(tokens, EXPERTS, generator=generator)  # wide: some weights are below epsilon
-        scores = torch.rand(tokens, EXPERTS - 1, generator=generator)  # and who is chosen does not follow from them
+        scores = torch.rand(tokens, EXPERTS - 1, generator=generator)  # independent of the selection
         self.weights, self.indices = scores.topk(CHOSEN)
         self.experts = [
             (gaussian(INNER, WIDTH), gaussian(INNER, WIDTH), gaussian(WIDTH, INNER)) for _ in range(EXPERTS)
         ]
 
     def observed(self, rows, first=0, threads=1, *, public=False):
-        """What an observer keeps of some rows, which begin with this token."""
+        """Return the observer's statistics of some rows, which begin with this token."""
         observer = Observer(3, rows, EXPERTS, public=public)
         mine = slice(first, first + rows.tokens.size)
         self.tell(observer, rows, first)
@@ -74,7 +74,7 @@ class Layer:
         return observer.stats
 
     def tell(self, observer, rows, first=0):
-        """Tell an observer how rows are routed: in chunks, the last one first, as threads may do it."""
+        """Pass the routing of rows to an observer in chunks, the last one first, as threads may do."""
         length = rows.tokens.shape[1]
         for chunk in reversed(row_chunks(len(rows.tokens), 4)):
             at = slice(first + chunk.start * length, first + chunk.stop * length)
@@ -90,7 +90,7 @@ def softmax_by_hand(layer, token, expert):
 
 
 def by_loops(layer, rows):
-    """Expert, token, domain: everything that is counted, one at a time, in FP64."""
+    """Loop over experts, tokens and domains, and count everything in FP64."""
     cells = {(e, d): [] for e in range(EXPERTS) for d in range(len(DOMAINS))}
     amax = np.zeros((3, EXPERTS), np.float32)
     seen = np.zeros(EXPERTS, np.int64)
@@ -127,7 +127,7 @@ FORMULAS = {
 
 
 def same(one, other):
-    """Bit for bit."""
+    """Compare bit for bit."""
     ours, theirs = one.tensors(), other.tensors()
     assert ours.keys() == theirs.keys()
     return [
@@ -197,12 +197,12 @@ def test_an_expert_that_only_the_public_code_chooses_must_be_finite():
     layer = Layer(rows)
     layer.experts[-1][2][0, 0] = float("nan")
     layer.observed(rows)
-    with pytest.raises(CheckpointError, match=r"layer 3: mlp.experts.5 has values that are not finite"):
+    with pytest.raises(CheckpointError, match=r"layer 3: non-finite values in mlp.experts.5"):
         layer.observed(rows, public=True)
 
 
 def test_padding_is_never_in_sums_and_in_amax_only_on_the_left():
-    """Padding that stands out: with left padding it is the largest input, and still in no sum."""
+    """Padding with outliers: with left padding it is the largest input, and still not in any sum."""
     found = {}
     for left_padded in (True, False):
         rows = make_rows(left_padded=left_padded)
@@ -256,7 +256,7 @@ def test_a_chunk_of_nothing_but_padding_counts_nothing():
 
 @pytest.mark.parametrize("left_padded", [True, False])
 def test_parts_of_the_rows_add_up_to_the_bit(left_padded):
-    """Part by part, as several machines would measure them, in order."""
+    """Part by part, in order, as on several machines."""
     rows = make_rows(left_padded=left_padded)
     layer, length = Layer(rows), rows.tokens.shape[1]
     starts = range(0, len(rows.tokens), SUM_ROWS)
@@ -302,8 +302,8 @@ def test_values_that_are_not_finite_are_refused(bad):
     rows = make_rows(4)
     layer = Layer(rows)
     layer.experts[2][2][0, 0] = bad
-    with pytest.raises(CheckpointError, match=r"layer 3: mlp.experts.2 has values that are not finite"):
+    with pytest.raises(CheckpointError, match=r"layer 3: non-finite values in mlp.experts.2"):
         layer.observed(rows)
     look = Observer(5, rows, 0).look(slice(0, 4))
-    with pytest.raises(CheckpointError, match=r"layer 5: mlp.up_proj has values that are not finite"):
+    with pytest.raises(CheckpointError, match=r"layer 5: non-finite values in mlp.up_proj"):
         look("mlp.up_proj", torch.full((4, 7, 4), bad))

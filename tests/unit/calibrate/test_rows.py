@@ -1,4 +1,4 @@
-"""Rows: ModelOpt's padded ones to the bit, packed ones that lose, mix and repeat nothing."""
+"""Token rows: ModelOpt's padded ones bit for bit, and packed ones without loss, mixing or repetition."""
 
 import dataclasses
 import json
@@ -13,8 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halfbyte.calibrate.chat import load_template
-from halfbyte.calibrate.rows import Document, Share, make_rows, packed_rows, padded_rows
-from halfbyte.calibrate.vocabulary import Vocabulary, load_vocabulary
+from halfbyte.calibrate.token_rows import (
+    Document,
+    Share,
+    make_rows,
+    packed_rows,
+    padded_rows,
+)
+from halfbyte.calibrate.tokenizer import Vocabulary, load_vocabulary
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.recipe.decisions import Calibrate
 
@@ -27,7 +33,7 @@ IDS = st.lists(st.integers(0, 90), min_size=1, max_size=12)
 
 
 def recipe(*sets, rows="padded", length=64, seed=None) -> Calibrate:
-    """A calibration of (domain, source, column, chat_template, share)."""
+    """Return a calibration of (domain, source, column, chat_template, share)."""
     keys = ("domain", "source", "columns", "chat_template", "share")
     datasets = [dict(zip(keys, (d, str(s), (c,), t, n), strict=True)) for d, s, c, t, n in sets]
     samples = sum(dataset["share"] for dataset in datasets)
@@ -36,7 +42,7 @@ def recipe(*sets, rows="padded", length=64, seed=None) -> Calibrate:
 
 
 def shares_of(groups: list[list[list[int]]]) -> list[Share]:
-    """One domain a group of documents; a row for each document."""
+    """Return one domain per group of documents, with one row per document."""
     return [Share("x", [Document(ids, f"d{at}") for ids in group], len(group)) for at, group in enumerate(groups)]
 
 
@@ -142,13 +148,13 @@ def test_packed_rows_take_no_more_than_their_share():
 
 
 def test_too_few_samples_or_rows_are_said():
-    with pytest.raises(UsageError, match="it has 1 of 2 samples") as caught:
+    with pytest.raises(UsageError, match="only 1 of 2 samples available") as caught:
         padded_rows([Share("news.jsonl", [Document([1], "a")], 2)], 4, PAD)
-    assert caught.value.fix == "give more data, or ask for 1 samples"
+    assert caught.value.fix == "add more data, or request 1 samples"
     assert caught.value.where == "data 'news.jsonl'"
-    with pytest.raises(UsageError, match="it has 2 of 3 rows") as caught:
+    with pytest.raises(UsageError, match="only 2 of 3 rows available") as caught:
         packed_rows([Share("x", [Document([1] * 5, "a")], 3)], 4, PAD)
-    with pytest.raises(UsageError, match="it has 0 of 3 rows"):
+    with pytest.raises(UsageError, match="only 0 of 3 rows available"):
         packed_rows([Share("x", [], 3)], 4, PAD)
 
 
@@ -198,7 +204,7 @@ def test_a_fingerprint_sees_every_array_name_and_shape():
 
 def test_a_vocabulary_without_padding_is_refused():
     nameless = Vocabulary(3, {}, {}, (), (), lambda texts, special: [[1] for _ in texts], str)
-    with pytest.raises(CheckpointError, match="neither a pad token nor an end of text"):
+    with pytest.raises(CheckpointError, match="the tokenizer has neither a pad token nor an EOS token"):
         make_rows(recipe(("news", ARTICLES, "article", False, 1)), nameless, None)
 
 
@@ -215,7 +221,7 @@ def test_512_rows_of_512_tokens_take_no_time(tmp_path, mini):
 
 
 def test_rows_and_datasets_load_nothing_heavy():
-    code = "import sys, halfbyte.calibrate.rows; print(sorted({name.partition('.')[0] for name in sys.modules}))"
+    code = "import sys, halfbyte.calibrate.token_rows; print(sorted({name.partition('.')[0] for name in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     for name in ("torch", "transformers", "pydantic", "jinja2", "pyarrow", "tokenizers", "tiktoken"):
         assert f"'{name}'" not in loaded

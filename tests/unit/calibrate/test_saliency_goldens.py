@@ -1,6 +1,6 @@
-"""Saliency of experts from our statistics, against llm-compressor's REAP tracker and the public REAP code's formulas.
+"""Expert saliency from our statistics, compared with llm-compressor's REAP tracker and the public REAP formulas.
 
-The goldens come from FP64 forwards (tests/golden/make_reap.py), so the model is run in FP64 here too.
+The golden values come from FP64 forward passes (tests/golden/make_reap.py), so the model runs in FP64 here too.
 """
 
 import importlib
@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from halfbyte.calibrate.observe import Observer
-from halfbyte.calibrate.rows import Rows
+from halfbyte.calibrate.token_rows import Rows
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.checkpoint.reader import Reader
+from halfbyte.families.model import describe
 from halfbyte.forward.config import text_model
-from halfbyte.forward.ends import embed
+from halfbyte.forward.embedding_and_head import embed
 from halfbyte.forward.layer import DecoderLayer
+from halfbyte.forward.positions import look_around
 from halfbyte.forward.run import row_chunks, run_layer
-from halfbyte.forward.sight import look_around
 from halfbyte.forward.weights import Weights
-from halfbyte.models.model import describe
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.source.read import Reader
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PEER = json.loads((GOLDEN / "llmcompressor-0.14.0.1.json").read_text())["saliencies"]
@@ -53,7 +53,7 @@ def golden_rows(small):
 
 @pytest.fixture(scope="module")
 def measured(golden, tmp_path_factory):
-    """The statistics of both models' layers, by our forward and our observer."""
+    """The statistics of both models' layers, from our forward pass and observer."""
     small, checkpoints = golden
     rows, found = golden_rows(small), {}
     for name, peer in PEER.items():
@@ -84,12 +84,12 @@ def measured(golden, tmp_path_factory):
 
 
 def mean(sums, count):
-    """Over all domains; an expert without tokens has 0, as in the public code."""
+    """The mean over all domains; 0 for an expert without tokens, as in the public code."""
     return sums.sum(axis=1) / np.maximum(count.sum(axis=1), 1)
 
 
 def kept(saliency, keep, groups=1):
-    """The largest of each group, ascending."""
+    """The largest of each group, in ascending order."""
     by_group = saliency.reshape(groups, -1)
     best = np.argsort(by_group, axis=1, kind="stable")[:, -(keep // groups) :]
     return sorted((best + np.arange(groups)[:, None] * by_group.shape[1]).reshape(-1).tolist())
@@ -143,7 +143,7 @@ def test_the_public_selection_equals_the_public_formulas(measured, golden, model
 
 
 def test_the_three_saliencies_are_not_the_same():
-    """Or the tests above could not tell them apart."""
+    """Otherwise the tests above could not tell them apart."""
     layers = [peer["layers"][layer] for peer in PEER.values() for layer in peer["layers"]]
     assert any(layer["true"]["kept"] != layer["true_softmax"]["kept"] for layer in layers)
     assert any(layer["true_softmax"]["kept"] != layer["public"]["kept"] for layer in layers)

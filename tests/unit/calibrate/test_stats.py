@@ -1,4 +1,4 @@
-"""Statistics: they add up, and come back from a file as they went."""
+"""Statistics: addition, and round trips through a file."""
 
 import numpy as np
 import safetensors.numpy
@@ -87,13 +87,13 @@ def test_sums_are_in_64_bits():
 
 
 def earlier(stats):
-    """The same, as a version wrote it that had fewer sums."""
+    """The same statistics from a version with fewer sums."""
     left_out = {f"experts.sum_{name}" for name in LATER_SUMS}
     return LayerStats.of({name: array for name, array in stats.tensors().items() if name not in left_out})
 
 
 def test_sums_that_an_earlier_version_did_not_make_are_absent():
-    """Not zeros, which would say that an expert is of no use; also after merging, whoever else has them."""
+    """Not zeros, which would mark an expert as useless; also after merging."""
     old, new = earlier(make_stats(1)), make_stats(2)
     for stats in (old, merge([old, earlier(new)]), merge([old, new]), merge([new, old])):
         assert stats.experts is not None

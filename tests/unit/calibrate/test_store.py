@@ -1,4 +1,4 @@
-"""Statistics on disk: whole or not there, bounded, and never mistaken for those of something else."""
+"""Statistics on disk: complete or absent, bounded, and never confused with those of another run."""
 
 import json
 
@@ -41,7 +41,7 @@ def finish(store):
 
 
 def write_stats(path, tensors, about=ABOUT):
-    """Write statistics whose checksum is right."""
+    """Write statistics with a valid checksum."""
     import safetensors.numpy
 
     said = json.dumps({**about, "sha256": stats_sha256(about, tensors)})
@@ -75,7 +75,7 @@ def test_hidden_states_bits_survive(store):
 
 
 def test_room_for_hidden_states(store):
-    """Two of them, less what is there; none once the statistics are finished."""
+    """Two of them, minus existing files; none once the statistics are finished."""
     assert store.missing_nbytes(1000) == 2000
     store.save_hidden(1, torch.zeros(50))
     size = (store.folder / "hidden-00001.safetensors").stat().st_size
@@ -170,13 +170,13 @@ def test_another_number_of_layers_is_refused(store):
     for others in (LAYERS - 1, LAYERS + 1):
         other = Store(store.folder, ABOUT, others)
         for refused in (other.check, other.begin):
-            with pytest.raises(UsageError, match=f"for statistics of 3 layers, and {others} are asked for"):
+            with pytest.raises(UsageError, match=f"for statistics of 3 layers, but {others} are requested"):
                 refused()
     assert (store.folder / "calibration.json").read_bytes() == kept
 
 
 def test_all_layers_are_whole_and_fewer_are_not(store):
-    """Statistics can also be laid there whole (`quantize --stats`): more than are asked for serve, fewer do not."""
+    """Complete statistics may be placed there (`quantize --stats`): extra layers are fine, missing ones are not."""
     finish(store)
     assert list(Store(store.folder, ABOUT, 2).whole()) == [0, 1]
     store.save(3, make_stats(3))
@@ -185,7 +185,7 @@ def test_all_layers_are_whole_and_fewer_are_not(store):
 
 
 def test_a_description_survives_the_file(store):
-    """What is compared after a resume went through JSON: lists and tuples must not differ then."""
+    """Values compared after a resume went through JSON: lists and tuples must compare equal."""
     stored = json.loads((store.folder / "calibration.json").read_text())
     refuse_other(stored, ABOUT, "here")
 
@@ -198,14 +198,14 @@ def test_what_is_no_statistics_is_said(tmp_path, data):
 
         data = safetensors.numpy.save({"layers.0.x": np.zeros(1)})
     path.write_bytes(data)
-    with pytest.raises(UsageError, match="no statistics of halfbyte's"):
+    with pytest.raises(UsageError, match="not a statistics file"):
         read_stats(tmp_path)
 
 
 def test_a_missing_or_unfinished_file_is_said(store, tmp_path):
-    with pytest.raises(UsageError, match=r"no finished statistics here.*again to finish them"):
+    with pytest.raises(UsageError, match=r"no finished statistics found.*command to finish them"):
         read_stats(store.folder)
-    with pytest.raises(UsageError, match=r"no finished statistics here.*the OUT of `calibrate`"):
+    with pytest.raises(UsageError, match=r"no finished statistics found.*pass the OUT of `calibrate`"):
         read_stats(tmp_path / "nowhere")
 
 
@@ -217,13 +217,13 @@ def test_a_file_that_lacks_a_tensor_is_said(store):
     tensors = safetensors.numpy.load(path.read_bytes())
     tensors.pop("layers.0.experts.sum_gn")
     write_stats(path, tensors)
-    with pytest.raises(UsageError, match=r"no statistics of halfbyte's: .*sum_gn"):
+    with pytest.raises(UsageError, match=r"not a statistics file: .*sum_gn"):
         read_stats(store.folder)
 
 
 @pytest.fixture
 def finished(store):
-    """Finished statistics: their file and what is in it."""
+    """Finished statistics: their file and contents."""
     import safetensors.numpy
 
     finish(store)
@@ -241,10 +241,10 @@ def test_a_changed_bit_is_noticed(finished):
         data = bytearray(whole)
         data[at] ^= 1
         path.write_bytes(data)
-        with pytest.raises(UsageError, match="damaged: their checksum is another"):
+        with pytest.raises(UsageError, match="damaged: checksum mismatch"):
             read_stats(path)
     path.write_bytes(whole.replace(b"abc", b"abd"))  # what they are of
-    with pytest.raises(UsageError, match="damaged: their checksum is another"):
+    with pytest.raises(UsageError, match="damaged: checksum mismatch"):
         read_stats(path)
 
 
@@ -260,23 +260,23 @@ def test_statistics_without_a_checksum_are_measured_again(finished):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"source": ["abc"]}, "their 'source' is damaged"),
-        ({"config": 1}, "their 'config' is damaged"),
-        ({"domains": "prose"}, "their 'domains' is damaged"),
-        ({"domains": None}, "their 'domains' is damaged"),
+        ({"source": ["abc"]}, "'source' is damaged"),
+        ({"config": 1}, "'config' is damaged"),
+        ({"domains": "prose"}, "'domains' is damaged"),
+        ({"domains": None}, "'domains' is damaged"),
     ],
 )
 def test_a_record_of_other_kinds_is_refused(finished, change, what):
     path, tensors = finished
     write_stats(path, tensors, {**ABOUT, **change})
-    with pytest.raises(UsageError, match=f"no statistics of halfbyte's: {what}"):
+    with pytest.raises(UsageError, match=f"not a statistics file: {what}"):
         read_stats(path)
 
 
 def test_a_record_that_does_not_say_what_was_measured_is_refused(finished):
     path, tensors = finished
     write_stats(path, tensors, {key: value for key, value in ABOUT.items() if key != "domains"})
-    with pytest.raises(UsageError, match="do not say what they were measured on"):
+    with pytest.raises(UsageError, match="not a statistics file: 'domains' is missing"):
         read_stats(path)
 
 
@@ -307,8 +307,8 @@ def test_impossible_values_are_refused(finished, name, bad):
     ],
 )
 def test_forged_statistics_of_other_shapes_are_refused(tmp_path, name, array):
-    """Their checksum is right: whoever forges a file can make one."""
+    """Their checksum is valid: an attacker can compute one."""
     tensors = {f"layers.0.{key}": value for key, value in make_stats(0).tensors().items()}
     write_stats(tmp_path / "stats.safetensors", {**tensors, f"layers.0.experts.{name}": array})
-    with pytest.raises(UsageError, match="these are no statistics of halfbyte's"):
+    with pytest.raises(UsageError, match="not a statistics file"):
         read_stats(tmp_path)

@@ -1,4 +1,4 @@
-"""Vocabularies: Kimi's from its merges, the others from tokenizer.json; special tokens only where they are meant."""
+"""Tokenizers: Kimi's from its merges, others from tokenizer.json; special tokens only where intended."""
 
 import base64
 import dataclasses
@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from halfbyte.calibrate import vocabulary as reader
-from halfbyte.calibrate.vocabulary import load_vocabulary
+from halfbyte.calibrate import tokenizer as reader
+from halfbyte.calibrate.tokenizer import load_vocabulary
 from halfbyte.errors import CheckpointError
 
 REPOSITORY = Path(__file__).parents[3]
@@ -35,7 +35,7 @@ LEARNED = "the then don't we'll i'm WE'LL 12 123 2026 你好 世界 今天 once 
 
 
 def small_ranks() -> dict[bytes, int]:
-    """Bytes, then every beginning of every word of a short text: a few hundred merges."""
+    """Bytes, then every prefix of every word of a short text: a few hundred merges."""
     ranks = {bytes([byte]): byte for byte in range(256)}
     for word in [*LEARNED.split(" "), *(" " + word for word in LEARNED.split(" ")), "'t", "'ll", "n't"]:
         raw = word.encode()
@@ -71,7 +71,7 @@ def kimi(tmp_path_factory):
 
 
 def by_hand(text: str) -> list[int]:
-    """Byte pair encoding as it is defined: the lowest rank first, word by word."""
+    """Byte pair encoding by definition: the lowest rank first, word by word."""
     ranks, ids = small_ranks(), []
     for word in WORDS.findall(text):
         parts = [bytes([byte]) for byte in word.encode()]
@@ -128,7 +128,7 @@ def test_half_a_character_is_replaced_not_refused(kimi):
 
 
 def cut_by_hand(text: str, whole: int, run: int) -> list[str]:
-    """Character by character: a new piece every `whole` characters, and where a run grows longer than `run`."""
+    """Character by character: a new piece every `whole` characters, and when a run exceeds `run`."""
     pieces = []
     for start in range(0, len(text), whole):
         part, piece, length = text[start : start + whole], "", 0
@@ -179,11 +179,11 @@ def refused(folder: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("spoil", "what"),
     [
-        (lambda text: text.replace(b"AA== 0", b"AA== zero"), "line 1 is not a token"),
-        (lambda text: text.replace(b"AQ== 1\n", b"A*== 1\n"), "line 2 is not a token"),
-        (lambda text: text.replace(b"AQ== 1\n", b"AQ== 1 1\n"), "line 2 is not a token"),
-        (lambda text: text.replace(b"AQ== 1\n", b""), "gaps or repeat"),
-        (lambda text: text.replace(b"AQ== 1\n", b"AQEBAQ== 1\n"), "no token for the byte 1"),
+        (lambda text: text.replace(b"AA== 0", b"AA== zero"), "line 1 is not a base64 token and its rank"),
+        (lambda text: text.replace(b"AQ== 1\n", b"A*== 1\n"), "line 2 is not a base64 token and its rank"),
+        (lambda text: text.replace(b"AQ== 1\n", b"AQ== 1 1\n"), "line 2 is not a base64 token and its rank"),
+        (lambda text: text.replace(b"AQ== 1\n", b""), "gaps or duplicates"),
+        (lambda text: text.replace(b"AQ== 1\n", b"AQEBAQ== 1\n"), "no token for byte 1"),
     ],
 )
 def test_a_broken_tiktoken_file_is_refused(tmp_path, spoil, what):
@@ -193,18 +193,18 @@ def test_a_broken_tiktoken_file_is_refused(tmp_path, spoil, what):
 
 
 def test_a_vocabulary_of_another_kind_is_refused(tmp_path):
-    refused(tmp_path, "there is no vocabulary")
-    refused(write_kimi(tmp_path, tokenizer_class="HYTokenizer"), "this is HYTokenizer")
+    refused(tmp_path, "no tokenizer found")
+    refused(write_kimi(tmp_path, tokenizer_class="HYTokenizer"), "not for HYTokenizer")
     refused(write_kimi(tmp_path, added_tokens_decoder={"3": {"content": "[BOS]"}}), "outside the reserved ids")
     (tmp_path / "tokenizer_config.json").write_text("{")
-    refused(tmp_path, "it is not JSON")
+    refused(tmp_path, "not valid JSON")
     (tmp_path / "tokenizer_config.json").write_text("[]")
     refused(tmp_path, "not a JSON object")
 
 
 def test_a_broken_tokenizer_json_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"}')
-    refused(tmp_path, "it is not a vocabulary")
+    refused(tmp_path, "not a valid tokenizer")
 
 
 def test_a_tokenizer_json_reads_special_tokens_only_where_they_are_meant():

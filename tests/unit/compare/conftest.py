@@ -1,4 +1,4 @@
-"""The whole models of transformers are the forward's tests'."""
+"""Fixture: complete transformers models, shared with the tests of the forward pass."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Activations through FP4 in PyTorch, against the codec: the same values, whatever comes in."""
+"""Activations through FP4 in PyTorch, compared with the codec: the same values for any input."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,10 @@ import torch
 
 from halfbyte.compare.activations import mxfp4, nvfp4
 from halfbyte.compare.kv import fp8
-from halfbyte.numerics.codec import decode, encode
-from halfbyte.numerics.encoded import array_to_torch
-from halfbyte.numerics.reference import nvfp4 as reference
-from halfbyte.numerics.reference.floats import E4M3_VALUES, e4m3_encode
+from halfbyte.formats.codec import decode, encode
+from halfbyte.formats.encoded import array_to_torch
+from halfbyte.formats.reference import nvfp4 as reference
+from halfbyte.formats.reference.floats import E4M3_VALUES, e4m3_encode
 
 ROWS, COLUMNS = 96, 128
 
@@ -26,7 +26,7 @@ def _random(seed=0):
 
 
 def _ties(step):
-    """Every quarter of a step that is between two codes or on one, both signs, in blocks whose maximum is 6 steps."""
+    """Every quarter step between two codes or on one, both signs, in blocks whose maximum is 6 steps."""
     quarters = np.arange(32) * 0.25 - 4
     return _bits(np.tile(np.concatenate([quarters, [6.0] * 32, -quarters, [-6.0] * 32]), (4, 1)) * step)
 

@@ -1,4 +1,4 @@
-"""Intervals over documents: exact where nothing varies, and covering the truth about as often as they say."""
+"""Intervals over documents: exact without variance, with about the stated coverage otherwise."""
 
 import math
 
@@ -10,7 +10,7 @@ from halfbyte.compare.intervals import FEWEST, Estimate, ratio
 
 
 def _documents(random, count, sigma):
-    """KL of documents of very different lengths, whose own means have a long tail; the true mean is 1."""
+    """KL of documents with very different lengths and long-tailed means; the true mean is 1."""
     tokens = np.clip(random.lognormal(4.5, 0.8, count), 5, 512).astype(int)
     return random.gamma(tokens * 0.3, random.lognormal(-(sigma**2) / 2, sigma, count) / 0.3), tokens
 

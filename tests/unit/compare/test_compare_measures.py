@@ -1,4 +1,4 @@
-"""What counts and how it is summed: masks, hidden states, KL and agreement against plain FP64 arithmetic."""
+"""Masks, hidden states, KL and agreement, compared with plain FP64 arithmetic."""
 
 from types import SimpleNamespace
 
@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from halfbyte.calibrate.rows import Document, Rows, Share, packed_rows, padded_rows
-from halfbyte.compare.answers import answers
+from halfbyte.calibrate.token_rows import (
+    Document,
+    Rows,
+    Share,
+    packed_rows,
+    padded_rows,
+)
+from halfbyte.compare.answer_tokens import answers
 from halfbyte.compare.measures import Choices, by_position, difference, predict, predicting
 from halfbyte.errors import UsageError
 
@@ -151,7 +157,7 @@ def test_answers_go_on_in_the_next_row_but_not_in_the_next_document():
 
 
 def test_data_without_answers_is_refused():
-    with pytest.raises(UsageError, match="no answers"):
+    with pytest.raises(UsageError, match="the data contains no answers"):
         _answers([[1, 70, 71, 4]])
     with pytest.raises(UsageError, match="im_assistant"):
         _answers([[1, 70]], special={})

@@ -1,4 +1,4 @@
-"""Two models on the same tokens: exact zeros where they are equal, the true numbers where they are not."""
+"""Two models on the same tokens: exact zeros if they are equal, the true numbers otherwise."""
 
 from dataclasses import replace
 
@@ -8,17 +8,17 @@ import torch
 from pico import write_pico
 from resident import read_small, resident, run_resident
 
-from halfbyte.calibrate.rows import Document, Share, packed_rows, padded_rows
+from halfbyte.calibrate.token_rows import Document, Share, packed_rows, padded_rows
+from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.compare.activations import mxfp4, nvfp4, served_activations
 from halfbyte.compare.kv import fp8
+from halfbyte.compare.models import Side, open_side
 from halfbyte.compare.report import kl_ratio
-from halfbyte.compare.sides import Side, open_side
 from halfbyte.compare.stream import compare, compare_many
+from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.models.model import describe
-from halfbyte.pipeline import quantize
+from halfbyte.families.model import describe
 from halfbyte.recipe.load import load_recipe
-from halfbyte.source.checkpoint import open_checkpoint
 
 WORDS = 128
 KINDS = (
@@ -117,7 +117,7 @@ def test_activations_alone_change_the_layers_with_quantized_experts(folders, mxf
 
 
 def _decoded(small):
-    """A side that is no checkpoint: tensors in a dictionary."""
+    """A model from tensors in a dictionary instead of a checkpoint."""
     model = small.model()
     return Side("decoded", model, small.tensors, lambda layer: small.expert(model, layer, torch.float32))
 
@@ -225,10 +225,11 @@ def test_other_shapes_are_refused(folders, tmp_path, shape, key):
 
 def test_tokens_that_the_models_do_not_know_are_refused(folders):
     rows = replace(ROWS, tokens=ROWS.tokens + WORDS)
-    with open_side(folders("int4-k2.6")) as first, pytest.raises(UsageError, match="the models know 128"):
+    refusal = "exceeds the models' vocabulary size of 128"
+    with open_side(folders("int4-k2.6")) as first, pytest.raises(UsageError, match=refusal):
         compare(rows, first, first)
     lonely = packed_rows([_share([1] * 24, 1, "a", 0)], 24, 0)
-    with open_side(folders("int4-k2.6")) as first, pytest.raises(UsageError, match="no token predicts"):
+    with open_side(folders("int4-k2.6")) as first, pytest.raises(UsageError, match="no tokens to predict"):
         compare(lonely, first, first)
 
 
@@ -237,12 +238,12 @@ def test_values_that_are_not_finite_are_an_error_not_a_number(folders):
         broken = replace(
             first, experts=lambda _: lambda _: (torch.full((32, 64), torch.nan),) * 2 + (torch.zeros(64, 32),)
         )
-        with pytest.raises(CheckpointError, match="after layer 1 there are values that are not finite"):
+        with pytest.raises(CheckpointError, match="non-finite values after layer 1"):
             compare(ROWS, first, broken)
 
 
 def _served(folder, tensors):
-    """A side with the activations of a checkpoint, its scales given by the test."""
+    """A model with the activations of a checkpoint and given scales."""
     with open_side(folder) as side:
         checkpoint = open_checkpoint(folder)
         return served_activations(replace(side, tensors=tensors), checkpoint, describe(checkpoint))
@@ -282,7 +283,7 @@ def test_mxfp4_inputs_need_no_scale(folders):
     assert torch.equal(side.change(2)(1, "gate_up", x), mxfp4(x))
 
 
-@pytest.mark.parametrize(("value", "what"), [(None, "it has no input_scale"), (0.0, "its input_scale is 0.0")])
+@pytest.mark.parametrize(("value", "what"), [(None, "input_scale is missing"), (0.0, "invalid input_scale 0.0")])
 def test_a_missing_or_useless_input_scale_is_an_error(folders, value, what):
     tensors = {} if value is None else (lambda _: torch.tensor(value))
     with pytest.raises(CheckpointError, match=what):
@@ -300,13 +301,13 @@ def test_weights_only_stays_so(folders):
 
 def test_what_is_not_emulated_is_refused(folders):
     with (
-        pytest.raises(UsageError, match="fp8_block are not emulated"),
+        pytest.raises(UsageError, match="fp8_block are not supported"),
         open_side(folders("fp8-block-k2"), activations="as-served"),
     ):
         pass
     with pytest.raises(UsageError, match="no k_scale"), open_side(folders("mxfp4"), kv="fp8-scaled"):
         pass
-    with pytest.raises(UsageError, match="unknown choice 'fp4'"), open_side(folders("mxfp4"), kv="fp4"):
+    with pytest.raises(UsageError, match="unknown value 'fp4'"), open_side(folders("mxfp4"), kv="fp4"):
         pass
 
 

@@ -1,4 +1,4 @@
-"""A small checkpoint as decoded tensors, and transformers' own model of it, whole and resident."""
+"""A small checkpoint as decoded tensors, and transformers' own complete model of it."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers.models.kimi_k25 import Kimi_K25Config
 
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.checkpoint.reader import Reader
+from halfbyte.families.model import describe
+from halfbyte.families.stored_linear import stored
+from halfbyte.formats.codec import decode
+from halfbyte.formats.encoded import array_to_torch
 from halfbyte.forward.config import TextModel, text_model
-from halfbyte.forward.ends import Head, embed
+from halfbyte.forward.embedding_and_head import Head, embed
 from halfbyte.forward.layer import DecoderLayer
+from halfbyte.forward.ordered_threads import single_threaded
+from halfbyte.forward.positions import look_around
 from halfbyte.forward.run import row_chunks, run_layer
-from halfbyte.forward.sight import look_around
-from halfbyte.forward.threads import single_threaded
-from halfbyte.models.model import describe
-from halfbyte.numerics.codec import decode
-from halfbyte.numerics.encoded import array_to_torch
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.source.read import Reader
-from halfbyte.transform.apply import stored
 
 GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass
 class Small:
-    """A checkpoint decoded to BF16, F32 tensors as they are."""
+    """A checkpoint decoded to BF16, with F32 tensors unchanged."""
 
     config: dict[str, Any]
     tensors: dict[str, torch.Tensor]
@@ -45,7 +45,7 @@ class Small:
 
 
 def read_small(folder: Path, *, spread: float = 8.0) -> Small:
-    """Decode a checkpoint; `spread` widens its weights, so that layers do something to what passes through."""
+    """Decode a checkpoint; `spread` scales its weights, so that layers have an effect."""
     checkpoint = open_checkpoint(folder)
     found = describe(checkpoint)
     tensors: dict[str, torch.Tensor] = {}
@@ -60,7 +60,7 @@ def read_small(folder: Path, *, spread: float = 8.0) -> Small:
 
 
 def own_config(config: dict[str, Any]) -> DeepseekV3Config:
-    """Return what transformers itself makes of a config.json, without the checkpoint's code."""
+    """Return transformers' own config for a config.json, without the checkpoint's code."""
     config = json.loads(json.dumps(config))
     config.get("text_config", config).pop("quantization_config", None)
     if config["model_type"] == "kimi_k25":
@@ -72,7 +72,7 @@ def own_config(config: dict[str, Any]) -> DeepseekV3Config:
 
 
 def resident(small: Small, dtype: torch.dtype, attention: str = "sdpa") -> Any:
-    """Return transformers' model with the same weights, its experts run as ModelOpt runs them."""
+    """Return transformers' model with the same weights, its experts run as in ModelOpt."""
     config, prefix = own_config(small.config), small.model().prefix
     with torch.device("meta"):
         model = DeepseekV3ForCausalLM._from_config(config, attn_implementation=attention)
@@ -88,7 +88,7 @@ def resident(small: Small, dtype: torch.dtype, attention: str = "sdpa") -> Any:
             state[name] = torch.stack([small.tensors[f"{at}.down_proj.weight"] for at in experts])
         else:
             state[name] = small.tensors[prefix + name]
-        if not name.endswith("e_score_correction_bias"):  # FP32 in from_pretrained, whatever the dtype
+        if not name.endswith("e_score_correction_bias"):  # FP32 in from_pretrained for any dtype
             state[name] = state[name].to(dtype)
     model.load_state_dict(state, assign=True)
     model.model.rotary_emb = type(model.model.rotary_emb)(config)  # it has buffers that no checkpoint holds
@@ -108,7 +108,7 @@ def run_resident(model: Any, **inputs: Any) -> tuple[list[torch.Tensor], torch.T
 
 
 def left_padded(rows: int, length: int, words: int, seed: int = 0) -> SimpleNamespace:
-    """Rows with less and less padding; the last has none. Positions as transformers gives them: it ignores padding."""
+    """Rows with decreasing padding; the last has none. Positions follow transformers, which ignores padding."""
     random = np.random.default_rng(seed)
     lengths = np.linspace(length // 2, length, rows).astype(int)
     real = np.arange(length) >= (length - lengths)[:, None]

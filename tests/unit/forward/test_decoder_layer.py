@@ -1,4 +1,4 @@
-"""A layer by name: what it asks the checkpoint for, what it lets others see, and what they may change."""
+"""A decoder layer: the tensors it reads, exposes, and allows to change."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from resident import left_padded, read_small, resident, run_resident, streamed
 
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.forward.layer import DecoderLayer
-from halfbyte.forward.sight import look_around
+from halfbyte.forward.positions import look_around
 
 BF16 = torch.bfloat16
 ATTENTION = {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "k", "v", "latent", "k_rope"}
@@ -59,7 +59,7 @@ def test_a_tensor_of_another_shape_is_named(small):
 
 @pytest.mark.parametrize("index", [-1, 3])
 def test_layers_that_do_not_run_are_refused(small, index):
-    with pytest.raises(UsageError, match="layers 0 to 2"):
+    with pytest.raises(UsageError, match="a layer from 0 to 2"):
         DecoderLayer(small.model(), index, small.tensors)
 
 

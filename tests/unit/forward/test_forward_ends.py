@@ -1,4 +1,4 @@
-"""Embedding and head: only the rows in use, FP32 logits, chunks that change nothing; and nothing heavy is imported."""
+"""Embedding and head: only used rows, FP32 logits, independence of chunks, and no heavy imports."""
 
 import os
 import subprocess
@@ -9,9 +9,9 @@ import torch
 from test_text_config import plain
 
 from halfbyte.errors import CheckpointError
-from halfbyte.forward import INSTRUCTIONS
 from halfbyte.forward.config import text_model
-from halfbyte.forward.ends import TOKENS, Head, embed
+from halfbyte.forward.embedding_and_head import TOKENS, Head, embed
+from halfbyte.machine.library_settings import ONEDNN_ISA, limit_onednn
 
 BF16 = torch.bfloat16
 MODEL = text_model(plain() | {"hidden_size": 64, "vocab_size": 300})
@@ -59,10 +59,19 @@ def test_the_embedding_is_looked_up_in_the_dtype_asked_for(tensors):
         assert torch.equal(found, tensors["lm_head.weight"][tokens].to(dtype))
 
 
-def test_the_package_alone_imports_nothing_heavy_and_chooses_the_instructions():
-    code = (
-        "import os, sys, halfbyte.cli, halfbyte.forward as f; print('torch' in sys.modules, os.environ[f.INSTRUCTIONS])"
-    )
-    bare = {key: value for key, value in os.environ.items() if key != INSTRUCTIONS}
+def test_importing_sets_no_variable_and_a_text_model_limits_onednn():
+    code = "import os, halfbyte.cli.main, halfbyte.forward.run, halfbyte.engine.backends.cuda.setup\n"
+    code += "from halfbyte.forward.config import text_model\n"
+    code += "names = ('ONEDNN_MAX_CPU_ISA', 'ONEDNN_PRIMITIVE_CACHE_CAPACITY', 'PYTORCH_ALLOC_CONF')\n"
+    code += "print(*(os.environ.get(name) for name in names))\n"
+    code += f"text_model({plain()!r})\n"
+    code += "print(*(os.environ.get(name) for name in names))"
+    bare = {key: value for key, value in os.environ.items() if not key.startswith(("ONEDNN_", "PYTORCH_"))}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=bare)
-    assert done.stdout.split() == ["False", "AVX512_CORE_BF16"]
+    assert done.stdout.splitlines() == ["None None None", "AVX512_CORE_BF16 64 None"]
+
+
+def test_a_variable_that_the_user_set_stays(monkeypatch):
+    monkeypatch.setenv(ONEDNN_ISA, "AVX2")
+    limit_onednn()
+    assert os.environ[ONEDNN_ISA] == "AVX2"

@@ -1,4 +1,4 @@
-"""Routed experts: transformers' eager sums, each expert decoded once, observed in order, no matter how many threads."""
+"""Routed experts: transformers' eager sums, each expert decoded once, observed in order, for any number of threads."""
 
 import threading
 
@@ -8,7 +8,7 @@ from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Experts
 
 from halfbyte.forward.experts import run_experts, turns
-from halfbyte.forward.threads import in_order
+from halfbyte.forward.ordered_threads import in_order
 
 EXPERTS, CHOSEN, TOKENS, WIDTH, INNER = 12, 3, 200, 64, 32
 UNUSED = 5
@@ -75,7 +75,7 @@ def test_no_more_experts_are_decoded_at_once_than_there_are_threads(problem, thr
     lock, now, most = threading.Lock(), [0], [0]
 
     class Held(torch.Tensor):
-        """The last of an expert's weights: when it goes, they all have gone."""
+        """The last reference to an expert's weights, to detect when they are freed."""
 
         def __del__(self):
             with lock:

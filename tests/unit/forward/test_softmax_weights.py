@@ -1,4 +1,4 @@
-"""The public REAP code's weights, by hand."""
+"""The public REAP code's weights, computed by hand."""
 
 import math
 

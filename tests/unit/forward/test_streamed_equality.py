@@ -1,4 +1,4 @@
-"""One layer at a time, and the whole model of transformers: the same bits, padding included."""
+"""Layer-by-layer forward equals transformers' complete model bit for bit, padding included."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""config.json of every family as transformers reads it; what cannot be run is refused in one sentence."""
+"""config.json of every family as transformers reads it; unsupported ones are rejected with one error."""
 
 import json
 
@@ -8,9 +8,9 @@ from resident import own_config, packed
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
 
 from halfbyte.errors import CheckpointError, HalfbyteError, UsageError
+from halfbyte.families import geometry
 from halfbyte.forward.config import text_model
-from halfbyte.forward.sight import look_around
-from halfbyte.source import geometry
+from halfbyte.forward.positions import look_around
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")  # no forward reads them
 YARN = {
@@ -33,7 +33,7 @@ def plain(model_type="kimi_k2"):
 
 
 def old_to_new(config):
-    """Write rope as transformers 5 does."""
+    """Convert RoPE keys to transformers 5."""
     rope = {**config["rope_scaling"], "rope_theta": config["rope_theta"]}
     rope["rope_type"] = rope.pop("type")
     return {k: v for k, v in config.items() if k not in ("rope_scaling", "rope_theta")} | {"rope_parameters": rope}
@@ -89,10 +89,10 @@ def without(key):
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (plain("qwen3_moe"), "no forward for model_type 'qwen3_moe'"),
-        (without("model_type"), "no forward for model_type 'None'"),
+        (plain("qwen3_moe"), "unsupported model_type 'qwen3_moe'"),
+        (without("model_type"), "unsupported model_type 'None'"),
         (wrapped() | {"text_config": None}, "no text_config"),
-        (wrapped() | {"text_config": plain("kimi_linear")}, "no forward for model_type 'kimi_linear'"),
+        (wrapped() | {"text_config": plain("kimi_linear")}, "unsupported model_type 'kimi_linear'"),
         (without("kv_lora_rank"), "no kv_lora_rank"),
         (without("q_lora_rank"), "no q_lora_rank"),
         (without("rope_theta"), "no rope_theta"),
@@ -102,7 +102,7 @@ def without(key):
         (plain() | {"moe_layer_freq": 2}, "moe_layer_freq = 2"),
         (plain() | {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         (plain() | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
-        (plain() | {"hidden_size": "wide"}, "transformers refuses config.json"),
+        (plain() | {"hidden_size": "wide"}, "transformers rejects config.json"),
     ],
 )
 def test_what_cannot_be_run_is_refused(config, says):

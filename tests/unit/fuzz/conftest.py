@@ -1,4 +1,4 @@
-"""What fuzzers share: a file in a folder of its own, and the promise that a reader returns or says what is wrong."""
+"""Shared fixtures of the fuzz tests: a file in its own folder, and a reader that must return or raise HalfbyteError."""
 
 import contextlib
 from pathlib import Path
@@ -11,20 +11,20 @@ from halfbyte.errors import HalfbyteError
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """One folder for all examples of a module: hypothesis calls a test many times."""
+    """One folder for all examples of a module, because hypothesis calls a test many times."""
     return tmp_path_factory.mktemp("fuzzed")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def little_memory():
-    """All examples of a module together: no reader keeps what it read."""
+    """Limit the memory of all examples of a module together: readers must not accumulate data."""
     with bounded(seconds=600, megabytes=700):
         yield
 
 
 @pytest.fixture(scope="session")
 def survives():
-    """Call a reader: it returns, or raises a HalfbyteError of a bounded length, soon."""
+    """Call a reader: it must return, or raise a HalfbyteError of bounded length, quickly."""
 
     def call(reader, *given):
         with within(20), contextlib.suppress(HalfbyteError):

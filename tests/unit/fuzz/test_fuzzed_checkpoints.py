@@ -1,4 +1,4 @@
-"""Whatever bytes a checkpoint's files hold, opening it returns a checkpoint or a HalfbyteError."""
+"""Opening a checkpoint with arbitrary bytes in its files returns a checkpoint or raises a HalfbyteError."""
 
 import json
 import shutil
@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from pico import write_pico
 
 from halfbyte.audit.run import audit
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.checkpoint.headers import parse_header, read_header
+from halfbyte.engine.pipeline import plan
 from halfbyte.inspect import inspection
-from halfbyte.pipeline import plan
 from halfbyte.recipe.load import load_recipe
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.source.headers import parse_header, read_header
 
 INDEX = "model.safetensors.index.json"
 ENTRY = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
@@ -29,7 +29,7 @@ def source(folder):
 
 
 def opened(folder):
-    """All that headers, index and config are used for before the first weight is read."""
+    """Use headers, index and config in every way before the first weight is read."""
     checkpoint = open_checkpoint(folder)
     inspection.inspect(checkpoint)
     plan(checkpoint, RECIPE).parts()
@@ -56,7 +56,7 @@ def test_any_header(survives, raw, nbytes):
 
 
 def with_file(folder, source, name, raw):
-    """A copy of a checkpoint in which one file has other bytes; the shards are the same files."""
+    """Copy a checkpoint with other bytes in one file; the shards are the same files."""
     copy = folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir()

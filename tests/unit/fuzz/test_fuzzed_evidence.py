@@ -1,7 +1,6 @@
-"""Evidence that somebody edited costs a card, a report or a check what it would have said; it never breaks them."""
+"""Edited evidence removes its statements from a card, a report or a check, but never breaks them."""
 
 import json
-import os
 
 import pytest
 from attacks.damage import damaged_json
@@ -13,9 +12,9 @@ from release_folder import QUICK_ENVIRONMENT, make_folder
 from halfbyte.publish import provenance
 from halfbyte.publish.card.write import write_card
 from halfbyte.publish.evidence import PLACES
+from halfbyte.publish.hub.run import prepare
 from halfbyte.publish.provenance import write_provenance
 from halfbyte.publish.report.page import write_report
-from halfbyte.publish.upload.run import prepare
 from halfbyte.publish.verify import verify
 
 EVIDENCE = {**everything(), **pruned()}
@@ -23,18 +22,18 @@ OF_AN_OUTPUT = ("plan.json", "audit.json", "release.json", "hashed.json", "sbom.
 
 
 def damaged_one(valid):
-    """Return the name of one of these files, and other bytes for it."""
+    """Return the name of one of these files, and damaged bytes for it."""
     return st.sampled_from(list(valid)).flatmap(lambda name: st.tuples(st.just(name), damaged_json(valid[name])))
 
 
 @pytest.fixture(scope="module")
 def measured(folder):
-    """An output with evidence of every kind, in the shapes that the commands write."""
+    """An output with evidence of every kind, in the form that the commands write."""
     return write_out(folder / "measured", EVIDENCE)
 
 
 def test_card_and_report(survives, measured):
-    put(measured, EVIDENCE)  # newer than the weights
+    put(measured, EVIDENCE)
 
     @given(found=damaged_one(EVIDENCE))
     def fuzz(found):
@@ -51,7 +50,7 @@ def test_card_and_report(survives, measured):
 
 @pytest.fixture(scope="module")
 def published(folder):
-    """An output that may be published."""
+    """An output that is ready to publish."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provenance, "environment", lambda: QUICK_ENVIRONMENT)
         source, out = make_folder(folder / "published")
@@ -60,7 +59,7 @@ def published(folder):
 
 
 def prepared(out):
-    return prepare(out, "maker/model", traces="maker/traces", force=True)
+    return prepare(out, "maker/kimi-4bit", traces="maker/traces", force=True)
 
 
 def test_verify_and_publish(survives, published):
@@ -73,10 +72,9 @@ def test_verify_and_publish(survives, published):
     def fuzz(found, recorded):
         name, raw = found
         (ours / name).write_bytes(raw)
-        if recorded:  # somebody edits it before it is recorded
+        if recorded:  # edited before it is recorded
             survives(write_provenance, published, None)
         survives(verify, published)
-        os.utime(published / "README.md")  # a card is newer than what it was written from
         ready = survives(prepared, published)
         sent.append(ready is not None and not ready.refused)
         for file, whole in before.items():

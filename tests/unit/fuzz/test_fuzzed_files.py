@@ -1,4 +1,4 @@
-"""Whatever bytes lie where halfbyte expects a file of its own, its reader returns or raises a HalfbyteError."""
+"""Readers of halfbyte's own files return or raise a HalfbyteError for arbitrary bytes."""
 
 import json
 from dataclasses import asdict
@@ -8,23 +8,24 @@ from attacks.damage import damaged_bytes, damaged_json, damaged_lines
 from hypothesis import given
 from pico import write_pico
 
-from halfbyte import show, status
-from halfbyte.folders import FOLDER, read_plan
-from halfbyte.json_file import json_object
-from halfbyte.pipeline import quantize
-from halfbyte.plan.file import read_plan_file
-from halfbyte.prune.plan_file import LayerChoice, PrunePlan, read_prune_plan
-from halfbyte.prune.record import read_record
-from halfbyte.prune.router import RouterShape
+from halfbyte.bench.importers import read_results
+from halfbyte.bench.records import read_records
+from halfbyte.checkpoint.atomic_write import Journal
+from halfbyte.checkpoint.json_file import json_object
+from halfbyte.checkpoint.output_folder import FOLDER, read_plan
+from halfbyte.cli import pipeline_output as show
+from halfbyte.engine.pipeline import quantize
+from halfbyte.evaluate.results import read_head, refuse_missing_items, refuse_other_questions
+from halfbyte.evaluate.samples import Sample, check_pairs, load_samples
+from halfbyte.evaluate.store import Store
+from halfbyte.plan.plan_file import read_plan_file
+from halfbyte.plan.prune_plan import LayerChoice, PrunePlan, read_prune_plan
+from halfbyte.plan.prune_record import read_record
+from halfbyte.plan.pruned_router import RouterShape
+from halfbyte.probe.tools.vendor import read_cases
+from halfbyte.probe.trace import Trace
 from halfbyte.recipe.load import load_recipe, recipe_text
-from halfbyte.validate.bench.importers import read_results
-from halfbyte.validate.bench.records import read_records
-from halfbyte.validate.evaluate.results import read_head, refuse_missing_items, refuse_other_questions
-from halfbyte.validate.evaluate.samples import Sample, check_pairs, load_samples
-from halfbyte.validate.evaluate.store import Store
-from halfbyte.validate.probe.tools.vendor import read_cases
-from halfbyte.validate.probe.trace import Trace
-from halfbyte.write import Journal
+from halfbyte.release import status
 
 RECIPE = "kimi-k2.6-mxfp4-wafer"
 PRUNE = PrunePlan(
@@ -69,7 +70,7 @@ def earlier_samples(path):
 
 
 def closed(kind):
-    """A file that is opened to go on with it."""
+    """Open a file to resume it, and close it."""
 
     def read(path):
         with kind(path):
@@ -78,7 +79,7 @@ def closed(kind):
     return read
 
 
-# File, what it holds when it is right, who reads it.
+# File, valid contents, reader.
 FILES = {
     "prune plan": ("prune-plan.json", PRUNE, read_prune_plan),
     "eval.json": ("eval.json", HEAD, earlier_head),
@@ -123,7 +124,7 @@ def test_lines(survives, folder, name):
 
 @pytest.fixture(scope="module")
 def made(folder):
-    """An output with its plan and its journal."""
+    """An output with its plan and journal."""
     out = folder / "out"
     quantize(write_pico(folder / "source"), out, load_recipe(RECIPE))
     return out

@@ -1,7 +1,7 @@
-"""The count of what comes and goes in a layer, against the tensors that really live while one runs on the CPU.
+"""The estimate of temporary memory in a layer, compared with the live tensors of a run on the CPU.
 
-Widths are those of a sixteenth of Kimi-K2.6, but for values as wide as keys: other ones the CPU's attention would
-convert to FP32. What a kernel takes for itself is not seen here; the count has room for it in attention.
+Widths are those of a sixteenth of Kimi-K2.6, except that values are as wide as keys: other widths the CPU's attention
+would convert to FP32. Memory inside kernels is not visible here; the estimate has a reserve for it in attention.
 """
 
 import numpy as np
@@ -12,14 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
 
-from halfbyte.calibrate.rows import Rows
-from halfbyte.cuda.memory import _Widths
+from halfbyte.calibrate.token_rows import Rows
+from halfbyte.engine.backends.cuda.memory import _Widths
+from halfbyte.families.geometry import Geometry, text_config
 from halfbyte.forward.config import text_model
 from halfbyte.forward.experts import run_experts
 from halfbyte.forward.layer import DecoderLayer
+from halfbyte.forward.positions import look_around
 from halfbyte.forward.run import run_layer
-from halfbyte.forward.sight import look_around
-from halfbyte.source.geometry import Geometry, text_config
 
 SMALL = Geometry(layers=2, experts=24, active_experts=2, width=448, dense_width=1152, expert_width=128, heads=4,
                  q_rank=96, kv_rank=32, value_width=192, vocabulary=64, prefix="")  # fmt: skip
@@ -31,7 +31,7 @@ SHAPES = ((SMALL.expert_width, SMALL.width), (SMALL.expert_width, SMALL.width), 
 
 
 class Live(TorchDispatchMode):
-    """The most bytes that tensors made under it held at once."""
+    """Track the peak bytes of tensors created in its context."""
 
     def __init__(self):
         super().__init__()
@@ -55,7 +55,7 @@ def matrices():
 
 @pytest.mark.parametrize("index", [0, 1], ids=["dense", "MoE"])
 def test_a_chunk(index):
-    """Everything that is counted lives, but for the copies of q, k and v that a kernel may make."""
+    """Everything that is counted is live, except for the copies of q, k and v that a kernel may make."""
     torch.manual_seed(0)
     text = text_model(text_config(SMALL))
     with torch.device("meta"):

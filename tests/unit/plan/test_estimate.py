@@ -1,4 +1,4 @@
-"""The time a run would take: the arithmetic by hand, the measurement on every stored format, and what is said of it."""
+"""The time estimate: arithmetic by hand, measurement on every stored format, and messages."""
 
 import json
 import math
@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from pico import KINDS
 
-from halfbyte.models.model import describe
-from halfbyte.numerics.codec import decode
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.cli.pipeline_output import duration
+from halfbyte.families.model import describe
+from halfbyte.formats.codec import decode
 from halfbyte.plan.estimate import ASSUMED_NBYTES_PER_S, estimate
 from halfbyte.plan.manifest import make_plan
 from halfbyte.plan.measure import Kernel, Speeds, invented, kernels, measure
 from halfbyte.recipe.load import load_recipe
-from halfbyte.show import duration
-from halfbyte.source.checkpoint import open_checkpoint
 
 RECIPES = ("kimi-k2.6-mxfp4-wafer", "kimi-k2.6-nvfp4a16", "kimi-k2.6-fp8-reference", "kimi-k2.7-code-nvfp4-decart")
 
@@ -62,7 +62,7 @@ def test_what_is_not_measured_is_assumed_and_said(planned):
     plan = planned()
     half = estimate(plan, speeds(plan, write_nbytes_per_s=None))
     assert half.disk_s == pytest.approx((plan.read_nbytes + plan.write_nbytes) / 100)
-    assert "assumed: the same disk writes as fast" in half.basis()
+    assert "assumed: same disk, same write speed" in half.basis()
     none = estimate(plan, speeds(plan, read_nbytes_per_s=None, write_nbytes_per_s=None))
     assert none.disk_s == pytest.approx((plan.read_nbytes + plan.write_nbytes) / ASSUMED_NBYTES_PER_S)
     assert "assumed: a disk of 1 GB/s" in none.basis()

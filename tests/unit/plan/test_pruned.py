@@ -1,18 +1,18 @@
-"""What a choice of experts makes of names, rows, lists and numbers, before any file."""
+"""The effect of an expert selection on names, rows, lists and numbers, before any file."""
 
 from dataclasses import replace
 
 import pytest
 from pico import write_pico
 
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.errors import CheckpointError
-from halfbyte.models.architecture import architecture_of
-from halfbyte.models.model import describe
+from halfbyte.families.architecture import architecture_of
+from halfbyte.families.model import describe
 from halfbyte.plan.manifest import make_plan
 from halfbyte.plan.pruned import kept_digest, renumbered, router_rows
 from halfbyte.recipe.load import load_recipe
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.source.headers import TensorInfo
 
 KIMI = architecture_of({"model_type": "kimi_k25"})
 QWEN = architecture_of({"model_type": "qwen3_moe"})
@@ -86,12 +86,12 @@ def test_lists_that_name_experts_mean_the_same_ones():
     ],
 )
 def test_a_pattern_that_tells_experts_apart_is_refused(pattern):
-    with pytest.raises(CheckpointError, match="names experts by number in a pattern"):
+    with pytest.raises(CheckpointError, match="matches single experts with a pattern"):
         renumbered({"ignore": [pattern]}, KIMI, KEPT)
 
 
 def test_until_experts_are_chosen_all_shards_of_a_layer_are_needed(tmp_path):
-    """They are verified before the run, and must be those that it was begun from."""
+    """They are verified before the run, and must be those that it started from."""
     checkpoint = open_checkpoint(write_pico(tmp_path, experts=8))
     late = {
         name: info._replace(shard="late") if ".experts.7." in name else info

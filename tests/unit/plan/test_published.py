@@ -1,16 +1,20 @@
 """Plans for Kimi-K2.6's published geometry give the published numbers: bytes, tensors, shards, ignore lists."""
 
+import json
 import math
 from pathlib import Path
 
 import pytest
+from pico import write_pico
 
-from halfbyte.models.model import describe
+from halfbyte.checkpoint.folder import Checkpoint
+from halfbyte.engine.pipeline import plan
+from halfbyte.families.examples import example
+from halfbyte.families.model import describe
 from halfbyte.plan.engine_config import modelopt_file, output_config, quantization_block
 from halfbyte.plan.manifest import make_plan
+from halfbyte.plan.summary import by_role
 from halfbyte.recipe.load import load_recipe
-from halfbyte.source.checkpoint import Checkpoint
-from halfbyte.source.example import example
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +28,10 @@ def kimi():
     [
         ("kimi-k2.6-bf16", 2_053_758_798_816, 70_310, 64),
         ("kimi-k2.6-mxfp4-wafer", 563_438_701_536, 139_430, 64),
+        ("kimi-k2.6-mxfp4a16", 563_438_701_536, 139_430, 64),
         ("kimi-k2.6-nvfp4-wafer", 590_779_958_144, 278_341, 119),  # with 122 KV scales, cut at 5 GB
         ("kimi-k2.6-nvfp4-nvidia", 595_148_192_736, 277_670, 120),
+        ("kimi-k2.7-code-nvfp4-nvidia", 595_148_192_736, 277_670, 120),
     ],
 )
 def test_sizes(kimi, recipe, payload_nbytes, tensors, shards):
@@ -47,7 +53,7 @@ def nvidia(kimi):
 
 @pytest.mark.parametrize("known", [False, True])
 def test_half_of_the_experts(nvidia, known):
-    """0xSero/Kimi-K2.6-519B-NVFP4, to the byte, before it is known which experts stay and after."""
+    """0xSero/Kimi-K2.6-519B-NVFP4, to the byte, before and after the experts are selected."""
     model = describe(nvidia)
     kept = {layer: tuple(range(layer % 2, 384, 2)) for layer in range(1, 61)} if known else None
     made = make_plan(nvidia, model, load_recipe("kimi-k2.6-nvfp4-reap192"), kept=kept)
@@ -71,6 +77,29 @@ def test_the_ignore_list_that_nvidia_publishes(kimi):
     made = make_plan(*kimi, load_recipe("kimi-k2.6-nvfp4-nvidia"))
     assert quantization_block(made.recipe.quantize, made)["ignore"] == sorted(pairs + ends)
     assert modelopt_file(made)["quantization"]["exclude_modules"] == sorted(pairs + ends)
+    code = make_plan(*kimi, load_recipe("kimi-k2.7-code-nvfp4-nvidia"))
+    listed = sorted([*pairs, *ends, "language_model.model.embed_tokens"])  # 125 entries: ModelOpt 0.44 names embeddings
+    fp4 = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
+    producer = {"name": "modelopt", "version": "0.44.0rc1"}
+    assert quantization_block(code.recipe.quantize, code) == {
+        "config_groups": {"group_0": {"input_activations": fp4, "weights": fp4, "targets": ["Linear"]}},
+        "ignore": listed,
+        "quant_algo": "NVFP4",
+        "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+        "producer": producer,
+        "quant_method": "modelopt",
+        "written_by": {"name": "halfbyte"},  # ours alone
+    }
+    assert modelopt_file(code) == {
+        "producer": producer,
+        "written_by": {"name": "halfbyte"},
+        "quantization": {
+            "quant_algo": "NVFP4",
+            "kv_cache_quant_algo": "FP8",
+            "group_size": 16,
+            "exclude_modules": listed,
+        },
+    }
 
 
 # The quantization_config block that the card of the MXFP4 release prints.
@@ -98,15 +127,33 @@ MXFP4_CARD = {
     "algo_config": None,
     "export": {"pack_method": "reorder", "weight_format": "real_quantized"},
 }
-# What the card leaves out and vLLM's Quark reader asks for; all of it empty.
-_EMPTY = {"layer_quant_config": {}, "layer_type_quant_config": {}}
+# What the card leaves out and readers ask for: vLLM the empty keys, Quark itself `symmetric`. And who wrote it.
+_EMPTY = {"layer_quant_config": {}, "layer_type_quant_config": {}, "written_by": {"name": "halfbyte"}}
 _EMPTY_GLOBAL = {"output_tensors": None, "bias": None}
 
 
 def test_the_mxfp4_cards_block_key_by_key(kimi):
     config = output_config(make_plan(*kimi, load_recipe("kimi-k2.6-mxfp4-wafer")))
     expected = MXFP4_CARD | _EMPTY
-    expected["global_quant_config"] = MXFP4_CARD["global_quant_config"] | _EMPTY_GLOBAL
+    tensors = {place: {**spec, "symmetric": None} for place, spec in MXFP4_CARD["global_quant_config"].items()}
+    expected["global_quant_config"] = tensors | _EMPTY_GLOBAL
     expected["export"] = MXFP4_CARD["export"] | {"kv_cache_group": []}
     assert config["quantization_config"] == expected
     assert "quantization_config" not in config["text_config"]
+
+
+def test_the_head_of_a_text_model_is_listed_as_modelopt_lists_it(tmp_path):
+    """A module that no prefix shortens gets no star; ModelOpt 0.47 lists embeddings and routers besides."""
+    golden = json.loads((Path(__file__).parents[2] / "golden" / "modelopt-calibrated-0.47.0.json").read_text())
+    theirs = golden["models"]["bf16"]["recipes"]["experts_mse"]["quantization_config"]["ignore"]
+    made = plan(write_pico(tmp_path, "bf16"), load_recipe("kimi-k2.7-code-nvfp4-decart"))
+    ours = quantization_block(made.recipe.quantize, made)["ignore"]
+    assert ours == [entry for entry in theirs if not entry.endswith((".embed_tokens", ".mlp.gate"))]
+
+
+def test_kv_scales_have_a_row_of_their_own(kimi):
+    """Attention is kept; what is new in it are two scales for each layer's KV cache."""
+    rows = by_role(make_plan(*kimi, load_recipe("kimi-k2.6-nvfp4-wafer")))
+    attention = {row.action: row.tensors for row in rows if row.role == "attention"}
+    assert attention.pop("FP8 KV cache scales, calibrated") == 122
+    assert list(attention) == ["keep, byte for byte"]

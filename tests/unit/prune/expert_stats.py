@@ -1,4 +1,4 @@
-"""Statistics of experts for the tests of pruning, made by hand or at random."""
+"""Expert statistics for tests of pruning, hand-made or random."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from halfbyte.recipe.decisions import Prune
 
 
 def stats(count, gn=None, out=None, **sums):
-    """One layer: arrays [E, B], or [E] for one domain; `out` [E] is 1 for all unless given."""
+    """One layer: arrays [E, B], or [E] for one domain; `out` [E] defaults to 1."""
     count = two_dimensional(count)
     found = ExpertStats.empty(*count.shape)
     found.count[...] = count
@@ -26,7 +26,7 @@ def two_dimensional(values):
 
 
 def random_stats(seed, experts=16, domains=3):
-    """Whole numbers, so that sums are exact in any order."""
+    """Integers, so that sums are exact in any order."""
     random = np.random.default_rng(seed)
     names = ("gn", "n", "n2", "g2n", "g2n2", "g", "g2")
     sums = {name: random.integers(1, 10_000, (experts, domains)) for name in names}

@@ -1,4 +1,4 @@
-"""Who stays: worked examples, the properties that a choice must have, and what is refused."""
+"""Expert selection: worked examples, required properties, and rejected input."""
 
 import itertools
 
@@ -102,7 +102,7 @@ def test_more_must_stay_than_there_is_room_for():
     found = stats([0, 0, 0, 5, 5, 5, 5, 5])
     with pytest.raises(UsageError) as caught:
         kept(found, rule(2), router(8))
-    assert caught.value.what == "3 experts must stay (3 unobserved), but there is room for 2"
+    assert caught.value.what == "3 experts must be kept (3 unobserved), but only 2 can be"
     assert caught.value.where == "layer 3"
     assert caught.value.fix == "calibrate on more text, keep 3 or more, or lower prune.min_tokens"
     with pytest.raises(UsageError) as caught:
@@ -116,9 +116,9 @@ def test_more_must_stay_than_there_is_room_for():
 
 def test_layers_that_are_missing_or_dense():
     layers = {1: random_stats(1), 2: LayerStats({})}
-    with pytest.raises(UsageError, match="these statistics have no layer 3"):
+    with pytest.raises(UsageError, match="these statistics lack layer 3"):
         choose(layers, "abc", rule(8), router(16), layers_expected=[1, 3])
-    with pytest.raises(UsageError, match="nothing of the experts"):
+    with pytest.raises(UsageError, match="the statistics have no expert data for this MoE layer"):
         choose(layers, "abc", rule(8), router(16), layers_expected=[1, 2])
     assert sorted(choose(layers, "abc", rule(8), router(16), layers_expected=[1]).layers) == [1]
 
@@ -209,7 +209,7 @@ def test_max_min_is_never_worse_than_mean_in_any_layer():
 
 
 def brute_spread(layers, keep, least):
-    """The largest sum of shares that any spread of the same number of experts keeps."""
+    """Return the largest sum of shares over all spreads with the same number of experts."""
     totals = [sorted((value / sum(values) for value in values), reverse=True) for values in layers]
     counts = itertools.product(range(least, len(layers[0]) + 1), repeat=len(layers))
     return max(
@@ -239,7 +239,10 @@ def test_a_worked_example_of_water_filling():
     assert found.counts == {1: 6, 2: 2}
     assert found.dropped == {1: 2 / 8, 2: 32 / 128}
     assert found.dropped_uniform == {1: 4 / 8, 2: 8 / 128}
-    assert found.line() == "2 to 6 experts a layer would drop 25.0% of the scores on average, 4 in each layer 28.1%"
+    assert (
+        found.line()
+        == "keeping 2 to 6 experts per layer drops 25.0% of the scores on average; 4 in every layer would drop 28.1%"
+    )
     even = spread({1: flat, 2: steep}, ["all"], rule(4), router(8), layers_expected=[1, 2], step=4)
     assert even.counts == {1: 4, 2: 4}
     plan = chosen({1: flat, 2: steep}, rule(4), router(8), counts=found.counts)
@@ -262,7 +265,7 @@ def test_spreads_respect_groups_steps_and_who_stays():
         spread(layers, "abc", rule(8), router(16), layers_expected=layers, step=5)
     for layer in layers.values():
         layer.experts.count[:9] = 0
-    with pytest.raises(UsageError, match="the layers need 27 experts, and 24 are to stay"):
+    with pytest.raises(UsageError, match="the layers need at least 27 experts, but only 24 would be kept"):
         spread(layers, "abc", rule(8), router(16), layers_expected=layers)
 
 

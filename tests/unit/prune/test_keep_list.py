@@ -1,4 +1,4 @@
-"""Keep lists as others publish them."""
+"""Keep lists in the published form."""
 
 import json
 
@@ -74,25 +74,25 @@ def test_layers_may_keep_different_numbers_and_the_plan_says_so():
 @pytest.mark.parametrize(
     ("found", "what"),
     [
-        ("all", "this is no keep list"),
-        ({}, "this is no keep list"),
-        ([], "this is no keep list"),
-        (LISTS[:2], "these are not lists of 3 layers"),
-        ([*LISTS[:2], 4], "these are not lists of 3 layers"),
-        ({"model": "kimi", "lists": BY_LAYER}, "'model' is not a layer with its list of experts"),
-        ({"1": {"gone": [1]}}, "'1' is not a layer with its list of experts"),
-        ({"1": LISTS[0], "2": LISTS[1]}, "the plan says nothing of layer 5"),
+        ("all", "this is not a keep list"),
+        ({}, "this is not a keep list"),
+        ([], "this is not a keep list"),
+        (LISTS[:2], "the file does not have lists for 3 layers"),
+        ([*LISTS[:2], 4], "the file does not have lists for 3 layers"),
+        ({"model": "kimi", "lists": BY_LAYER}, "'model' is not a layer number with a list of experts"),
+        ({"1": {"gone": [1]}}, "'1' is not a layer number with a list of experts"),
+        ({"1": LISTS[0], "2": LISTS[1]}, "the plan has no layer 5"),
         ({**BY_LAYER, "6": LISTS[0]}, "the checkpoint has no routed experts in layer 6"),
         (
             {"0": LISTS[0], "1": LISTS[1], "2": LISTS[2]},
-            "the layers are counted from 0, but the checkpoint's first with routed experts is 1",
+            "the layers are numbered from 0, but the checkpoint's first MoE layer is 1",
         ),
-        ({**BY_LAYER, "2": [1, 2, 3, 8]}, "there is no expert 8"),
-        ({**BY_LAYER, "2": [1, 2, 3, 3]}, "expert 3 is there twice"),
-        ({**BY_LAYER, "2": [1]}, "1 experts are too few: each token is given to 2"),
-        ({**BY_LAYER, "2": [1, 2, 3, "7"]}, "something in this list is not the number of an expert"),
-        ({**BY_LAYER, "2": [1, 2, 3, 7.0]}, "something in this list is not the number of an expert"),
-        ({"n_expert": 256, "keep": BY_LAYER}, "this list is of a model with 256 experts a layer, and this one has 8"),
+        ({**BY_LAYER, "2": [1, 2, 3, 8]}, "unknown expert 8"),
+        ({**BY_LAYER, "2": [1, 2, 3, 3]}, "duplicate expert 3"),
+        ({**BY_LAYER, "2": [1]}, "1 experts are too few: each token is routed to 2"),
+        ({**BY_LAYER, "2": [1, 2, 3, "7"]}, "the list has an entry that is not an expert number"),
+        ({**BY_LAYER, "2": [1, 2, 3, 7.0]}, "the list has an entry that is not an expert number"),
+        ({"n_expert": 256, "keep": BY_LAYER}, "the list is for a model with 256 experts per layer, but this one has 8"),
     ],
 )
 def test_lists_that_are_not_whole_or_of_another_model(found, what):
@@ -104,7 +104,7 @@ def test_lists_that_are_not_whole_or_of_another_model(found, what):
 
 @pytest.mark.parametrize(
     ("gone", "what"),
-    [([8], "there is no expert 8"), ([1, 1], "expert 1 is there twice"), (list(range(7)), "1 experts are too few")],
+    [([8], "unknown expert 8"), ([1, 1], "duplicate expert 1"), (list(range(7)), "1 experts are too few")],
 )
 def test_dropped_lists_are_checked_too(gone, what):
     with pytest.raises(UsageError, match=what):

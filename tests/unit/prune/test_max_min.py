@@ -1,4 +1,4 @@
-"""Max-min coverage against all sets there are."""
+"""Max-min coverage, compared with all possible sets."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The plan as a file: it comes back as it went, and each thing that can be wrong with it has its sentence."""
+"""The prune plan as a file: round trips, and one error for each defect."""
 
 import copy
 import json
@@ -9,8 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfbyte.errors import UsageError
+from halfbyte.plan.prune_plan import (
+    KIND,
+    LayerChoice,
+    PrunePlan,
+    plan_text,
+    read_prune_plan,
+    write_prune_plan,
+)
 from halfbyte.prune.choose import choose, restore
-from halfbyte.prune.plan_file import KIND, LayerChoice, PrunePlan, plan_text, read_prune_plan, write_prune_plan
 
 
 def made(keep=8, shape=None, **said):
@@ -99,58 +106,58 @@ def with_change(path, value):
 ONE = ("layers", "1")
 FINE = [0, 1, 2, 3, 4, 5, 6, 7]
 REFUSED = [
-    (("kind",), "halfbyte plan", "this is no prune plan of halfbyte's"),
-    (("version",), 2, "this plan is of version 2, and version 1 is read"),
+    (("kind",), "halfbyte plan", "this is not a halfbyte prune plan"),
+    (("version",), 2, "unsupported plan version 2; expected 1"),
     (("layers",), KeyError, "'layers' is missing"),
     (("statistics",), KeyError, "'statistics' is missing"),
-    (("layerz",), {}, "nobody reads 'layerz'"),
-    (("coverage",), [], "there is no block of keys here"),
-    (("source",), {"chosen_on": 3}, "there is no block of keys here"),
+    (("layerz",), {}, "unknown key 'layerz'"),
+    (("coverage",), [], "this is not a JSON object"),
+    (("source",), {"chosen_on": 3}, "this is not a JSON object"),
     (("non_uniform",), "no", "'non_uniform' is neither true nor false"),
     (("edited",), 1, "'edited' is neither true nor false"),
-    (("router", "top_k"), 0, "'top_k' is 0"),
-    (("router", "experts"), True, "'experts' is True"),
-    (("router", "groups"), 1, "nobody reads 'groups'"),
-    (("router",), 16, "there is no block of keys here"),
+    (("router", "top_k"), 0, "invalid value 0 for 'top_k'"),
+    (("router", "experts"), True, "invalid value True for 'experts'"),
+    (("router", "groups"), 1, "unknown key 'groups'"),
+    (("router",), 16, "this is not a JSON object"),
     (("layers",), {}, "the plan has no layers"),
-    (("layers",), [], "there is no block of keys here"),
-    (("layers", "01"), {}, "'01' is not the number of a layer"),
-    (("layers", "first"), {}, "'first' is not the number of a layer"),
-    (("layers", "1"), [0, 1], "there is no block of keys here"),
+    (("layers",), [], "this is not a JSON object"),
+    (("layers", "01"), {}, "'01' is not a layer number"),
+    (("layers", "first"), {}, "'first' is not a layer number"),
+    (("layers", "1"), [0, 1], "this is not a JSON object"),
     ((*ONE, "kept"), KeyError, "'kept' is missing"),
-    ((*ONE, "keep"), [], "nobody reads 'keep'"),
+    ((*ONE, "keep"), [], "unknown key 'keep'"),
     ((*ONE, "kept"), "all", "'kept' is not a list"),
-    ((*ONE, "kept"), [*FINE[:7], "7"], "'7' is not the number of an expert"),
-    ((*ONE, "kept"), [*FINE[:7], 7.0], "7.0 is not the number of an expert"),
-    ((*ONE, "kept"), [*FINE[:7], True], "True is not the number of an expert"),
-    ((*ONE, "kept"), [*FINE[:7], 16], "there is no expert 16"),
-    ((*ONE, "kept"), [-1, *FINE[:7]], "there is no expert -1"),
-    ((*ONE, "kept"), [0, *FINE[:7]], "expert 0 is there twice"),
+    ((*ONE, "kept"), [*FINE[:7], "7"], "'7' is not an expert number"),
+    ((*ONE, "kept"), [*FINE[:7], 7.0], "7.0 is not an expert number"),
+    ((*ONE, "kept"), [*FINE[:7], True], "True is not an expert number"),
+    ((*ONE, "kept"), [*FINE[:7], 16], "unknown expert 16"),
+    ((*ONE, "kept"), [-1, *FINE[:7]], "unknown expert -1"),
+    ((*ONE, "kept"), [0, *FINE[:7]], "duplicate expert 0"),
     ((*ONE, "kept"), FINE[::-1], "the experts are not in ascending order"),
-    ((*ONE, "kept"), [0], "1 experts are too few: each token is given to 2"),
-    ((*ONE, "kept"), [], "0 experts are too few: each token is given to 2"),
+    ((*ONE, "kept"), [0], "1 experts are too few: each token is routed to 2"),
+    ((*ONE, "kept"), [], "0 experts are too few: each token is routed to 2"),
     ((*ONE, "kept"), FINE[:7], "'count' is 8, but 7 experts are kept"),
     ((*ONE, "count"), 9, "'count' is 9, but 8 experts are kept"),
-    ((*ONE, "scores"), [1.0], "there are 1 scores of 16 experts"),
+    ((*ONE, "scores"), [1.0], "1 scores for 16 experts"),
     ((*ONE, "scores"), {}, "'scores' is not a list"),
-    ((*ONE, "scores"), [1.0] * 15 + ["1"], "'1' is not the score of expert 15"),
-    ((*ONE, "scores"), [-1.0] + [1.0] * 15, "-1.0 is not the score of expert 0"),
-    ((*ONE, "scores"), [float("nan")] + [1.0] * 15, "nan is not the score of expert 0"),
-    ((*ONE, "reasons"), {"16": "x"}, "there is no expert '16'"),
-    ((*ONE, "reasons"), {"x": "x"}, "there is no expert 'x'"),
-    ((*ONE, "reasons"), {"3": ""}, "the reason of expert 3 is no text"),
-    ((*ONE, "reasons"), [], "there is no block of keys here"),
-    (("rule", "method"), "reaper", "'reaper' is not a value of 'method'"),
-    (("rule", "select"), None, "None is not a value of 'select'"),
-    (("rule", "keep"), None, "None cannot be 'keep' of a rule"),
-    (("rule", "keep"), 0, "0 cannot be 'keep' of a rule"),
-    (("rule", "drop"), 0.5, "8 cannot be 'keep' of a rule"),
-    (("rule", "drop"), 2.0, "2.0 cannot be 'drop' of a rule"),
-    (("rule", "blend"), {"a": -1}, "{'a': -1} cannot be 'blend' of a rule"),
-    (("rule", "protect"), 1, "1 cannot be 'protect' of a rule"),
-    (("rule", "min_tokens"), -1, "-1 cannot be 'min_tokens' of a rule"),
+    ((*ONE, "scores"), [1.0] * 15 + ["1"], "invalid score '1' for expert 15"),
+    ((*ONE, "scores"), [-1.0] + [1.0] * 15, "invalid score -1.0 for expert 0"),
+    ((*ONE, "scores"), [float("nan")] + [1.0] * 15, "invalid score nan for expert 0"),
+    ((*ONE, "reasons"), {"16": "x"}, "unknown expert '16'"),
+    ((*ONE, "reasons"), {"x": "x"}, "unknown expert 'x'"),
+    ((*ONE, "reasons"), {"3": ""}, "the reason for expert 3 is not text"),
+    ((*ONE, "reasons"), [], "this is not a JSON object"),
+    (("rule", "method"), "reaper", "invalid value 'reaper' for 'method'"),
+    (("rule", "select"), None, "invalid value None for 'select'"),
+    (("rule", "keep"), None, "invalid value None for 'keep'"),
+    (("rule", "keep"), 0, "invalid value 0 for 'keep'"),
+    (("rule", "drop"), 0.5, "invalid value 8 for 'keep'"),
+    (("rule", "drop"), 2.0, "invalid value 2.0 for 'drop'"),
+    (("rule", "blend"), {"a": -1}, "invalid value {'a': -1} for 'blend'"),
+    (("rule", "protect"), 1, "invalid value 1 for 'protect'"),
+    (("rule", "min_tokens"), -1, "invalid value -1 for 'min_tokens'"),
     (("rule", "min_tokens"), KeyError, "'min_tokens' is missing"),
-    (("rule",), "reap", "there is no block of keys here"),
+    (("rule",), "reap", "this is not a JSON object"),
 ]
 
 
@@ -166,7 +173,7 @@ def test_what_is_wrong_is_said(path, value, what):
 def test_layers_are_compared_with_the_checkpoints():
     found = made().as_dict()
     for expected, what in [
-        ((1, 2, 3, 4, 12), "the plan says nothing of layer 3 and 1 more"),
+        ((1, 2, 3, 4, 12), "the plan has no layer 3 and 1 more"),
         ((1, 2), "the checkpoint has no routed experts in layer 12"),
     ]:
         with pytest.raises(UsageError) as caught:
@@ -180,7 +187,7 @@ def test_different_counts_must_be_asked_for():
     with pytest.raises(UsageError) as caught:
         PrunePlan.of(found)
     assert caught.value.what == "layer 1 keeps 8 experts and layer 2 keeps 6"
-    assert "stock vLLM cannot load it" in caught.value.fix
+    assert "stock vLLM cannot load that" in caught.value.fix
     found["non_uniform"] = True
     assert PrunePlan.of(found).counts() == {1: 8, 2: 6, 12: 8}
 
@@ -196,10 +203,10 @@ def test_groups_must_keep_as_many():
     ("text", "what"),
     [
         ("{", "this is not JSON"),
-        ("[1, 2]", "this is no prune plan of halfbyte's"),
-        ("null", "this is no prune plan of halfbyte's"),
-        ('{"1": [0, 1]}', "this is no prune plan of halfbyte's"),
-        ('{"kind": "a", "kind": "b"}', "this is not JSON: 'kind' is there twice"),
+        ("[1, 2]", "this is not a halfbyte prune plan"),
+        ("null", "this is not a halfbyte prune plan"),
+        ('{"1": [0, 1]}', "this is not a halfbyte prune plan"),
+        ('{"kind": "a", "kind": "b"}', "this is not JSON: duplicate key 'kind'"),
         ("[" * 100_000, "this is not JSON"),
         ("\xff", "this is not JSON"),
     ],
@@ -229,7 +236,7 @@ _JSON = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), value=_JSON)
 def test_no_value_anywhere_is_more_than_refused(data, value):
-    """Whatever stands in a place of a plan: it is read, or refused with a sentence."""
+    """Any value in any place of a plan is read, or rejected with an error."""
     found = copy.deepcopy(MADE)
     at = found
     while True:

@@ -15,7 +15,7 @@ def layer(out):
 
 
 def outputs(largest, experts=400):
-    """All 1, except at the places given."""
+    """All 1, except at the given places."""
     out = np.ones(experts)
     for expert, value in largest.items():
         out[expert] = value

@@ -1,14 +1,14 @@
-"""What a plan costs, in numbers and sentences."""
+"""The cost of a plan, in numbers and messages."""
 
 import pytest
 from expert_stats import random_stats, router, rule, stats
 
+from halfbyte.plan.prune_plan import LayerChoice, PrunePlan
 from halfbyte.prune.choose import choose, restore
-from halfbyte.prune.plan_file import LayerChoice, PrunePlan
 from halfbyte.prune.report import domain_rows, layer_rows, sentences
 
 DOMAINS = ("code", "prose", "verse")
-# Four experts; by their sums 0 and 1 stay. Code: 8 and 4 of 8 + 4. Prose: 1 + 1 of 5 + 4. Nobody had verse.
+# Four experts; by their sums 0 and 1 stay. Code: 8 and 4 of 8 + 4. Prose: 1 + 1 of 5 + 4. No tokens of verse.
 LAYER = stats([[1, 1, 0]] * 4, gn=[[8, 1, 0], [4, 1, 0], [0, 4, 0], [0, 5, 0]])
 EVEN = stats([[1, 1, 0]] * 4, gn=[[2, 2, 0], [2, 2, 0], [1, 1, 0], [1, 1, 0]])
 
@@ -60,13 +60,13 @@ def test_rows():
 def test_sentences():
     said = [(advice.level, advice.text) for advice in sentences(plan())]
     assert said == [
-        ("note", "prose keeps 61% of what experts chosen for it alone would (22% in layer 1), "
-         "and 42% of what its tokens were given"),
-        ("good", "code keeps 100% of what experts chosen for it alone would (100% in layer 1), "
-         "and 83% of what its tokens were given"),
-        ("note", "verse had no tokens: what it keeps is not known"),
-        ("note", "36.2% of the scores go (39.1% in layer 1)"),
-        ("note", "FlashInfer's FP8 experts need a multiple of 4 up to 512, and 2 is none"),
+        ("note", "prose keeps 61% of the scores that experts chosen for it alone would keep (22% in layer 1), "
+         "and 42% of its expert output"),
+        ("good", "code keeps 100% of the scores that experts chosen for it alone would keep (100% in layer 1), "
+         "and 83% of its expert output"),
+        ("note", "verse had no tokens: its coverage is unknown"),
+        ("note", "36.2% of the scores are dropped (39.1% in layer 1)"),
+        ("note", "FlashInfer's FP8 MoE kernels need a multiple of 4 up to 512, not 2"),
     ]  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def test_a_domain_that_loses_too_much_comes_first_with_what_to_do():
     alone = choose({1: LAYER}, DOMAINS, rule(2), router(4), layers_expected=[1])
     first = sentences(alone)[0]
     assert first.level == "bad"
-    assert first.text.startswith("prose keeps 22% of what experts chosen for it alone would")
+    assert first.text.startswith("prose keeps 22% of the scores that experts chosen for it alone would keep")
     assert "max_min" in first.fix
 
 
@@ -90,15 +90,15 @@ def test_sentences_about_who_stays_and_about_edits():
     layers[1].experts.out_amax[3] = 5000
     found = choose(layers, "abc", rule(8, protect=True), router(16), layers_expected=layers)
     texts = [advice.text for advice in sentences(found)]
-    assert "1 super expert in 1 layer: kept whatever the score" in texts
-    assert "1 expert in 1 layer: kept, with too few tokens to be judged" in texts
+    assert "1 super expert in 1 layer: kept regardless of score" in texts
+    assert "1 expert in 1 layer: kept, with too few tokens to be scored" in texts
     grown = restore(found, 1, where="most")
     texts = [advice.text for advice in sentences(grown)]
     layers = sum(count > 8 for count in grown.counts().values())
     assert f"2 experts in {layers} layer{'s' * (layers > 1)}: restored" in texts
     assert not any("keeps" in text and "chosen for it" in text for text in texts)  # not known without statistics
     edited = PrunePlan(router=router(4), layers={1: LayerChoice((0, 1))}, rule=None, edited=True)
-    assert sentences(edited)[-1].text.startswith("the kept experts were edited by hand after the plan was made")
+    assert sentences(edited)[-1].text.startswith("the kept experts were edited by hand: their coverage is unknown")
 
 
 def test_an_edit_leaves_nothing_behind_that_it_made_untrue():
@@ -114,8 +114,8 @@ def test_an_edit_leaves_nothing_behind_that_it_made_untrue():
     assert edited.edited and edited.coverage == {}
     assert edited.layers[1].reasons == {3: "super expert, dropped by hand"}
     said = [(advice.level, advice.text) for advice in sentences(edited)]
-    assert said[0][0] == "bad" and said[0][1].startswith("dropped by hand: super expert 3 of layer 1 (")
-    assert not any("kept whatever the score" in text or "chosen for it" in text for _, text in said)
+    assert said[0][0] == "bad" and said[0][1].startswith("super expert 3 of layer 1 dropped by hand: models")
+    assert not any("kept regardless of score" in text or "chosen for it" in text for _, text in said)
     again = PrunePlan.of(edited.as_dict())  # as it is in OUT
     assert again == edited and sentences(again) == sentences(edited)
     found = again.as_dict()

@@ -1,11 +1,11 @@
-"""Experts that come back."""
+"""Restoring dropped experts."""
 
 import pytest
 from expert_stats import random_stats, router, rule, stats
 
 from halfbyte.errors import UsageError
+from halfbyte.plan.prune_plan import LayerChoice, PrunePlan
 from halfbyte.prune.choose import choose, with_coverage
-from halfbyte.prune.plan_file import LayerChoice, PrunePlan
 from halfbyte.prune.restore import restore
 
 
@@ -57,9 +57,9 @@ def test_with_groups_each_group_gets_as_many():
 @pytest.mark.parametrize(
     ("more", "where", "what"),
     [
-        (0, "each", "0 experts cannot come back"),
-        (9, "each", "9 experts cannot come back, only 8 were dropped"),
-        (9, "most", "18 experts cannot come back, only 16 were dropped in all layers"),
+        (0, "each", "cannot restore 0 experts"),
+        (9, "each", "cannot restore 9 experts, only 8 were dropped"),
+        (9, "most", "cannot restore 18 experts, only 16 were dropped in all layers"),
     ],
 )
 def test_more_than_there_are(more, where, what):
@@ -72,8 +72,8 @@ def test_more_than_there_are(more, where, what):
 
 def test_groups_and_lists_without_scores():
     grouped = plan({1: random_stats(1)}, 8, router(16, 2, 4, 2), "abc")
-    with pytest.raises(UsageError, match="2 experts do not divide into 4 groups"):
+    with pytest.raises(UsageError, match="2 experts cannot be split into 4 groups"):
         restore(grouped, 2)
     bare = PrunePlan(router=router(4), layers={1: LayerChoice((0, 1))}, rule=None)
-    with pytest.raises(UsageError, match="this plan has no scores"):
+    with pytest.raises(UsageError, match="this plan has no scores to rank the dropped experts by"):
         restore(bare, 1)

@@ -1,4 +1,4 @@
-"""What an expert is worth: every criterion by hand, blends, and statistics that say nothing."""
+"""Expert saliency: every criterion by hand, blends, and statistics without information."""
 
 import math
 from typing import get_args
@@ -65,9 +65,9 @@ def test_a_blend_weighs_tokens_before_anything_is_divided():
 def test_a_blend_that_misses_or_invents_a_domain_is_refused(blend):
     with pytest.raises(UsageError) as caught:
         scores(stats([[2, 1]], **SUMS), rule(1, blend=blend))
-    word = "no domain 'verse'" if len(blend) > 2 else "does not weigh 'prose'"
+    word = "no domain 'verse'" if len(blend) > 2 else "'blend' lacks 'prose'"
     assert word in caught.value.what
-    assert caught.value.fix == "weigh each domain of the statistics: code, prose"
+    assert caught.value.fix == "give each domain a weight: code, prose"
 
 
 def test_an_expert_without_tokens_has_the_score_0_and_is_not_observed():
@@ -94,7 +94,7 @@ def test_statistics_without_a_sum_serve_all_other_criteria(method, name):
     found.experts.sums = {key: value for key, value in found.experts.sums.items() if key != name}
     with pytest.raises(UsageError) as caught:
         scores(found, rule(4, method=method), "abc", 16)
-    assert caught.value.what == f"'{method}' needs the sum '{name}', which these statistics do not have"
+    assert caught.value.what == f"'{method}' needs the sum '{name}', which the statistics do not have"
     assert ("--set calibrate.public_reap=true" in caught.value.fix) == (method == "reap_public")
     assert "another --method, such as reap" in caught.value.fix
     scores(found, rule(4), "abc", 16)
@@ -117,7 +117,7 @@ def test_statistics_of_another_shape_or_of_a_dense_layer_are_refused():
         scores(random_stats(1), rule(4), "abc", 384)
     with pytest.raises(UsageError, match="another model"):
         scores(random_stats(1), rule(4), "ab", 16)
-    with pytest.raises(UsageError, match="nothing of the experts"):
+    with pytest.raises(UsageError, match="the statistics have no expert data for this MoE layer"):
         scores(LayerStats({"mlp.up_proj": 1.0}), rule(4), "abc", 16)
 
 

@@ -1,4 +1,4 @@
-"""Folders that are ready to be published, made once and copied."""
+"""Folders that are ready to publish, built once and copied."""
 
 import time
 
@@ -18,7 +18,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def folder(made, tmp_path, monkeypatch):
-    """Return a source and its output, which a test may change."""
+    """Return a source and its output, which a test may modify."""
     skip_probes(monkeypatch)
     return copy_folder(made, tmp_path)
 
@@ -35,7 +35,7 @@ def source(folder):
 
 @pytest.fixture
 def ready(folder):
-    """Return an output that may be published."""
+    """Return an output that is ready to publish."""
     source, out = folder
     write_provenance(out, source)
     return out
@@ -43,7 +43,7 @@ def ready(folder):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Point huggingface_hub, as it is installed, at a fake Hub; nobody waits long."""
+    """Point the installed huggingface_hub at a fake Hub, with short timeouts."""
     fake = FakeHub()
     monkeypatch.setattr(constants, "ENDPOINT", fake.url)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)

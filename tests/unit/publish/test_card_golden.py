@@ -1,7 +1,7 @@
-"""Whole cards, word for word, and whose README they may replace.
+"""Complete cards, word for word, and which README files they may replace.
 
-After a change that is meant: HALFBYTE_WRITE_CARDS=1 python -m pytest tests/unit/publish/test_card_golden.py, and read
-the difference.
+After an intended change: HALFBYTE_WRITE_CARDS=1 python -m pytest tests/unit/publish/test_card_golden.py, and review the
+difference.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import pytest
 from card_evidence import SOURCE_README, everything, pruned, put, regression, write_out
 from huggingface_hub import ModelCard, ModelCardData
 
-from halfbyte.audit.seen import files_seen
 from halfbyte.errors import UsageError
-from halfbyte.publish.card.known import Said
+from halfbyte.evidence.measured_files import MEASURED
+from halfbyte.publish.card.facts import Said
 from halfbyte.publish.card.write import write_card
 from halfbyte.publish.evidence import read_evidence
 
 CARDS = Path(__file__).parent / "cards"
 CASES = {"everything": everything, "nothing": dict, "pruned": pruned, "regression": regression}
-LATER_NS = 3600 * 10**9
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -58,7 +57,7 @@ def test_the_front_matter_is_what_the_hub_reads(out: Path) -> None:
     assert card.data.to_dict() | {"tags": None, "model-index": None} == {
         "base_model": "moonshotai/Kimi-Pico", "base_model_relation": "quantized", "license": "other",
         "license_name": "modified-mit", "license_link": "LICENSE", "language": ["en", "zh"], "tags": None,
-        "library_name": "transformers", "pipeline_tag": "image-text-to-text", "quantized_by": "acme",
+        "library_name": "vllm", "pipeline_tag": "image-text-to-text", "quantized_by": "acme",
         "model-index": None,
     }  # fmt: skip
     assert card.data.tags == ["halfbyte", "nvfp4", "4-bit", "modelopt", "kimi_k25", "mixture-of-experts"]
@@ -75,11 +74,11 @@ def test_an_anomalous_task_is_no_result(tmp_path: Path) -> None:
 def test_nothing_is_invented_where_nothing_is_stated(tmp_path: Path) -> None:
     path = write_card(write_out(tmp_path / "out", {}, readme="no front matter, no heading\n"))
     stated = ModelCard.load(path).data.to_dict()
-    assert set(stated) == {"tags"}
+    assert set(stated) == {"tags", "library_name"}
     text = path.read_text()
     assert "quantization of not stated" in text
     assert "| License | not stated |" in text
-    assert "nothing was calibrated" not in text
+    assert "none: not calibrated" not in text
     for name in ("moonshot", "wafer", "nvidia/", "lossless"):
         assert name not in text.lower()
 
@@ -92,19 +91,14 @@ def test_the_sources_readme_is_kept(out: Path) -> None:
     assert "modified-mit" in (out / "README.md").read_text()  # which is still known
 
 
-def age(path: Path, by_ns: int) -> None:
-    at = path.stat().st_mtime_ns + by_ns
-    os.utime(path, ns=(at, at))
-
-
 def test_a_readme_that_somebody_wrote_is_not_replaced_without_force(out: Path) -> None:
     readme = out / "README.md"
     readme.write_text("my own words\n")
-    age(readme, LATER_NS)
-    with pytest.raises(UsageError, match="not written by halfbyte, nor copied"):
+    with pytest.raises(UsageError, match="neither copied from the source nor written by halfbyte"):
         write_card(out)
     assert readme.read_text() == "my own words\n"
     assert not (out / "halfbyte/card.json").exists()
+    (out / "halfbyte/source-README.md").unlink()
     write_card(out, force=True)
     assert (out / "halfbyte/source-README.md").read_text() == "my own words\n"  # nothing is lost
 
@@ -113,8 +107,7 @@ def test_a_card_of_ours_that_was_edited_is_not_replaced_without_force(out: Path)
     write_card(out)
     with (out / "README.md").open("a") as file:
         file.write("\nAnd a remark.\n")
-    age(out / "README.md", -LATER_NS)
-    with pytest.raises(UsageError, match="not written by halfbyte"):
+    with pytest.raises(UsageError, match="neither copied from the source nor written by halfbyte"):
         write_card(out)
     write_card(out, force=True)
     assert (out / "halfbyte/source-README.md").read_text() == SOURCE_README
@@ -123,7 +116,6 @@ def test_a_card_of_ours_that_was_edited_is_not_replaced_without_force(out: Path)
 def test_the_sources_readme_that_came_back_is_replaced(out: Path) -> None:
     write_card(out)
     (out / "README.md").write_text(SOURCE_README)
-    age(out / "README.md", LATER_NS)
     assert write_card(out).read_text() != SOURCE_README
 
 
@@ -131,22 +123,20 @@ def test_a_link_is_not_followed(out: Path, tmp_path: Path) -> None:
     (out / "README.md").unlink()
     (tmp_path / "elsewhere").write_text("theirs")
     (out / "README.md").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="is a link"):
+    with pytest.raises(UsageError, match="is a symlink"):
         write_card(out, force=True)
     assert (tmp_path / "elsewhere").read_text() == "theirs"
 
 
 def test_the_audit_is_as_fresh_after_the_card_as_before(out: Path) -> None:
-    audit = json.loads((out / "halfbyte/audit.json").read_text()) | {"files": files_seen(out)}
-    put(out, {"audit": audit})
     write_card(out)
     assert read_evidence(out).get("audit") is not None
 
 
 def test_old_evidence_is_not_printed_and_it_is_said_why(out: Path) -> None:
-    age(out / "halfbyte/eval/eval.json", -LATER_NS)
+    put(out, {"eval": everything()["eval"] | {MEASURED: {"config.json": "0" * 64}}})
     text = write_card(out).read_text()
-    assert "**Not measured** (measured before these weights were written). To measure it: `halfbyte eval" in text
+    assert "**Not measured** (measured on other files: config.json has changed since)" in text
     assert "91.36" not in text
 
 
@@ -155,10 +145,11 @@ def test_serving_commands_for_gpus_that_are_said(tmp_path: Path) -> None:
     del evidence["serve"]
     out = write_out(tmp_path / "out", evidence)
     text = write_card(out, Said(gpus="8xB200")).read_text()
-    assert "Computed from the headers for 8xB200; no server was started" in text
-    assert "vllm serve OUT" in text
+    assert "Computed from the safetensors headers for 8xB200; these commands have not been run." in text
+    assert "vllm serve ./Kimi-Pico-NVFP4" in text
+    assert "--served-model-name Kimi-Pico-NVFP4" in text
     assert "sglang serve" in text
-    with pytest.raises(UsageError, match="the GPU 'b2000' is not known"):
+    with pytest.raises(UsageError, match="unknown GPU 'b2000'"):
         write_card(out, Said(gpus="8xB2000"))
 
 
@@ -169,6 +160,19 @@ def test_the_command_names_what_is_missing(tmp_path: Path, halfbyte) -> None:
     assert f"{out}/README.md" in printed
     assert "not measured: eval" in printed
     assert f"halfbyte probe URL -o {out}/halfbyte/probe" in printed
+    assert "not measured: prune" not in printed  # the recipe does not prune
     _, printed, _ = halfbyte("card", out, "--json")
+    assert "prune" not in json.loads(printed)["missing"]
     assert json.loads(printed)["found"] == ["plan"]
     assert halfbyte("card", tmp_path / "nothing")[0] == 2
+
+
+def test_the_command_notes_a_card_without_base_model_or_maker(tmp_path: Path, halfbyte) -> None:
+    out = write_out(tmp_path / "out", {"plan": everything()["plan"]})
+    _, _, error = halfbyte("card", out)
+    assert f"the card does not state the base model: halfbyte card {out} --base-model ORG/NAME" in error
+    assert f"the card does not state the maker: halfbyte card {out} --quantized-by NAME" in error
+    assert (
+        "does not state"
+        not in halfbyte("card", out, "--base-model", "moonshotai/Kimi-Pico", "--quantized-by", "Acme")[2]
+    )

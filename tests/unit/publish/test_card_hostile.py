@@ -1,4 +1,4 @@
-"""Text of strangers in every field: it may be read, and do nothing else."""
+"""Untrusted text in every field of a card: it is shown and has no effect."""
 
 from __future__ import annotations
 
@@ -15,8 +15,18 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from halfbyte.publish.card.known import Said, know
-from halfbyte.publish.card.markdown import MOST_CHARACTERS, bullets, code, fenced, inline, table, visible, words_alone
+from halfbyte.publish.card.facts import Said, read_facts
+from halfbyte.publish.card.markdown import (
+    MOST_CHARACTERS,
+    bullets,
+    code,
+    code_in_table,
+    fenced,
+    inline,
+    table,
+    visible,
+    words_alone,
+)
 from halfbyte.publish.card.render import render
 from halfbyte.publish.card.source_card import read_card
 from halfbyte.publish.card.write import write_card
@@ -40,7 +50,7 @@ def tokens(text: str) -> Iterator[Token]:
 
 
 def cell_texts(text: str) -> list[str]:
-    """Return what a reader sees in each cell."""
+    """Return the visible text of each cell."""
     parsed = PARSER.parse(text)
     cells = [parsed[at + 1] for at, token in enumerate(parsed) if token.type == "td_open"]
     return ["".join(child.content for child in cell.children or []) for cell in cells]
@@ -69,6 +79,23 @@ def test_a_cell_stays_one_cell(value: str) -> None:
     found = kinds(table(["a", "b"], [[value, code(value)]]))
     assert {kind for kind in found if not kind.endswith(("_open", "_close"))} <= allowed
     assert not {"link_open", "em_open", "strong_open", "s_open"} & found
+
+
+@pytest.mark.parametrize(
+    ("value", "is_code"),
+    [
+        ("a|b", True),
+        (r"re:.*\.(gate|up)_proj", True),
+        ("||", True),
+        (r"a\|b", False),
+        ("a`|b", False),
+        (HOSTILE, False),
+    ],
+)
+def test_code_with_bars_stays_one_cell(value: str, is_code: bool) -> None:
+    made = table(["a", "b"], [[code_in_table(value), "y"]])
+    assert cell_texts(made) == [shortened(" ".join(visible(value).split())), "y"]
+    assert ("code_inline" in kinds(made)) == is_code
 
 
 @pytest.mark.parametrize("value", [HOSTILE, "```\n# x", "````\n`````", "~~~", "\x1b[31m", "a\n\n\n\nb"])
@@ -102,7 +129,7 @@ def test_folders_of_this_machine_are_not_told(text: str, shown: str) -> None:
 
 
 def poisoned(value: Any) -> Any:
-    """Return evidence with hostile text for every text and every key that is data."""
+    """Return evidence with hostile text in every text and data key."""
     if isinstance(value, dict):
         return {key: poisoned(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -111,7 +138,7 @@ def poisoned(value: Any) -> Any:
 
 
 def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the way to every leaf."""
+    """Yield the path to every leaf."""
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in pairs:
         yield from paths(inner, (*at, key))
@@ -120,7 +147,7 @@ def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def sound(text: str, plain: str) -> None:
-    """A card with hostile text has the structure of one without, and nothing that is not a card's."""
+    """Check that a card with hostile text has the same structure as one without, and no foreign markup."""
     body = ModelCard(text).text
     found, wanted = kinds(body), kinds(ModelCard(plain).text)
     assert found <= wanted | {"text_special"}
@@ -196,7 +223,7 @@ def test_hostile_config_card_and_words_of_the_user(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [everything, pruned])
 def test_values_of_other_kinds_stop_no_card(tmp_path: Path, make: Any) -> None:
     """Each value in each file is replaced by one of another kind, one at a time; there is a card all the same."""
-    known = know(write_out(tmp_path / "out", make()), Said())
+    known = read_facts(write_out(tmp_path / "out", make()), Said())
     render(known)
     for kind, held in make().items():
         prefixes = {path[:depth] for path in paths(held) for depth in range(1, len(path) + 1)}

@@ -1,4 +1,4 @@
-"""What published cards got wrong: each claim that contradicts the files cannot be made here."""
+"""Errors of published cards: claims that contradict the files are impossible."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from halfbyte.publish.card.figures import storage
 from halfbyte.publish.card.sections import speed
 from halfbyte.publish.card.sections.evaluation import contradicts_itself
 from halfbyte.publish.card.write import write_card
+from halfbyte.release.gate import judge
 
 WRONG_WORDS = ("lossless", "will not work", "positional ceiling", "pack_method default", "z =")
 
@@ -36,8 +37,10 @@ def test_routers_are_what_the_headers_say_whatever_a_recipe_says(tmp_path: Path)
     evidence = everything()
     evidence["plan"]["recipe"]["roles"]["router"] = "quantize"
     text = write_card(write_out(tmp_path / "out", evidence, kind="mxfp4")).read_text()
-    assert row(text, "Routers").startswith("| Routers | BF16 and F32, by the headers: routers are never quantized")
-    assert "router" not in row(text, "Quantized linears")
+    assert row(text, "Routers").startswith(
+        "| Routers | BF16 and F32, not quantized: no engine supports quantized routers"
+    )
+    assert "router" not in row(text, "Quantized linear layers")
     assert row(text, "router").split(" | ")[2] == "bf16, f32"
 
 
@@ -52,15 +55,15 @@ def test_nothing_is_said_of_pack_method_but_what_config_says(tmp_path: Path) -> 
 
 
 def test_the_context_is_the_models_not_the_servers(card: str) -> None:
-    assert row(card, "Context") == "| Context | 262,144 tokens (RoPE: yarn, factor 64, from 4,096) |"
-    assert "32,768 |" in row(card, "8xH200")  # what that server was told to serve, under its own name
+    assert row(card, "Context") == "| Context | 262,144 tokens (RoPE scaling yarn, factor 64 over 4,096) |"
+    assert "32,768 |" in row(card, "8xH200")  # the configured context of that server
     assert "32,768" not in row(card, "Context")
 
 
 def test_hopper_runs_nvfp4_through_marlin(card: str) -> None:
     said = row(card, r"NVIDIA Hopper (H100, H200)")
     assert "works in vLLM, through Marlin as W4A16" in said
-    assert "no FP4 speed" in said
+    assert "no FP4 speedup" in said
 
 
 def test_weights_only_is_not_called_four_bit_activations(tmp_path: Path) -> None:
@@ -71,7 +74,28 @@ def test_weights_only_is_not_called_four_bit_activations(tmp_path: Path) -> None
     put(out, everything())
     text = write_card(out).read_text()
     assert "not quantized (BF16)" in row(text, "Activations")
-    assert "activations in 4 bits" not in text
+    assert "4-bit weights and activations" not in text
+
+
+def test_each_spelling_of_mxfp4_has_its_own_hardware(tmp_path: Path) -> None:
+    quark = write_card(write_out(tmp_path / "quark", everything(), kind="mxfp4")).read_text()
+    assert "4-bit weights and activations" in row(quark, "AMD MI350X, MI355X (CDNA4)")
+    other = write_card(write_out(tmp_path / "other", everything(), kind="mxfp4_ct")).read_text()
+    assert "MI350X, MI355X (CDNA4)" not in other
+    assert "no known engine support for the compressed-tensors layout" in row(other, "AMD")
+    assert "Marlin as W4A16" in row(other, "NVIDIA Hopper, Ada, Ampere (sm_75 and later)")
+    assert "quantizes activations to MXFP4" in row(other, "NVIDIA Blackwell (B200, B300, GB200, RTX PRO 6000)")
+
+
+def test_weights_only_mxfp4_of_quark_leaves_activations_alone(tmp_path: Path) -> None:
+    out = write_out(tmp_path / "out", everything(), kind="mxfp4")
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"]["global_quant_config"] = {"input_tensors": None}
+    (out / "config.json").write_text(json.dumps(config))
+    put(out, everything())
+    text = write_card(out).read_text()
+    assert "not quantized (BF16)" in row(text, "Activations")
+    assert "4-bit weights and activations" not in text
 
 
 def test_both_units_are_computed() -> None:
@@ -86,7 +110,7 @@ def test_a_difference_that_does_not_follow_is_not_printed(tmp_path: Path) -> Non
     evidence = everything()
     evidence["eval"]["tasks"][0]["compared"]["exact_match,strict-match"]["difference"] = 0.004
     text = write_card(write_out(tmp_path / "out", evidence)).read_text()
-    assert "contradicts itself in eval.json" in row(text, "`gsm8k_cot`")
+    assert "inconsistent in eval.json" in row(text, "`gsm8k_cot`")
     assert "+0.40 pp" not in text
 
 
@@ -100,7 +124,7 @@ def test_what_contradicts_itself() -> None:
 
 
 def test_no_z_is_printed(card: str) -> None:
-    evaluation = card[card.index("## Evaluation") : card.index("## Distance")]
+    evaluation = card[card.index("## Evaluation") : card.index("## Comparison")]
     assert not re.search(r"\bz\b", evaluation)
     assert "-0.37" not in card  # the fixture's z of unpaired scores
     assert "0.94" not in evaluation.replace("0.94%", "")
@@ -108,13 +132,13 @@ def test_no_z_is_printed(card: str) -> None:
 
 @pytest.mark.parametrize(
     ("server", "why"),
-    [({"emulated": True, "device": "gpu"}, "emulates its number format"), ({"device": "cpu"}, "computes on a CPU")],
+    [({"emulated": True, "device": "gpu"}, "emulates its number format"), ({"device": "cpu"}, "runs on a CPU")],
 )
 def test_an_emulated_server_supports_no_claim_even_if_the_file_forgot(tmp_path: Path, server: dict, why: str) -> None:
     evidence = everything()
     evidence["bench"] |= {"servers": {"A": server}, "no_claim_because": ""}
     text = write_card(write_out(tmp_path / "out", evidence)).read_text()
-    assert "**No speed is claimed**, because the server " + why in text
+    assert "**No performance claim**, because the server " + why in text
     assert "14.4 %" not in text
 
 
@@ -123,9 +147,9 @@ def test_a_gpu_that_computes_the_format_may_claim(tmp_path: Path) -> None:
     evidence["bench"] |= {"servers": {"A": {"emulated": False, "device": "gpu"}}, "no_claim_because": ""}
     assert speed.no_claim_because(evidence["bench"]) is None
     text = write_card(write_out(tmp_path / "out", evidence)).read_text()
-    assert "No speed is claimed" not in text
+    assert "No performance claim" not in text
     assert "- A gives at least 14.4 % more output tokens a second" in text
-    assert "served by emulation" not in text
+    assert "The number format was emulated" not in text
 
 
 def test_loops_that_nobody_measured_are_a_warning(tmp_path: Path) -> None:
@@ -133,8 +157,8 @@ def test_loops_that_nobody_measured_are_a_warning(tmp_path: Path) -> None:
     del evidence["loops"]
     text = write_card(write_out(tmp_path / "out", evidence)).read_text()
     warning = text[text.index("> [!WARNING]") : text.index("## At a glance")]
-    assert "whether this one loops was not measured" in warning
-    assert "`halfbyte loops OUT --against SRC`" in warning
+    assert "**The loop rate of this model was not measured.**" in warning
+    assert "halfbyte loops" not in warning  # which is for its maker, not for its reader
 
 
 def test_few_loops_are_no_warning(tmp_path: Path) -> None:
@@ -142,7 +166,7 @@ def test_few_loops_are_no_warning(tmp_path: Path) -> None:
     evidence["loops"] |= {"loops": 0, "share": 0.0, "low": 0.0, "high": 0.1072, "short": 0, "flagged": False}
     text = write_card(write_out(tmp_path / "out", evidence)).read_text()
     assert "[!WARNING]" not in text
-    assert "| Loop | 0 | 0 |" in text
+    assert "| Looping | 0 | 0 |" in text
 
 
 def test_a_failed_probe_of_open_prose_is_a_warning_too(tmp_path: Path) -> None:
@@ -150,16 +174,15 @@ def test_a_failed_probe_of_open_prose_is_a_warning_too(tmp_path: Path) -> None:
     evidence["loops"] |= {"loops": 0, "share": 0.0, "flagged": False}
     evidence["probe"]["probes"][0] |= {"name": "prose-loops", "verdict": "failed", "measured": "8 / 48 loop"}
     text = write_card(write_out(tmp_path / "out", evidence)).read_text()
-    assert "The probe of open prose failed: 8 / 48 loop." in text[: text.index("## At a glance")]
+    assert "The open-prose probe failed: 8 / 48 loop." in text[: text.index("## At a glance")]
 
 
 def test_a_prune_plan_that_cannot_be_read_is_still_a_pruned_checkpoint(tmp_path: Path) -> None:
     out = write_out(tmp_path / "out", {})
-    (out / "halfbyte").mkdir()
     (out / "halfbyte/prune-plan.json").write_text("{")
     text = write_card(out).read_text()
-    assert "whether this one loops was not measured" in text
-    assert "(prune-plan.json cannot be read)" in text
+    assert "**The loop rate of this model was not measured.**" in text
+    assert "(cannot read prune-plan.json)" in text
 
 
 def test_reap_is_cited_where_it_pruned_only(card: str, tmp_path: Path) -> None:
@@ -168,12 +191,12 @@ def test_reap_is_cited_where_it_pruned_only(card: str, tmp_path: Path) -> None:
 
 
 def test_a_server_of_another_name_is_told(card: str, tmp_path: Path) -> None:
-    said = "The server that was evaluated said that it serves `Pico-NVFP4`; this is `out`"
+    said = "The evaluated server reported serving `Pico-NVFP4`; it is not recorded whether that is this checkpoint."
     assert said in card
-    assert (
-        "both are the same is not recorded"
-        not in write_card(write_out(tmp_path / "Pico-NVFP4", everything())).read_text()
-    )
+    assert said not in write_card(write_out(tmp_path / "Pico-NVFP4", everything())).read_text()
+    copied = everything()
+    copied["eval"]["measured_folder"] = "Pico-NVFP4"  # the name that it had then
+    assert said not in write_card(write_out(tmp_path / "copied", copied)).read_text()
 
 
 @pytest.mark.parametrize("forced", [True, False])
@@ -183,20 +206,40 @@ def test_a_forced_release_says_so(tmp_path: Path, forced: bool) -> None:
     text = write_card(write_out(tmp_path / "out", evidence)).read_text()
     box = text[text.index("> [!CAUTION]") : text.index("| Gate |")]
     assert "**Verdict: ANOMALOUS. This release was not accepted.**" in box
-    assert ("> It was published by force, against the verdict." in box) == forced
-    assert "published by force" in box
+    assert ("> It was published with `--force` despite this verdict." in box) == forced
+    assert ("> `halfbyte publish` requires `--force` to upload a checkpoint with this verdict." in box) != forced
+
+
+def test_an_unfinished_release_lists_each_gate_once_and_is_not_called_published(tmp_path: Path) -> None:
+    judged = judge({"audit": "passed", "compare": {"max_kl": 0.1}, "bench": "passed"}, {})
+    evidence = everything()
+    evidence["release"] |= judged.as_dict() | {"forced": False}
+    text = write_card(write_out(tmp_path / "out", evidence)).read_text()
+    box = text[text.index("> [!CAUTION]") : text.index("| Gate |")]
+    assert "not accepted.** 0 of 3 gates passed; not run: audit, compare, bench.\n" in box
+    assert "was published" not in box
+
+
+def test_reasons_of_a_verdict_do_not_run_together(tmp_path: Path) -> None:
+    evidence = everything()
+    evidence["release"] |= {"verdict": "ANOMALOUS", "why": ["audit: 2 differ", "bench: 1 request failed."]}
+    text = write_card(write_out(tmp_path / "out", evidence)).read_text()
+    assert "not accepted.** audit: 2 differ; bench: 1 request failed.\n" in text
+
+
+def test_a_pattern_with_a_bar_is_code_as_the_others(tmp_path: Path) -> None:
+    out = write_out(tmp_path / "out", everything())
+    path = out / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["ignore"] = ["lm_head", r"re:.*mlp\.(gate|up)_proj.*"]
+    path.write_text(json.dumps(config))
+    text = write_card(out).read_text()
+    assert r"| Excluded from quantization | `lm_head`, `re:.*mlp\.(gate\|up)_proj.*` |" in text
 
 
 def test_what_was_only_pruned_is_no_quantization(tmp_path: Path) -> None:
     evidence = pruned() | {"provenance": everything()["provenance"]}
     evidence["plan"]["recipe"]["quantize"] = None
     text = write_card(write_out(tmp_path / "out", evidence, kind="int4-k2.6")).read_text()
-    assert "INT4 copy of [`moonshotai/Kimi-Pico`]" in text
-    assert "base_model_relation" not in text
-
-
-def test_lengths_are_those_that_were_asked(card: str, tmp_path: Path) -> None:
-    evidence = everything()
-    evidence["probe"]["probes"][0] |= {"title": "32k context", "measured": "3 / 3 right at 513 tokens of 4,096"}
-    assert "named for a context of 262,144" not in card
-    assert "named for a context of 262,144" in write_card(write_out(tmp_path / "short", evidence)).read_text()
+    assert "INT4 version of [`moonshotai/Kimi-Pico`]" in text
+    assert "base_model_relation: finetune" in text

@@ -1,23 +1,24 @@
-"""What stands against publishing: each is found, named in a sentence, and nothing is sent."""
+"""Checks that block publishing: each is found and reported, and nothing is sent."""
 
 import json
 import os
+import re
+import shlex
 import shutil
 import socket
-import time
 from pathlib import Path
 
 import pytest
 from release_folder import finish
 
-from halfbyte.audit.evidence import gather
+from halfbyte.audit.inputs import gather
 from halfbyte.audit.run import audit
 from halfbyte.errors import CheckpointError
 from halfbyte.publish import contents
+from halfbyte.publish.hub import checks, secrets
+from halfbyte.publish.hub.checks import of_staged
+from halfbyte.publish.hub.staging import Sent, Staged, metadata_text, redactor
 from halfbyte.publish.provenance import write_provenance
-from halfbyte.publish.upload import checks, secrets
-from halfbyte.publish.upload.checks import of_staged
-from halfbyte.publish.upload.staging import Sent, Staged, metadata_text, redactor
 from halfbyte.publish.verify import verify
 from halfbyte.recipe.decisions import Recipe
 from halfbyte.recipe.load import load_recipe
@@ -28,20 +29,20 @@ TOKEN_LIKE = "hf_" + "abcdefghij" * 4
 
 @pytest.fixture
 def refused(halfbyte, hub):
-    """Publish a folder that must not be; return what was said. No request may be made."""
+    """Publish a folder that must be rejected; return the output. No request may be made."""
 
     def publish(out, *options):
         code, said, error = halfbyte("publish", out, REPO, *options)
         assert code == 1, said + error
         assert hub.requests == []
-        assert "nothing was sent" in error
+        assert "nothing was uploaded" in error
         return said
 
     return publish
 
 
 def recorded(out, source):
-    """Write provenance and the card again, after a change that is meant."""
+    """Rewrite provenance and card after an intended change."""
     write_provenance(out, source)
     finish(out)
     write_provenance(out, source)
@@ -51,33 +52,33 @@ def test_nothing_stands_against_a_folder_that_is_ready(halfbyte, hub, ready):
     code, said, error = halfbyte("publish", ready, REPO, "--dry-run")
     assert code == 0, error
     assert "✗" not in said
-    for sentence in ("6 shards and", "the audit passed", "the verdict is ACCEPT", "the card is of this plan",
-                     "LICENSE", "no secrets", "no paths"):  # fmt: skip
+    for sentence in ("6 shards and", "the audit passed", "the verdict is ACCEPT", "the card matches this plan",
+                     "LICENSE", "no secrets", "no local paths"):  # fmt: skip
         assert sentence in said
 
 
 def test_a_half_written_file(refused, ready):
     (ready / "model-00001-of-000006.safetensors.part").write_bytes(b"half")
-    assert "is half-written" in refused(ready)
+    assert "is incomplete: this checkpoint is not finished" in refused(ready)
 
 
 def test_a_missing_shard(refused, ready):
     (ready / "model-00003-of-000006.safetensors").unlink()
-    assert "the checkpoint is not whole" in refused(ready)
+    assert "the checkpoint is incomplete" in refused(ready)
 
 
 def test_a_stray_shard(refused, ready):
     shutil.copy(ready / "model-00003-of-000006.safetensors", ready / "model-00007-of-000006.safetensors")
-    assert "model-00007-of-000006.safetensors belongs to no part" in refused(ready)
+    assert "model-00007-of-000006.safetensors is not part of this checkpoint" in refused(ready)
 
 
 def test_no_audit(refused, ready):
     (ready / "halfbyte/audit.json").unlink()
-    assert "no audit counts for these weights" in refused(ready)
+    assert "no valid audit of these weights" in refused(ready)
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"), [("passed", False, "found something wrong"), ("plan", "0", "of another plan")]
+    ("key", "value", "said"), [("passed", False, "the audit failed"), ("plan", "0", "another plan")]
 )
 def test_an_audit_that_does_not_count(refused, ready, key, value, said):
     path = ready / "halfbyte/audit.json"
@@ -86,8 +87,10 @@ def test_an_audit_that_does_not_count(refused, ready, key, value, said):
 
 
 def test_an_audit_of_files_that_changed(refused, ready):
-    os.utime(ready / "model-00003-of-000006.safetensors")
-    assert "changed or copied after the last audit" in refused(ready)
+    shard = ready / "model-00003-of-000006.safetensors"
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert f"measured on other files: {shard.name} has changed since" in refused(ready)
 
 
 def test_another_verdict_needs_force_and_a_card_that_says_so(halfbyte, hub, ready, source, refused):
@@ -96,18 +99,47 @@ def test_another_verdict_needs_force_and_a_card_that_says_so(halfbyte, hub, read
     assert "the verdict is REGRESSION: only ACCEPT is published" in refused(ready)
     card = (ready / "README.md").read_text()
     (ready / "README.md").write_text(card.replace("REGRESSION", "fine"))
-    assert "the card does not say so" in refused(ready, "--force")
+    assert "but the card does not state it" in refused(ready, "--force")
     (ready / "README.md").write_text(card)
     code, said, error = halfbyte("publish", ready, REPO, "--force")
     assert code == 0, error
-    assert "published by --force, and the card says so" in said
+    assert "! the verdict is REGRESSION, and the card states it; published because of --force" in said
+
+
+def test_a_forced_dry_run_suggests_a_command_that_works(halfbyte, hub, ready, source):
+    finish(ready, "REGRESSION")
+    write_provenance(ready, source)
+    options = [
+        "--force",
+        "--private",
+        "--gated",
+        "auto",
+        "--traces",
+        "someone/traces",
+        "--revision",
+        "v2",
+        "-m",
+        "it's",
+    ]
+    code, _, error = halfbyte("publish", ready, REPO, "--dry-run", *options)
+    assert code == 0, error
+    (suggested,) = re.findall(r"next: halfbyte (.*)", error)
+    assert shlex.split(suggested) == [
+        "publish", str(ready), REPO, "--force", "--private", "--gated", "auto", "--traces", "someone/traces",
+        "--revision", "v2", "--message", "it's",
+    ]  # fmt: skip
+    assert halfbyte(*shlex.split(suggested), "--dry-run")[0] == 0
+
+
+def test_a_plain_dry_run_suggests_no_options(halfbyte, ready):
+    assert f"next: halfbyte publish {ready} {REPO}\n" in halfbyte("publish", ready, REPO, "--dry-run")[2]
 
 
 def test_no_verdict(halfbyte, ready, source, refused):
     (ready / "halfbyte/release.json").unlink()
     write_provenance(ready, source)
     assert "there is no verdict" in refused(ready)
-    assert "the card does not say so" in refused(ready, "--force")
+    assert "but the card does not state it" in refused(ready, "--force")
     card = ready / "README.md"
     card.write_text(card.read_text().replace("ACCEPT", "not judged."))
     assert halfbyte("publish", ready, REPO, "--force")[0] == 0
@@ -117,23 +149,62 @@ def test_the_card(refused, ready, source):
     card = ready / "README.md"
     text = card.read_text()
     card.unlink()
-    assert "there is no card" in refused(ready)
+    assert "the card (README.md) is missing" in refused(ready)
     card.write_text("# the source's card\n")
-    assert "the card is not of this checkpoint" in refused(ready)
+    assert "the card is for another checkpoint" in refused(ready)
     card.write_text(text.replace("license: other\n", ""))
-    assert "names no licence" in refused(ready)
+    assert "front matter has no license" in refused(ready)
     card.write_text(text.replace("ACCEPT", "good"))
-    assert "does not say that the verdict is ACCEPT" in refused(ready)
+    assert "does not state the verdict ACCEPT" in refused(ready)
     card.write_text(text)
-    later = time.time_ns() + 10**9
-    os.utime(ready / "halfbyte/plan.json", ns=(later, later))
-    assert "the card is older than halfbyte/plan.json" in refused(ready)
+    (ready / "halfbyte/card.json").write_text(json.dumps({"evidence_sha256": {"audit": "0" * 64}}))
+    assert "halfbyte/audit.json changed after the card was written" in refused(ready)
 
 
-def test_no_licence(refused, ready, source):
+def test_a_card_without_base_model_or_maker_gets_a_note(halfbyte, ready, source):
+    card = ready / "README.md"
+    text = card.read_text()
+    card.write_text(text.replace("base_model: moonshotai/Kimi-K2.6\n", ""))
+    code, said, error = halfbyte("publish", ready, REPO, "--dry-run")
+    assert code == 0, error
+    assert f"! the card names no base model\n  run halfbyte card {ready} --base-model ORG/NAME" in said
+    assert f"! the card names no maker\n  run halfbyte card {ready} --quantized-by NAME" in said
+    card.write_text(text.replace("license: other\n", "license: other\nquantized_by: someone\n"))
+    assert "the card names no" not in halfbyte("publish", ready, REPO, "--dry-run")[1]
+
+
+def test_a_comment_in_the_front_matter_is_not_the_title(halfbyte, ready):
+    card = ready / "README.md"
+    card.write_text(card.read_text().replace("license: other\n", "# a comment\nlicense: other\n"))
+    code, said, error = halfbyte("publish", ready, REPO, "--dry-run")
+    assert code == 0, said + error
+
+
+def test_a_checkpoint_that_halfbyte_did_not_make(halfbyte, source, hub):
+    code, said, error = halfbyte("publish", source, REPO, "--dry-run")
+    assert (code, said.count("✗"), hub.requests) == (1, 1, [])
+    assert "✗ the checkpoint was not created by halfbyte: halfbyte/plan.json is missing" in said
+    assert "halfbyte quantize" in said and "halfbyte card" not in said
+    assert "1 check blocks publishing" in error
+
+
+def test_a_damaged_plan(refused, ready):
+    (ready / "halfbyte/plan.json").write_text("{")
+    said = refused(ready)
+    assert "✗ the plan of this checkpoint is unusable: cannot read plan.json" in said
+    assert "the plan None" not in said
+
+
+def test_blocking_checks_are_counted(halfbyte, ready):
+    (ready / "LICENSE").unlink()
+    (ready / "README.md").unlink()
+    assert "2 checks block publishing" in halfbyte("publish", ready, REPO, "--dry-run")[2]
+
+
+def test_no_license(refused, ready, source):
     (ready / "LICENSE").unlink()
     recorded(ready, source)
-    assert "there is no licence file" in refused(ready)
+    assert "there is no license file" in refused(ready)
 
 
 def test_a_file_that_nobody_recorded(refused, ready):
@@ -143,17 +214,31 @@ def test_a_file_that_nobody_recorded(refused, ready):
 
 def test_a_changed_tokenizer(refused, ready):
     (ready / "tokenizer_config.json").write_text('{"a": 1}')
-    assert "tokenizer_config.json has" in refused(ready)
+    said = refused(ready)
+    assert "there is no verdict (measured on other files: tokenizer_config.json has changed since)" in said
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
+def test_the_audit_names_a_tokenizer_or_template_that_changed_since(halfbyte, ready, source, name):
+    unchanged = "the audit passed, and no files have changed since"
+    assert f"✓ {unchanged}" in halfbyte("publish", ready, REPO, "--dry-run")[1]
+    (ready / name).write_text("{}")
+    recorded(ready, source)
+    code, said, error = halfbyte("publish", ready, REPO, "--dry-run")
+    assert code == 0, error
+    assert unchanged not in said
+    assert "✓ the audit passed, and no weights, index or config have changed since" in said
+    assert f"! {name} has changed since the audit, which covers only weights and formats" in said
 
 
 def test_links_that_lead_out(refused, ready, source, tmp_path):
     (tmp_path / "private").mkdir()
     (tmp_path / "private/passwords.txt").write_text("x")
     (ready / "extra.txt").symlink_to(tmp_path / "private/passwords.txt")
-    assert "extra.txt is a link that leads out of the folder" in refused(ready)
+    assert "extra.txt is a symlink to a target outside the folder" in refused(ready)
     (ready / "extra.txt").unlink()
     (ready / "folder").symlink_to(tmp_path / "private")
-    assert "folder is a link that leads out of the folder" in refused(ready)
+    assert "folder is a symlink to a target outside the folder" in refused(ready)
 
 
 SECRETS = {
@@ -204,8 +289,10 @@ def test_a_secret_in_any_text_is_refused(refused, ready, source, file):
     status = path.stat()
     path.write_text(changed)
     if file != "config.json":
+        card = (ready / "README.md").read_text()
+        finish(ready)
+        (ready / "README.md").write_text(card)
         write_provenance(ready, source)
-        (ready / "README.md").touch()
         said = refused(ready)
         assert f"{file}, line" in said
         assert "a Hugging Face token" in said
@@ -216,7 +303,7 @@ def test_a_secret_in_any_text_is_refused(refused, ready, source, file):
 
 
 def with_metadata(path, **entries):
-    """Add to what a safetensors file says besides its tensors; nothing else changes."""
+    """Add metadata to a safetensors file; change nothing else."""
     raw = path.read_bytes()
     size = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + size])
@@ -227,8 +314,8 @@ def with_metadata(path, **entries):
 
 @pytest.mark.parametrize(
     ("entry", "said"),
-    [(TOKEN_LIKE, "a Hugging Face token"), ("run in /home/jane/models/x", "a path of this machine"),
-     (json.dumps({"data": "/mnt/data7/rows.jsonl"}), "a path of this machine")],
+    [(TOKEN_LIKE, "a Hugging Face token"), ("run in /home/jane/models/x", "a local path"),
+     (json.dumps({"data": "/mnt/data7/rows.jsonl"}), "a local path")],
 )  # fmt: skip
 def test_metadata_of_tensor_files_is_looked_at(refused, ready, source, entry, said):
     folder = ready / "halfbyte/stats"
@@ -238,18 +325,18 @@ def test_metadata_of_tensor_files_is_looked_at(refused, ready, source, entry, sa
     with_metadata(file, note=entry)
     recorded(ready, source)
     told = refused(ready)
-    assert f"halfbyte/stats/stats.safetensors, metadata, line 1: {said}" in told, told
+    assert f"halfbyte/stats/stats.safetensors, metadata, line 2: {said}" in told, told
     assert TOKEN_LIKE not in told
 
 
 def test_metadata_of_shards_is_looked_at_and_tensors_are_not(ready):
     shard = ready / "model-00003-of-000006.safetensors"
     sent = Sent(shard.name, shard.stat().st_size, "", path=shard)
-    assert metadata_text(sent) == ""
+    assert metadata_text(sent) == "format: pt"
     with_metadata(shard, note=TOKEN_LIKE)
     found = of_staged(ready, Staged((sent,), (), {}, ()))
     (bad,) = [check.text for check in found if check.level == "bad"]
-    assert bad == f"{shard.name}, metadata, line 1: a Hugging Face token"
+    assert bad == f"{shard.name}, metadata, line 2: a Hugging Face token"
     shard.write_bytes((3).to_bytes(8, "little") + b"[1]")
     with pytest.raises(CheckpointError, match="header is not JSON"):
         of_staged(ready, Staged((sent,), (), {}, ()))
@@ -259,7 +346,7 @@ def test_a_text_that_is_too_large_to_look_through_is_said(ready, monkeypatch):
     monkeypatch.setattr(checks, "MOST_TEXT_NBYTES", 3)
     path = ready / "tokenizer_config.json"
     found = of_staged(ready, Staged((Sent(path.name, path.stat().st_size, "", path=path),), (), {}, ()))
-    assert "tokenizer_config.json is too large to be looked through" in " ".join(check.text for check in found)
+    assert "tokenizer_config.json is too large to search for secrets" in " ".join(check.text for check in found)
 
 
 def test_a_trace_with_a_secret_is_refused(refused, ready, source):
@@ -281,9 +368,9 @@ def test_the_value_of_a_key_variable_is_refused(refused, ready, source, monkeypa
                                   "/srv/models/x", "file:///home/jane/x", "a:/home/jane/x", "OUT"])  # fmt: skip
 def test_a_local_path_in_the_card_is_refused_with_its_line(refused, ready, path):
     card = ready / "README.md"
-    card.write_text(card.read_text() + f"\nvllm serve {str(ready) if path == 'OUT' else path}\n")
+    card.write_text(card.read_text() + f"\nls {str(ready) if path == 'OUT' else path}\n")
     said = refused(ready)
-    assert "README.md, line 9: a path of this machine" in said, said
+    assert "README.md, line 9: a local path" in said, said
 
 
 def test_what_a_container_or_an_address_names_is_no_local_path():
@@ -303,7 +390,7 @@ def test_the_folder_and_the_machine_are_found_outside_of_homes(tmp_path):
             "a", "serve /models/out now\non gpu-box-17\n/models/outer", Path("/models/out"), "gpu-box-17"
         )
     ]
-    assert found == ["the path of this folder", "the name of this machine"]
+    assert found == ["the path of this folder", "the host name of this machine"]
 
 
 def test_evidence_is_sent_without_local_paths_and_the_original_stays(
@@ -332,7 +419,7 @@ def test_evidence_is_sent_without_local_paths_and_the_original_stays(
 
 
 def test_a_plan_without_its_paths_still_passes_for_the_plan(ready):
-    """A recipe names the file that data came from, and its fingerprint has that name in it."""
+    """A recipe names its data file, and its fingerprint includes that name."""
     path = ready / "halfbyte/plan.json"
     found, recipe = json.loads(path.read_text()), load_recipe("kimi-k2.6-nvfp4-wafer").as_dict()
     local = {"source": "/home/jane/rows.jsonl", "subset": None, "split": None}
@@ -346,7 +433,7 @@ def test_a_plan_without_its_paths_still_passes_for_the_plan(ready):
     path.write_text(json.dumps(sent))
     assert "plan.json" not in gather(ready, None).problems
     (said,) = [finding for finding in audit(ready).findings if finding.check == "plan"]
-    assert (said.level, "is not checked" in said.text) == ("note", True)
+    assert (said.level, "are not checked" in said.text) == ("note", True)
     del sent["redacted"]
     path.write_text(json.dumps(sent))
     assert "was changed after" in gather(ready, None).problems["plan.json"]
@@ -392,5 +479,5 @@ def test_logs_and_caches_are_not_sent(halfbyte, hub, ready):
     (ready / "halfbyte/serve/engine.log").write_text(TOKEN_LIKE)
     code, said, error = halfbyte("publish", ready, REPO)
     assert code == 0, error
-    assert "logs and caches stay here: halfbyte/serve/engine.log" in said
+    assert "logs and caches are not uploaded: halfbyte/serve/engine.log" in said
     assert not [name for name in hub.files(REPO) if "log" in name or "cache" in name]

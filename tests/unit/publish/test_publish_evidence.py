@@ -1,18 +1,19 @@
-"""What counts as evidence: whole files, not older than the weights; for all else a reason and a command."""
+"""Valid evidence: complete files, measured on these weights; otherwise a reason and a command."""
 
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from card_evidence import measured as measured_here
 
 from halfbyte.errors import CheckpointError
+from halfbyte.evidence.measured_files import MEASURED
 from halfbyte.publish import evidence as evidence_module
-from halfbyte.publish.evidence import PLACES, Evidence, read_evidence
-
-HOUR_NS = 3600 * 10**9
+from halfbyte.publish.evidence import PLACES, Evidence, read_evidence, to_measure
 
 
 @pytest.fixture
@@ -22,14 +23,17 @@ def out(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def put(out: Path, kind: str, text: str, *, older: bool = False) -> Evidence:
+def put(out: Path, kind: str, text: str, *, measured: bool = True) -> Evidence:
     path = out / "halfbyte" / PLACES[kind].file
     path.parent.mkdir(parents=True, exist_ok=True)
+    if measured and text.startswith("{") and text.endswith("}") and "N" not in text and "999" not in text:
+        text = json.dumps(measured_here(out, kind, json.loads(text)))
     path.write_text(text)
-    if older:
-        before = (out / "model.safetensors").stat().st_mtime_ns - HOUR_NS
-        os.utime(path, ns=(before, before))
     return read_evidence(out)
+
+
+def without_files(held: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if held is None else {key: value for key, value in held.items() if key not in (MEASURED, "outputs")}
 
 
 def test_every_kind_is_found_where_its_command_writes_it(out: Path) -> None:
@@ -51,12 +55,12 @@ def test_nothing_measured_names_a_command_for_each(out: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "cannot be read"),
-        ("[]", "holds no object"),
-        ('{"kl": NaN}', "cannot be read"),
-        ('{"kl": -1e999}', "cannot be read"),
-        ('{"kl": 0.5', "cannot be read"),
-        ("[" * 99999, "cannot be"),
+        ("{", "cannot read"),
+        ("[]", "is not a JSON object"),
+        ('{"kl": NaN}', "cannot read"),
+        ('{"kl": -1e999}', "cannot read"),
+        ('{"kl": 0.5', "cannot read"),
+        ("[" * 99999, "cannot read"),
     ],
 )
 def test_damaged_files_are_no_evidence(out: Path, text: str, why: str) -> None:
@@ -65,33 +69,56 @@ def test_damaged_files_are_no_evidence(out: Path, text: str, why: str) -> None:
     assert why in evidence.missing["eval"].why
 
 
-def test_what_was_measured_before_the_weights_is_no_evidence(out: Path) -> None:
-    assert "before these weights" in put(out, "bench", "{}", older=True).missing["bench"].why
-    assert put(out, "plan", "{}", older=True).get("plan") == {}  # a plan comes before the weights
+def test_what_names_no_files_is_no_measurement(out: Path) -> None:
+    why = "it does not list the files it was measured on"
+    assert put(out, "bench", "{}", measured=False).missing["bench"].why == why
+    assert put(out, "plan", "{}", measured=False).get("plan") == {}  # a plan comes before the weights
 
 
 def test_an_audit_of_other_files_is_no_evidence(out: Path) -> None:
-    assert put(out, "audit", json.dumps({"files": {"model.safetensors": [1, 2]}})).get("audit") is None
+    audit = json.dumps({MEASURED: {"config.json": "0", "model.safetensors": "0"}})
+    why = "measured on other files: config.json has changed since"
+    assert put(out, "audit", audit).missing["audit"].why == why
 
 
 @pytest.mark.parametrize("kind", ["release", "audit", "provenance"])
 def test_what_says_that_it_is_of_another_plan_is_no_evidence(out: Path, kind: str) -> None:
     put(out, "plan", '{"fingerprint": "ours"}')
-    assert put(out, kind, '{"plan": "ours"}').get(kind) == {"plan": "ours"}
+    assert without_files(put(out, kind, '{"plan": "ours"}').get(kind)) == {"plan": "ours"}
     found = put(out, kind, '{"plan": "theirs"}')
     assert found.get(kind) is None
-    assert found.missing[kind].why == "it is of another plan, theirs"
-    assert put(out, kind, "{}").get(kind) == {}
+    assert found.missing[kind].why == "it belongs to another plan, theirs"
+    assert without_files(put(out, kind, "{}").get(kind)) == {}
     put(out, "plan", "{")
-    assert put(out, kind, '{"plan": "theirs"}').get(kind) is not None  # nobody knows which is ours
+    assert put(out, kind, '{"plan": "theirs"}').get(kind) is not None  # our own plan is unknown
 
 
 def test_a_file_too_large_to_read_is_no_evidence(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence_module, "MOST_NBYTES", 8)
-    assert put(out, "bench", '{"a": 1}').get("bench") == {"a": 1}
-    assert "is larger than" in put(out, "bench", '{"a": 12}').missing["bench"].why
+    assert put(out, "serve", '{"a": 1}').get("serve") == {"a": 1}
+    assert "is larger than" in put(out, "serve", '{"a": 12}').missing["serve"].why
 
 
 def test_an_unfinished_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no finished checkpoint"):
         read_evidence(tmp_path)
+
+
+@pytest.mark.parametrize("calibrates", [True, False])
+@pytest.mark.parametrize("prunes", [True, False])
+def test_only_what_the_recipe_does_is_still_to_measure(out: Path, calibrates: bool, prunes: bool) -> None:
+    recipe = {"calibrate": {"samples": 1} if calibrates else None, "prune": {"keep": 1} if prunes else None}
+    wanted = to_measure(put(out, "plan", json.dumps({"recipe": recipe})))
+    assert ("coverage" in wanted, "prune" in wanted) == (calibrates, prunes)
+    assert wanted.keys() | {"coverage", "prune"} == PLACES.keys() - {"plan"}
+    assert not [one.command for one in wanted.values() if "one that" in one.command]
+
+
+def test_a_damaged_file_is_to_measure_whatever_the_recipe_does(out: Path) -> None:
+    put(out, "plan", '{"recipe": {"calibrate": null}}')
+    assert "cannot read" in to_measure(put(out, "coverage", "{"))["coverage"].why
+
+
+@pytest.mark.parametrize("plan", ["{", "{}", '{"recipe": 1, "calibration": 2}'])
+def test_without_a_recipe_nothing_says_that_it_calibrates_or_prunes(out: Path, plan: str) -> None:
+    assert not {"coverage", "prune"} & to_measure(put(out, "plan", plan)).keys()

@@ -1,4 +1,4 @@
-"""`halfbyte publish` against a fake Hub, with the real huggingface_hub: what arrives, and what goes wrong."""
+"""`halfbyte publish` against a fake Hub, with the real huggingface_hub: uploads and failures."""
 
 import hashlib
 import json
@@ -12,8 +12,8 @@ import pytest
 from fake_hub import PART_NBYTES, TOKEN, FakeHub, Fault
 from release_folder import finish
 
-from halfbyte.publish.upload import hub as sending
-from halfbyte.publish.upload.staging import Sent
+from halfbyte.publish.hub import hub as sending
+from halfbyte.publish.hub.staging import Sent
 from halfbyte.publish.verify import verify
 
 REPO = "someone/kimi-4bit"
@@ -46,7 +46,7 @@ def test_what_arrives_is_what_lies_here(halfbyte, hub, ready, tmp_path):
     found = verify(download(arrived, tmp_path / "download"))
     assert found.same, found.differences
     assert found.not_covered == ()  # the card is in the record now
-    assert "files sent" in said
+    assert "uploaded " in said and " already present" in said
     assert all(right for _, path, right in hub.requests if path.startswith(("/api/models/", "/api/repos/")))
     assert not any(right for _, path, right in hub.requests if path.startswith("/store/"))
 
@@ -75,7 +75,7 @@ def test_a_second_run_sends_nothing(halfbyte, hub, ready):
     received, commits = len(hub.received), len(hub.repos[f"models/{REPO}"].commits)
     code, said, _ = halfbyte("publish", ready, REPO)
     assert code == 0
-    assert "0 files sent" in said
+    assert "uploaded 0 files" in said
     assert (len(hub.received), len(hub.repos[f"models/{REPO}"].commits)) == (received, commits)
 
 
@@ -89,7 +89,7 @@ def test_a_dry_run_makes_no_request(halfbyte, hub, ready, monkeypatch):
     code, said, error = halfbyte("publish", ready, REPO, "--dry-run")
     assert code == 0, error
     assert "model-00001" in said
-    assert "nothing was sent" in error
+    assert "nothing was uploaded" in error
     assert hub.requests == []
     assert hub.repos == {}
 
@@ -117,7 +117,7 @@ def test_private_does_not_leak_into_a_public_repository(halfbyte, hub, ready):
     (ready / "README.md").write_text((ready / "README.md").read_text() + "more\n")
     code, _, error = halfbyte("publish", ready, REPO, "--private")
     assert code == 2
-    assert "public already" in error
+    assert "already public" in error
     assert b"more" not in hub.files(REPO)["README.md"]
 
 
@@ -174,15 +174,15 @@ def test_a_slow_hub_is_waited_for(halfbyte, hub, ready):
 @pytest.mark.parametrize(
     ("status", "headers", "body", "said"),
     [
-        (401, {}, "{}", "does not accept the token"),
-        (403, {}, '{"error": "You need write access"}', "may not write to the repository: You need write access"),
-        (404, {}, "{}", "knows no such repository"),
+        (401, {}, "{}", "the Hub rejected the token"),
+        (403, {}, '{"error": "You need write access"}', "no write access to the repository: You need write access"),
+        (404, {}, "{}", "unknown repository"),
         (403, {"X-Error-Code": "GatedRepo"}, "{}", "is gated"),
-        (403, {}, '{"error": "Private repository storage limit reached"}', "storage on the Hub is used up"),
-        (413, {}, "{}", "storage on the Hub is used up"),
-        (429, {}, "{}", "asks to slow down"),
-        (503, {}, "{}", "an error of its own (HTTP 503)"),
-        (418, {}, '{"error": "I am a teapot"}', "refuses (HTTP 418): I am a teapot"),
+        (403, {}, '{"error": "Private repository storage limit reached"}', "storage quota on the Hub is exceeded"),
+        (413, {}, "{}", "storage quota on the Hub is exceeded"),
+        (429, {}, "{}", "rate limited by the Hub"),
+        (503, {}, "{}", "server error of the Hub (HTTP 503)"),
+        (418, {}, '{"error": "I am a teapot"}', "rejected the request (HTTP 418): I am a teapot"),
     ],
 )
 @pytest.mark.parametrize("path", ["/api/repos/create", "/commit/", "/store/.*/1$"])
@@ -191,7 +191,7 @@ def test_what_stays_wrong_is_one_sentence(halfbyte, hub, ready, status, headers,
     hub.faults.append(Fault("PUT" if "store" in path else "POST", path, "status", 999, status, headers, body))
     code, _, error = halfbyte("publish", ready, REPO)
     assert code == 3
-    assert said.replace("write access", "write access, not ***") in error
+    assert said.replace("You need write access", "You need write access, not ***") in error
     assert TOKEN not in error
     assert "Traceback" not in error
     assert "signature" not in error
@@ -222,7 +222,7 @@ def test_nobody_logged_in_is_one_sentence(halfbyte, hub, ready, monkeypatch, tmp
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     code, _, error = halfbyte("publish", ready, REPO)
     assert code == 3
-    assert "nobody is logged in" in error
+    assert "not logged in to the Hub" in error
     assert hub.requests == []
 
 
@@ -236,14 +236,14 @@ def test_names_are_checked_first(halfbyte, hub, ready, name):
             assert code == 2
             continue
         assert code == 2
-        assert "is no name of a repository" in error
+        assert "is not a valid repository name" in error
 
 
 @pytest.mark.parametrize("branch", ["refs/pr/1", "a..b", "/x", "x/", "a b", ""])
 def test_branches_are_checked_first(halfbyte, hub, ready, branch):
     code, _, error = halfbyte("publish", ready, REPO, "--revision", branch)
     assert code == 2
-    assert "is no name of a branch" in error
+    assert "is not a valid branch name" in error
     assert hub.requests == []
 
 
@@ -251,7 +251,7 @@ def test_files_of_another_upload_are_told(halfbyte, hub, ready):
     assert halfbyte("publish", ready, REPO)[0] == 0
     hub.files(REPO)["model-00001-of-000099.safetensors"] = b"old"
     _, _, error = halfbyte("publish", ready, REPO)
-    assert "also holds 1 files of another upload: model-00001-of-000099.safetensors" in error
+    assert "also contains 1 files from elsewhere: model-00001-of-000099.safetensors" in error
 
 
 def test_a_file_that_changes_while_it_is_sent_is_refused(halfbyte, hub, ready, monkeypatch):
@@ -267,7 +267,7 @@ def test_a_file_that_changes_while_it_is_sent_is_refused(halfbyte, hub, ready, m
     monkeypatch.setattr(sending, "_operation", change)
     code, _, error = halfbyte("publish", ready, REPO)
     assert code == 2
-    assert "changed while it was sent" in error
+    assert "changed during the upload" in error
     assert hub.repos[f"models/{REPO}"].commits == []
 
 
@@ -279,7 +279,7 @@ def publish_process(hub: FakeHub, out, home):
 
 
 def test_killed_in_the_middle_and_resumed(ready, tmp_path):
-    """With the environment as a user has it: HF_ENDPOINT, HF_TOKEN, and a process of its own."""
+    """With a user's environment: HF_ENDPOINT, HF_TOKEN, and a separate process."""
     hub = FakeHub()
     try:
         third = sorted(ready.glob("*.safetensors"))[2]
@@ -299,7 +299,7 @@ def test_killed_in_the_middle_and_resumed(ready, tmp_path):
         said, error = again.communicate(timeout=120)
         assert again.returncode == 0, error
         assert verify(download(hub.files(REPO), tmp_path / "download")).same
-        for sent in whole:  # what had arrived was not sent twice
+        for sent in whole:  # nothing was uploaded twice
             parts = [part for found, part in hub.received if found == sent]
             assert len(parts) == len(set(parts))
         assert TOKEN not in said + error
@@ -319,4 +319,4 @@ def test_what_the_hub_keeps_otherwise_is_no_success(halfbyte, hub, ready, monkey
 
     monkeypatch.setattr(sending.Upload, "_commit", damage)
     code, _, error = halfbyte("publish", ready, REPO)
-    assert (code, "'config.json' did not arrive as it was sent" in error) == (3, True)
+    assert (code, "'config.json' on the Hub does not match the local file" in error) == (3, True)

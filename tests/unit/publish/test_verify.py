@@ -1,4 +1,4 @@
-"""`halfbyte verify`: every change of a folder is seen, on a download as well."""
+"""`halfbyte verify`: every change of a folder is detected, also on a download."""
 
 import json
 import os
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from halfbyte.publish import hashing, show_hashing
+from halfbyte.checkpoint import hashing
+from halfbyte.checkpoint.hashing import Step
+from halfbyte.cli import hash_progress as show_hashing
 from halfbyte.publish.card.write import write_card
-from halfbyte.publish.hashing import Step
 from halfbyte.publish.provenance import as_bytes, write_provenance
 from halfbyte.publish.verify import verify
 
@@ -38,8 +39,8 @@ def edit(out, change):
 def test_an_untouched_folder_is_the_same(halfbyte, recorded, source):
     code, said, _ = halfbyte("verify", recorded, "--source", source)
     assert code == 0
-    assert "✓ 20 of 20 files have the size and SHA-256 of provenance.json" in said, said
-    assert "6 shards of the source" in said
+    assert "✓ 20 of 20 files match provenance.json by size and SHA-256" in said, said
+    assert "6 source shards match" in said
     assert "README.md" in said  # which is not covered yet
 
 
@@ -74,8 +75,8 @@ def test_one_changed_bit_of_a_shard_with_its_old_time_is_seen(halfbyte, recorded
     assert problems(recorded, quick=True) == set()
     code, said, error = halfbyte("verify", recorded)
     assert code == 1
-    assert f"✗ {path.name}: has other bytes" in said
-    assert "1 file differs from what was recorded" in error
+    assert f"✗ {path.name}: has changed: SHA-256 " in said
+    assert "1 file differs from the record" in error
 
 
 def test_sizes_missing_and_added_files(recorded):
@@ -100,7 +101,7 @@ def test_quick_says_that_it_is(halfbyte, recorded, monkeypatch):
     monkeypatch.setattr(hashing, "stamp", None)  # nothing is hashed
     code, said, _ = halfbyte("verify", recorded, "--quick")
     assert code == 0
-    assert "only sizes of outputs were compared" in said
+    assert "only output sizes were compared" in said
 
 
 def test_an_edit_of_the_record_is_seen(recorded):
@@ -139,7 +140,17 @@ def test_a_damaged_record_is_one_sentence(halfbyte, recorded, text):
 def test_no_record_is_one_sentence(halfbyte, out):
     code, _, error = halfbyte("verify", out)
     assert code == 2
-    assert "there is no halfbyte/provenance.json here" in error
+    assert "halfbyte/provenance.json is missing" in error
+    assert f"python -m halfbyte.release.write_provenance {out} SRC" in error
+
+
+def test_a_folder_that_halfbyte_did_not_make_is_never_proposed_as_an_output(halfbyte, source):
+    code, _, error = halfbyte("verify", source)
+    assert code == 2
+    assert f"not an output folder of halfbyte: halfbyte/provenance.json is missing\n  where {source}\n" in error
+    assert "halfbyte quantize" not in error
+    assert "halfbyte release" not in error
+    assert "write_provenance" not in error
 
 
 def test_a_changed_source_is_seen(recorded, source):
@@ -171,10 +182,10 @@ def test_a_changed_card_is_seen_before_it_is_published(halfbyte, recorded):
     card.write_bytes(data)
     assert problems(recorded) == {("changed", "README.md")}
     code, said, error = halfbyte("verify", recorded)
-    assert (code, "README.md: is not what `halfbyte card` wrote" in said) == (1, True)
+    assert (code, "README.md: was changed after `halfbyte card` wrote it" in said) == (1, True)
     assert "python -m halfbyte.release.write_provenance" in error
     assert problems(recorded, quick=True) == set()
-    (recorded / "halfbyte/card.json").unlink()  # then nobody knows
+    (recorded / "halfbyte/card.json").unlink()  # then the origin is unknown
     assert problems(recorded) == set()
 
 

@@ -1,4 +1,4 @@
-"""The sandbox of this machine; without one the tests are skipped, which is not the same as passed."""
+"""The sandbox of this machine; tests are skipped without one."""
 
 import pytest
 

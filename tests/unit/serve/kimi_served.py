@@ -1,15 +1,16 @@
-"""Kimi-K2.6 as a launcher sees it, without its files: sizes as they are published, everything else to be changed."""
+"""Kimi-K2.6 as a launcher sees it, without files: published sizes, everything else configurable."""
 
 from dataclasses import replace
 from pathlib import Path
 
+from halfbyte.serve.checkpoint_facts import Served
 from halfbyte.serve.needs import EXPERTS, TOWER, VOCABULARY, WHOLE, WIDTH, ExpertLayers, Needs, Part
-from halfbyte.serve.served import Served
 
 _GB = 10**9
 _FORMATS = {
     "nvfp4": ("nvfp4-modelopt", "nvfp4", "fp8"),
     "mxfp4": ("mxfp4-quark", "mxfp4", None),
+    "mxfp4_ct": ("mxfp4-compressed-tensors", "none", None),
     "int4": ("int4-compressed-tensors", "none", None),
     "bf16": ("bf16", "none", None),
 }
@@ -17,7 +18,7 @@ _EXPERTS_NBYTES = 384 * 1_486_000_000  # 570.6 GB, 4.5 bits a weight
 
 
 def needs(experts: int = 384, factor: float = 1) -> Needs:
-    """About what Kimi-K2.6 needs."""
+    """Return approximately what Kimi-K2.6 needs."""
     routed = int(experts * _EXPERTS_NBYTES / 384 * factor)
     parts = (
         Part("routed experts", routed, EXPERTS, experts * 60 * 3 * 7168 * 2048),
@@ -44,7 +45,7 @@ def needs(experts: int = 384, factor: float = 1) -> Needs:
 
 
 def kimi(format: str = "nvfp4", *, family: str = "kimi-k2.6", experts: int = 384, **changes) -> Served:
-    """Kimi-K2.6 in a format, with fewer experts where asked."""
+    """Kimi-K2.6 in a format, optionally with fewer experts."""
     quantization, activations, kv_dtype = _FORMATS[format]
     made = Served(
         folder=Path("/models/Kimi-K2.6"),

@@ -1,11 +1,11 @@
-"""How long an engine took to start, cold or warm, and who is told."""
+"""Startup time of an engine, cold or warm, and where it is reported."""
 
 import os
 
 import pytest
 
 from halfbyte.serve import boot_time
-from halfbyte.serve.boot_time import VARIABLE, Boot, cached_before, cached_pages, tell, told
+from halfbyte.serve.boot_time import VARIABLE, Boot, cached_before, cached_pages, record_boot, told
 
 MEBIBYTE = 1 << 20
 
@@ -76,7 +76,7 @@ def test_only_the_server_that_was_started_has_a_time(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     assert told("http://h:1") is None
     monkeypatch.setenv(VARIABLE, "")  # so that it is removed afterwards
-    tell(Boot("http://h:1", 27.4, 0.5))
+    record_boot(Boot("http://h:1", 27.4, 0.5))
     assert told("http://h:1/") == Boot("http://h:1", 27.4, 0.5)
     assert told("http://h:2") is None
     for wrong in ("", "{}", "[]", "nonsense", '{"url": 1}'):

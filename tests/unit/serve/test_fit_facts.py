@@ -1,20 +1,20 @@
-"""What people report, what the arithmetic says, and the error between them, as stated in the docstring of fit.py."""
+"""Published figures, our arithmetic, and the error between them, as stated in the docstring of fit.py."""
 
 from dataclasses import replace
 
 import pytest
 
-from halfbyte.models.model import describe
+from halfbyte.families.examples import example
+from halfbyte.families.model import describe
 from halfbyte.plan.manifest import make_plan
 from halfbyte.recipe.load import load_recipe
 from halfbyte.serve import fit as module
+from halfbyte.serve.checkpoint_facts import served_checkpoint
 from halfbyte.serve.draft import eagle3_mla
 from halfbyte.serve.facts import Wish
 from halfbyte.serve.fit import Load, Parallel, fit, parse_gpus
 from halfbyte.serve.launch import launch
 from halfbyte.serve.needs import needs, needs_of
-from halfbyte.serve.served import served_checkpoint
-from halfbyte.source.example import example
 
 EIGHT, FOUR = "8xRTX PRO 6000", "4xRTX PRO 6000"
 
@@ -31,7 +31,7 @@ def k26(released):
 
 
 def stated(reported, here):
-    """Whether the docstring has a line that says so."""
+    """Return whether the docstring has such a line."""
     says = f"here {here:,} {100 * (here / reported - 1):+.1f} %"
     lines = [line.split() for line in module.__doc__.splitlines()]
     return any(f"{reported:,}" in words and " ".join(words).endswith(says) for words in lines)

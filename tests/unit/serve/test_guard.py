@@ -1,4 +1,4 @@
-"""The guard before a real streaming server: loops end, and everything else comes through to the byte."""
+"""The loop-stopping proxy in front of a real streaming server: loops are stopped, everything else passes unchanged."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ pytest.importorskip("aiohttp")
 from aiohttp import ClientError, ClientSession, web
 from yarl import URL
 
-from halfbyte.serve.guard.proxy import Guard
+from halfbyte.serve.loop_proxy.proxy import Guard
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 DONE = b"data: [DONE]\n\n"
@@ -30,7 +30,7 @@ def text_chunk(piece, index=0, finish=None) -> bytes:
 
 
 class Upstream:
-    """Sends what it is told, and remembers who hung up."""
+    """Send scripted data, and record disconnected clients."""
 
     def __init__(self, pieces=(), *, endless=None, pause=0.0, status=200, kind="text/event-stream", body=None):
         self.pieces, self.endless, self.pause, self.status, self.kind, self.body = (
@@ -142,7 +142,7 @@ def clean_stream() -> bytes:
 
 @pytest.mark.parametrize("size", [1, 7, 64, 100000])
 def test_sound_text_and_tool_calls_come_through_to_the_byte(size):
-    """Also where pieces are cut inside a character."""
+    """Also if pieces are cut inside a character."""
     raw = clean_stream()
     status, headers, got, loops = asyncio.run(ask(Upstream([raw[at : at + size] for at in range(0, len(raw), size)])))
     assert (status, got, loops) == (200, raw, [])
@@ -155,6 +155,34 @@ def test_a_loop_is_found_where_characters_are_cut(size):
     _, _, got, loops = asyncio.run(ask(Upstream([raw[at : at + size] for at in range(0, len(raw), size)])))
     assert len(loops) == 1 and events(got)[-1]["choices"][0]["finish_reason"] == "repetition"
     assert "\ufffd" not in got.decode()
+
+
+COPIED = "Then Anna opened the north door, counted the lamps behind it and wrote the sum into the book. "
+
+
+def streamed(text: str, finish: str, last: str = "", field: str = "content") -> list[bytes]:
+    pieces = [chunk(text[at : at + 7], field=field) for at in range(0, len(text), 7)]
+    usage = b'data: {"id": "c-1", "choices": [], "usage": {"completion_tokens": 90}}\n\n'
+    return [*pieces, chunk(last or None, field=field, finish=finish), usage, DONE]
+
+
+@pytest.mark.parametrize("field", ["content", "reasoning_content"])
+@pytest.mark.parametrize("last", ["", "Anna opened"])
+def test_a_choice_that_the_limit_cut_inside_a_loop_ends_with_repetition(field, last):
+    """A client that continues after "length" would get more copies; the server's usage and end are forwarded."""
+    pieces = streamed(COPIED * 4 + ("Then " if last else "Then Anna opened"), "length", last, field)
+    _, _, raw, loops = asyncio.run(ask(Upstream(pieces), stream_options={"include_usage": True}))
+    rows = events(raw)
+    assert rows[-2]["choices"][0]["finish_reason"] == "repetition" and len(loops) == 1
+    assert rows[-1]["usage"] == {"completion_tokens": 90} and raw.count(DONE) == 1
+    assert raw.replace(b" ", b"") == b"".join(pieces).replace(b"length", b"repetition").replace(b" ", b"")
+
+
+@pytest.mark.parametrize(("text", "finish"), [(COPIED * 4 + "Then Anna opened", "stop"), (COPIED * 3, "length")])
+def test_a_choice_that_ended_or_that_the_limit_cut_elsewhere_comes_through_to_the_byte(text, finish):
+    pieces = streamed(text, finish)
+    _, _, raw, loops = asyncio.run(ask(Upstream(pieces)))
+    assert (raw, loops) == (b"".join(pieces), [])
 
 
 def test_one_of_two_choices_loops_and_the_other_goes_on():
@@ -276,7 +304,7 @@ def test_many_streams_at_once():
 
 
 def test_a_chunk_is_not_kept_waiting():
-    """The delay that the guard adds to one chunk, median of 200, on a busy machine too."""
+    """The delay that the proxy adds to one chunk, median of 200, on a busy machine too."""
 
     async def run():
         delays = []

@@ -1,4 +1,4 @@
-"""`halfbyte serve --guard`: what it refuses, and that it serves until it is told to stop."""
+"""`halfbyte serve --guard`: rejected input, and serving until it is stopped."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 from quiet_server import QuietServer
 
-from halfbyte.cli import run
+from halfbyte.cli.main import run
 
 pytest.importorskip("aiohttp")
 
@@ -22,12 +22,12 @@ pytest.importorskip("aiohttp")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["OUT"], "serves no checkpoint"),
-        (["OUT", "--run"], "serves no checkpoint"),
-        (["--run"], "--run does nothing beside --guard"),
-        (["--gpus", "8xB200"], "--gpus does nothing beside --guard"),
-        (["--text-only"], "--text-only does nothing beside --guard"),
-        (["--then", "audit"], "--then does nothing beside --guard"),
+        (["OUT"], "cannot serve OUT"),
+        (["OUT", "--run"], "cannot serve OUT"),
+        (["--run"], "--run has no effect with --guard URL"),
+        (["--gpus", "8xB200"], "--gpus has no effect with --guard URL"),
+        (["--text-only"], "--text-only has no effect with --guard URL"),
+        (["--then", "audit"], "--then has no effect with --guard URL"),
     ],
 )
 def test_what_it_refuses(words, said, capsys):
@@ -37,14 +37,14 @@ def test_what_it_refuses(words, said, capsys):
 
 def test_neither_a_server_nor_run(capsys):
     assert run(["serve", "OUT", "--guard"]) == 2
-    assert "give its URL, or write serve OUT --run --guard" in capsys.readouterr().err
+    assert "pass its URL, or use serve OUT --run --guard" in capsys.readouterr().err
 
 
 def test_an_address_that_is_none_and_the_server_itself(capsys):
     assert run(["serve", "--guard", "ftp://x"]) == 2
-    assert "is no address of a server" in capsys.readouterr().err
+    assert "is not a valid server URL" in capsys.readouterr().err
     assert run(["serve", "--guard", "http://127.0.0.1:18177", "--port", "18177"]) == 2
-    assert "cannot listen where its server does" in capsys.readouterr().err
+    assert "cannot listen on its server's port" in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_one_sentence(capsys):
@@ -58,7 +58,7 @@ def test_a_port_in_use_is_one_sentence(capsys):
 
 
 class Looping(BaseHTTPRequestHandler):
-    """A model that says one word for ever."""
+    """A model that repeats one word endlessly."""
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -84,7 +84,7 @@ def test_it_serves_until_it_is_told_to_stop():
         [sys.executable, "-m", "halfbyte", *words], stderr=subprocess.PIPE, text=True, env=os.environ
     ) as process:
         try:
-            assert "passes everything on to" in process.stderr.readline()
+            assert "forwards requests to" in process.stderr.readline()
             request = urllib.request.Request(
                 f"http://127.0.0.1:{port}/v1/chat/completions",
                 b'{"stream": true}',
@@ -99,4 +99,4 @@ def test_it_serves_until_it_is_told_to_stop():
             behind.shutdown()
     assert b'"finish_reason":"repetition"' in raw and raw.endswith(b"data: [DONE]\n\n")
     assert process.returncode == 0 and time.monotonic() - started < 10
-    assert "ended a loop" in rest and "'hairs'" in rest and "Traceback" not in rest
+    assert "stopped a loop" in rest and "'hairs'" in rest and "Traceback" not in rest

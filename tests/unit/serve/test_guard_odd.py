@@ -1,4 +1,4 @@
-"""The guard between clients and servers that do the unusual: packed bodies, several prompts, chunks of odd forms."""
+"""The loop-stopping proxy with unusual clients and servers: compressed bodies, several prompts, odd chunks."""
 
 import asyncio
 import gzip
@@ -14,7 +14,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 async def exchange(raw: bytes, path=CHAT, asked=None, *, sent=None, headers=None, told=None, first_s=5.0):
-    """Return the bytes that came, the loops, and the body that the server got; `told`: more headers of its answer."""
+    """Return the received bytes, the loops, and the request body; `told` are additional response headers."""
     got: dict[str, bytes] = {}
     read = asyncio.Event()
 
@@ -51,7 +51,7 @@ def test_a_loop_of_one_prompt_does_not_end_the_others():
         assert len(loops) == 1 and b"The end." in said
     for prompt in ("one", [1, 2, 3], ["one"]):
         said, loops, _ = run(raw, COMPLETIONS, {"prompt": prompt})
-        assert len(loops) == 1 and b"The end." not in said  # nobody asked for a second choice
+        assert len(loops) == 1 and b"The end." not in said  # no second choice was requested
 
 
 @pytest.mark.parametrize("choice", [{}, {"index": 0, "finish_reason": ""}], ids=["no index", "an empty reason"])
@@ -80,6 +80,6 @@ def test_a_packed_request_arrives_as_what_it_is():
 
 
 def test_a_packed_answer_is_not_kept_waiting():
-    """It cannot be watched; as a stream of events it would wait for an empty line that packed bytes do not have."""
+    """It cannot be inspected; as an event stream it would wait for an empty line that compressed bytes do not have."""
     raw = b"".join(chunk(f"word {n * n} ") for n in range(200)) + DONE
     assert run(gzip.compress(raw), told={"Content-Encoding": "gzip"}, first_s=3.0)[0].endswith(DONE)

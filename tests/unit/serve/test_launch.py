@@ -1,4 +1,4 @@
-"""What a launch decides: by GPU, format, context and wish, with the hard-won settings of those who served Kimi."""
+"""Launch decisions by GPU, format, context and options, with the settings that served Kimi in practice."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ def made(machine, served=None, **wish):
 
 
 def value(found, name):
-    """A setting's value; None where it is not set."""
+    """Return a setting's value, or None if it is not set."""
     return next((one.value for one in (*found.environment, *found.arguments) if one.name == name), None)
 
 
@@ -27,7 +27,7 @@ def warned(found, words):
     return any(words in note.text for note in found.warnings)
 
 
-# Each row is a fact that somebody paid for; the settings that are not named may be anything.
+# Each row is a fact from practice; other settings may have any value.
 FACTS = [
     ("8xB200", {}, {}, {"moe_backend": "flashinfer_trtllm", "kv_cache_dtype": "fp8", "tensor_parallel": 8}),
     ("8xB200", {"experts": 190}, {}, {"moe_backend": "flashinfer_cutlass"}),
@@ -97,14 +97,42 @@ def test_the_context_is_cut_to_what_fits_and_the_fit_is_of_what_is_served():
     assert context % 4096 == 0
     assert context <= found.fit.kv_tokens < context + 4096
     assert found.fit.fits
-    assert f"of the model's {262_144:,} tokens" in next(o.reason for o in found.arguments if o.name == "max_model_len")
+    assert f"shorter than the model's {262_144:,}: the cache has room for" in next(
+        o.reason for o in found.arguments if o.name == "max_model_len"
+    )
     assert found.fit.utilization == value(found, "gpu_memory_utilization") == 0.94
 
 
 def test_hopper_is_told_the_truth_about_nvfp4():
     found = made("8xH200")
-    assert warned(found, "Hopper has no NVFP4 arithmetic, but the checkpoint works")
-    assert not warned(made("8xH200", kimi("int4")), "Hopper")
+    assert warned(found, "sm_90 has no NVFP4 arithmetic, but the checkpoint works")
+    assert not warned(made("8xH200", kimi("int4")), "arithmetic")
+
+
+@pytest.mark.parametrize("machine", ["8xA100", "8xH100", "8xH200"])
+def test_mxfp4_of_compressed_tensors_runs_through_marlin_before_blackwell(machine):
+    found = made(machine, kimi("mxfp4_ct", experts=256))
+    assert found.engine == "vllm"
+    assert warned(found, "runs compressed-tensors' MXFP4 experts through Marlin as W4A16")
+    assert not warned(found, "CUTLASS")
+
+
+@pytest.mark.parametrize("machine", ["8xB200", "8xB300", "8xRTX PRO 6000"])
+def test_mxfp4_of_compressed_tensors_quantizes_activations_on_blackwell(machine):
+    found = made(machine, kimi("mxfp4_ct"))
+    assert found.engine == "vllm"
+    assert warned(found, "also quantizes activations to MXFP4, although config.json declares weight-only quantization")
+    assert not warned(found, "Marlin")
+    assert not warned(made(machine, kimi("mxfp4_ct", activations="mxfp4")), "declares weight-only")
+    assert not warned(made(machine, kimi("mxfp4_ct"), given=["moe_backend=b12x"]), "CUTLASS")
+
+
+@pytest.mark.parametrize("name", ["vllm-rocm", "sglang", "atom"])
+def test_cdna3_has_no_fp4_units(name):
+    for machine in ("8xMI300X", "8xMI325X"):
+        assert warned(made(machine, kimi("mxfp4"), engine=name), "gfx942 has no FP4 matrix units")
+        assert not warned(made(machine, kimi("int4"), engine=name), "FP4 matrix units")
+    assert not warned(made("8xMI355X", kimi("mxfp4"), engine=name), "FP4 matrix units")
 
 
 def test_warnings_come_where_they_belong():
@@ -116,30 +144,30 @@ def test_warnings_come_where_they_belong():
     assert not warned(made("8xB200", kimi(experts=190)), "compute NaN")
     assert warned(made("8xRTX PRO 6000"), "slower than the INT4 release through Marlin")
     assert not warned(made("4xRTX PRO 6000", kimi(experts=192)), "slower than the INT4")  # which would not fit
-    assert warned(made("4xRTX PRO 6000", kimi(experts=192)), "no tuned MoE kernels exist")
-    assert not warned(made("8xB200", kimi(experts=192), engine="sglang"), "no tuned MoE kernels exist")
-    assert warned(made("4xB200"), "'!!!!' cluster on 4xB200")
-    assert warned(made("4xB200", engine="sglang"), "'!!!!' cluster on 4xB200")
+    assert warned(made("4xRTX PRO 6000", kimi(experts=192)), "tuned MoE kernel configurations exist only for 384")
+    assert not warned(made("8xB200", kimi(experts=192), engine="sglang"), "tuned MoE kernel")
+    assert warned(made("4xB200"), "answers consisting of '!!!!' are from 4xB200")
+    assert warned(made("4xB200", engine="sglang"), "answers consisting of '!!!!' are from 4xB200")
     for roomy in (made("8xB200"), made("4xB300"), made("4xB200", kimi("int4")), made("4xB200", kimi(experts=192))):
-        assert not warned(roomy, "'!!!!' cluster")
-    assert warned(made("8xB200", kimi(experts=192)), "no sampling stops loops in open-ended prose")
-    assert not warned(made("8xB200", kimi(experts=320)), "no sampling stops loops")
+        assert not warned(roomy, "'!!!!'")
+    assert warned(made("8xB200", kimi(experts=192)), "no sampling setting prevents loops in open-ended prose")
+    assert not warned(made("8xB200", kimi(experts=320)), "no sampling setting prevents loops")
     assert warned(made("8xB200", given=["max_num_batched_tokens=4096"]), "endless exclamation marks")
     assert not warned(made("8xB200"), "endless exclamation marks")
 
 
 def test_sglang_with_nvfp4_on_sm_120_only_for_those_who_insist():
-    with pytest.raises(UsageError, match="reported to answer NaN") as caught:
+    with pytest.raises(UsageError, match="reported to produce NaN") as caught:
         made("8xRTX PRO 6000", engine="sglang")
     assert "--set moe_backend" in caught.value.fix
-    assert warned(made("8xRTX PRO 6000", engine="sglang", given=["moe_backend=triton"]), "reported to answer NaN")
+    assert warned(made("8xRTX PRO 6000", engine="sglang", given=["moe_backend=triton"]), "reported to produce NaN")
     assert made("8xRTX PRO 6000", kimi("int4"), engine="sglang").engine == "sglang"
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.25.0", "ngc-26.03.post1", "0.32.0rc1"])
 def test_weights_only_nvfp4_needs_a_vllm_that_does_not_multiply_it_by_zero(version):
     weights_only = kimi(activations="none")
-    with pytest.raises(UsageError, match="multiplies the experts of weights-only NVFP4 by 0"):
+    with pytest.raises(UsageError, match="silently multiplies the experts of weight-only NVFP4 by 0"):
         made("8xB300", weights_only, version=version)
     assert made("8xB300", version=version).engine == "vllm"
     assert made("8xB300", weights_only).version == "0.32.0"
@@ -190,7 +218,7 @@ def test_a_name_on_the_hub_is_pinned(engine):
     assert value(found, "revision") == commit
     assert value(found, "code_revision") == (commit if engine == "vllm" else None)
     assert found.name == "Kimi-K2.6"
-    assert warned(found, f"runs Python of moonshotai/Kimi-K2.6 at commit {commit}")
+    assert warned(found, f"runs Python files of moonshotai/Kimi-K2.6 at commit {commit}")
 
 
 def test_what_the_folder_says_of_its_commit_pins_as_well():
@@ -240,35 +268,39 @@ def test_a_draft_takes_its_memory():
 
 
 REFUSED = [
-    ("8xB200", {"format": "mxfp4"}, {}, "MXFP4 is served natively by AMD's MI350X and MI355X", "moe_backend=emulation"),
-    ("8xB200", {"format": "mxfp4"}, {"engine": "sglang"}, "on AMD only", "INT4 on any"),
-    ("8xMI355X", {}, {}, "AMD's GPUs have no kernel for it", "moe_backend=emulation"),
-    ("8xMI355X", {}, {"engine": "atom"}, "AMD's GPUs have no kernel for it", "MXFP4 on these GPUs"),
-    ("8xH200", {}, {"engine": "sglang"}, "SGLang serves NVFP4 on Blackwell only", "use vLLM on Hopper"),
-    ("8xMI355X", {"format": "int4"}, {"engine": "sglang", "tp": 8}, "64 attention heads over 8 GPUs leave 8", "--tp 4"),
-    ("8xB200", {"experts": 190}, {"ep": True}, "190 experts cannot be dealt out evenly to 8 GPUs, 6", "multiple of 8"),
-    ("8xMI355X", {"format": "int4"}, {"ep": True}, "know no expert parallelism", "leave out --ep"),
-    ("8xB200", {"uneven": True}, {}, "layers with different numbers of experts", "without --spread"),
-    ("8xB300", {}, {"engine": "sglang", "dcp": 8}, "decode context parallelism is vLLM's", "--engine vllm"),
-    ("8xMI350X", {"format": "mxfp4"}, {"engine": "atom", "draft": "auto"}, "a draft", "--engine vllm-rocm"),
+    ("8xB200", {"format": "mxfp4"}, {}, "only AMD's MI350X and MI355X serve Quark's MXFP4", "moe_backend=emulation"),
+    ("8xB200", {"format": "mxfp4"}, {"engine": "sglang"}, "only on AMD", "INT4 on any"),
+    ("8xMI355X", {"format": "mxfp4_ct"}, {}, "has no AMD kernel for compressed-tensors' MXFP4", "mxfp4-wafer"),
+    ("8xMI300X", {"format": "mxfp4_ct"}, {}, "has no AMD kernel for compressed-tensors' MXFP4", "INT4 release"),
+    ("8xMI355X", {"format": "mxfp4_ct"}, {"engine": "atom"}, "atom is not known to load", "mxfp4-wafer"),
+    ("8xB200", {"format": "mxfp4_ct"}, {"engine": "sglang"}, "sglang is not known to load", "vLLM on NVIDIA"),
+    ("8xMI355X", {}, {}, "AMD GPUs have no kernel for it", "moe_backend=emulation"),
+    ("8xMI355X", {}, {"engine": "atom"}, "AMD GPUs have no kernel for it", "MXFP4 on these GPUs"),
+    ("8xH200", {}, {"engine": "sglang"}, "SGLang serves NVFP4 only on Blackwell", "use vLLM, which runs NVFP4"),
+    ("8xMI355X", {"format": "int4"}, {"engine": "sglang", "tp": 8}, "64 attention heads over 8 GPUs are 8", "--tp 4"),
+    ("8xB200", {"experts": 190}, {"ep": True}, "190 experts cannot be divided evenly among 8 GPUs: 6", "multiple of 8"),
+    ("8xMI355X", {"format": "int4"}, {"ep": True}, "do not support expert parallelism", "leave out --ep"),
+    ("8xB200", {"uneven": True}, {}, "cannot load layers with different numbers of experts", "without --spread"),
+    ("8xB300", {}, {"engine": "sglang", "dcp": 8}, "supported only with vLLM, not with sglang", "--engine vllm"),
+    ("8xMI350X", {"format": "mxfp4"}, {"engine": "atom", "draft": "auto"}, "a separate draft", "--engine vllm-rocm"),
     ("8xB200", {}, {"engine": "atom"}, "ATOM does not run on B200", "choose one of vllm, sglang"),
-    ("8xB200", {}, {"engine": "trtllm"}, "no engine is named 'trtllm'", "vllm"),
-    ("8xB200", {}, {"version": "0.19.1"}, "vLLM 0.19.1 is too old for kimi-k2.6: 0.25.0 is the oldest", "0.32.0"),
-    ("8xB200", {"family": "kimi-k2.5"}, {"version": "0.17.0", "draft": "auto"}, "kimi-k2.5 with a draft: 0.18.0", ""),
-    ("8xB200", {"family": "kimi-k2.7-code"}, {"version": "0.19.0"}, "0.19.1 is the oldest", ""),
-    ("8xB200", {}, {"version": "newest"}, "'newest' is no version of vLLM", "ngc-26.03.post1"),
-    ("8xB200", {}, {"version": "1abc;x"}, "'1abc;x' is no version of vLLM", "vllm==0.32.0"),
+    ("8xB200", {}, {"engine": "trtllm"}, "unknown engine 'trtllm'", "vllm"),
+    ("8xB200", {}, {"version": "0.19.1"}, "vLLM 0.19.1 is too old for kimi-k2.6, which needs 0.25.0", "0.32.0"),
+    ("8xB200", {"family": "kimi-k2.5"}, {"version": "0.17.0", "draft": "auto"}, "with a draft, which needs 0.18.0", ""),
+    ("8xB200", {"family": "kimi-k2.7-code"}, {"version": "0.19.0"}, "which needs 0.19.1 or newer", ""),
+    ("8xB200", {}, {"version": "newest"}, "'newest' is not a valid version of vLLM", "ngc-26.03.post1"),
+    ("8xB200", {}, {"version": "1abc;x"}, "'1abc;x' is not a valid version of vLLM", "vllm==0.32.0"),
     ("8xB200", {}, {"tp": 3}, "64 attention heads cannot be split over 3 GPUs", "choose one of 1, 2, 4, 8"),
     ("8xB200", {}, {"tp": 16}, "--tp 16 needs more than 8xB200", "at most --tp 8"),
     ("8xB200", {}, {"tp": 8, "dcp": 3}, "--dcp 3 does not divide the 8 GPUs", "choose one of 1, 2, 4, 8"),
-    ("8xB200", {}, {"context": 300_000}, "the model's context is 262,144 tokens, 300,000 were asked", "262144"),
-    ("8xB200", {}, {"port": 70_000}, "there is no port 70000", "1 to 65535"),
+    ("8xB200", {}, {"context": 300_000}, "--context 300,000 exceeds the model's context of 262,144 tokens", "262144"),
+    ("8xB200", {}, {"port": 70_000}, "invalid port 70000", "1 to 65535"),
     ("8xB200", {}, {"given": ["kv_cache_dtyp=fp8"]}, "vLLM has no setting 'kv_cache_dtyp'", "'kv_cache_dtype'?"),
-    ("8xB200", {}, {"given": ["fp8"]}, "'fp8' does not set anything", "name=value"),
+    ("8xB200", {}, {"given": ["fp8"]}, "'fp8' is not of the form name=value", "name=value"),
     ("8xB200", {"family": "kimi-k2-thinking"}, {"draft": "auto"}, "no Eagle3 draft is known for kimi-k2-thinking", ""),
-    ("8xB200", {}, {"hub": "a/b@main"}, "'a/b@main' is no name on the Hub", "a branch can move"),
-    ("8xB200", {}, {"hub": "--help"}, "'--help' is no name on the Hub", "organisation/name"),
-    ("8xB200", {"remote_tokenizer": True}, {"hub": "a/b"}, "the engine would run whatever code a/b has", "a/b@COMMIT"),
+    ("8xB200", {}, {"hub": "a/b@main"}, "'a/b@main' is not a valid Hub name", "branches can move"),
+    ("8xB200", {}, {"hub": "--help"}, "'--help' is not a valid Hub name", "organization/name"),
+    ("8xB200", {"remote_tokenizer": True}, {"hub": "a/b"}, "would run unpinned remote code from a/b", "a/b@COMMIT"),
 ]  # fmt: skip
 
 
@@ -285,15 +317,15 @@ def test_what_cannot_work_is_refused_in_a_sentence(machine, changes, wish, what,
 def test_naming_a_backend_lifts_the_refusal_with_a_warning():
     found = made("8xB200", kimi("mxfp4"), given=["moe_backend=emulation"])
     assert value(found, "moe_backend") == "emulation"
-    assert warned(found, "nobody has published a run of this format")
+    assert warned(found, "no run of this format on these GPUs is published")
     assert value(made("8xMI355X", kimi(), given=["moe_backend=emulation"]), "moe_backend") == "emulation"
 
 
 @pytest.mark.parametrize(
     ("machine", "changes", "wish", "what"),
     [
-        ("4xRTX PRO 6000", {}, {}, "it does not fit 4xRTX PRO 6000: each GPU would need"),
-        ("1xH200", {"experts": 192}, {}, "it does not fit 1xH200"),
+        ("4xRTX PRO 6000", {}, {}, "it does not fit on 4xRTX PRO 6000: each GPU needs"),
+        ("1xH200", {"experts": 192}, {}, "it does not fit on 1xH200"),
         ("4xRTX PRO 6000", {"experts": 192}, {"concurrency": 64, "context": 262_144}, "not for 64 times 262,144"),
     ],
 )
@@ -310,15 +342,17 @@ def test_leftover_gpus_are_not_forgotten():
     assert found.gpus.count == 4
     assert warned(found, "4 of 8xB300 are used: start 2 copies")
     assert not any("stay" in note.text for note in found.warnings)
-    assert warned(made("7xB300", kimi(experts=192), tp=2), "2 of 7xB300 are used: start 3 copies on ports of their own")
-    assert warned(made("7xB300", kimi(experts=192), tp=2), "each on its GPUs and 1 GPU stays free")
+    assert warned(
+        made("7xB300", kimi(experts=192), tp=2), "2 of 7xB300 are used: start 3 copies on different ports and GPUs"
+    )
+    assert warned(made("7xB300", kimi(experts=192), tp=2), "copies on different ports and GPUs and 1 GPU stays unused")
 
 
 @pytest.mark.parametrize(("count", "tp", "free"), [(3, 2, "1 GPU stays"), (5, 4, "1 GPU stays"), (6, 4, "2 GPUs stay")])
 def test_numbers_of_gpus_that_heads_do_not_divide_by(count, tp, free):
     found = made(f"{count}xB300", kimi(experts=192))
     assert (found.gpus.count, value(found, "tensor_parallel")) == (tp, tp)
-    assert warned(found, f"{tp} of {count}xB300 are used: {free} free")
+    assert warned(found, f"{tp} of {count}xB300 are used: {free} unused")
     assert not warned(found, "copies")
 
 
@@ -327,16 +361,16 @@ def test_heads_that_nobody_tells_are_not_divided():
     found = made("6xB300", replace(served, heads=None, needs=replace(served.needs, heads=None)))
     assert found.gpus.count == 4
     reason = next(one.reason for one in found.arguments if one.name == "tensor_parallel")
-    assert reason.startswith("4 GPUs share every matrix; config.json does not say how many attention heads")
+    assert reason.startswith("tensor parallelism over 4 GPUs; config.json has no number of attention heads")
     assert all("None" not in one.reason for one in found.arguments)
 
 
 def test_a_context_that_nobody_tells_must_be_said():
     served = kimi()
     silent = replace(served, context=None, needs=replace(served.needs, context=None))
-    with pytest.raises(UsageError, match="does not say how long a context may be") as caught:
+    with pytest.raises(UsageError, match="has no maximum context length") as caught:
         made("8xB300", silent)
-    assert caught.value.fix == "say it with --context N"
+    assert caught.value.fix == "set it with --context N"
     assert value(made("8xB300", silent, context=32_768), "max_model_len") == 32_768
 
 
@@ -344,12 +378,12 @@ def test_more_gpus_than_a_machine_has():
     found = made("16xB200")
     assert found.gpus.count == 8
     assert warned(found, "16xB200 are usually 2 machines with 8 GPUs each, and this script is for one machine: run it")
-    assert warned(made("16xB200", tp=16), "--tp 16 over several needs the engine's own cluster")
+    assert warned(made("16xB200", tp=16), "--tp 16 over several machines needs a cluster")
     assert warned(made("8xGB200"), "8xGB200 are usually 2 machines with 4 GPUs each")
     assert not warned(made("8xB200"), "machines")
     with pytest.raises(CheckFailedError) as caught:
         made("16xH100")
-    assert "16xH100 (2 machines, which `serve` writes no script for)" in caught.value.fix
+    assert "16xH100 (2 machines, for which `serve` cannot write a script)" in caught.value.fix
 
 
 def test_every_engine_has_a_default_version_and_an_image():

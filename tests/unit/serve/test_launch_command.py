@@ -1,6 +1,7 @@
-"""`halfbyte serve` on the command line: what it prints and writes, what it refuses, and what it starts."""
+"""`halfbyte serve` on the command line: output, files, errors, and started processes."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -39,7 +40,7 @@ def test_json_has_the_command_of_docker(halfbyte):
 def test_json_has_every_setting_with_its_reason(halfbyte):
     code, printed, said = halfbyte("serve", MINI, "--gpus", "4xMI355X", "--json")
     assert code == 0
-    assert "without sglang: 4 attention heads over 1 GPUs leave 4 a GPU" in said
+    assert "skipped sglang: 4 attention heads over 1 GPUs are 4 per GPU" in said
     launches = json.loads(printed)["launches"]
     assert [row["engine"] for row in launches] == ["vllm-rocm", "atom"]
     for row in launches:
@@ -74,28 +75,28 @@ def test_all_engines_that_can_are_written(halfbyte, tmp_path):
 @pytest.mark.parametrize(
     ("options", "code", "what", "fix"),
     [
-        (["--gpus", "8xB2000"], 2, "the GPU 'b2000' is not known", "B200"),
-        (["--gpus", "B200"], 2, "'B200' is no number of GPUs", "8xB200"),
-        ([], 2, "nobody said which GPUs it shall run on", "--gpus 8xB200"),
-        (["--gpus", "8xB200", "--engine", "trtllm"], 2, "no engine is named 'trtllm'", "vllm"),
+        (["--gpus", "8xB2000"], 2, "unknown GPU 'b2000'", "B200"),
+        (["--gpus", "A100"], 2, "'A100' has no GPU count", "use 8xA100"),
+        ([], 2, "no GPUs specified", "--gpus 8xB200"),
+        (["--gpus", "8xB200", "--engine", "trtllm"], 2, "unknown engine 'trtllm'", "vllm"),
         (["--gpus", "8xB200", "--engine", "vllm==0.10"], 2, "vLLM 0.10 is too old for kimi_k25", "0.32.0"),
         (["--gpus", "8xB200", "--tp", "3"], 2, "4 attention heads cannot be split over 3 GPUs", "1, 2, 4"),
         (["--gpus", "4xB200", "--dcp", "3"], 2, "--dcp 3 does not divide the 4 GPUs", "1, 2, 4"),
-        (["--gpus", "4xB200", "--context", "5000"], 2, "context is 4,096 tokens, 5,000 were asked for", "4096"),
+        (["--gpus", "4xB200", "--context", "5000"], 2, "--context 5,000 exceeds the model's context of 4,096", "4096"),
         (["--gpus", "4xB200", "--set", "moebackend=x"], 2, "vLLM has no setting 'moebackend'", "moe_backend"),
-        (["--gpus", "4xB200", "--write", ""], 2, "--write names no folder", "--write scripts"),
-        (["--gpus", "4xB200", "--write", MINI], 2, "scripts do not belong among the weights", "scripts"),
-        (["--gpus", "4xB200", "--draft", ""], 2, "'' is neither a folder nor a name on the Hub", "organisation/name"),
-        (["--gpus", "4xB200", "--draft", MINI], 2, "no Eagle3 draft", "organisation/name"),
-        (["--gpus", "4xB200", "--emulate"], 2, "--emulate is for --run", "add --run"),
-        (["--gpus", "4xB200", "--then", "probe"], 2, "--then is for --run", "add --run"),
-        (["--run", "--activations", "off"], 2, "--activations is for --emulate", "add --emulate"),
-        (["--run", "--then", "probe", "--exec", "true"], 2, "two ways", "one of them"),
-        (["--run", "--engine", "vllm==0.30"], 2, "--run takes the version that is installed", "--engine vllm"),
-        (["--run", "--docker"], 2, "not a container", "leave out --run or --docker"),
-        (["--run", "--set", "host=0.0.0.0"], 2, "--run listens on 127.0.0.1", "leave out --run for a script"),
-        (["--run", "--write", "x"], 2, "--run starts the engine and writes no scripts", "leave out --run or --write"),
-        (["--run", "--emulate", "--hub", "a/b"], 2, "--emulate checks and expands the files of a folder", "--hub"),
+        (["--gpus", "4xB200", "--write", ""], 2, "--write is empty", "--write scripts"),
+        (["--gpus", "4xB200", "--write", MINI], 2, "scripts cannot be written next to the weights", "scripts"),
+        (["--gpus", "4xB200", "--draft", ""], 2, "'' is neither a folder nor a Hub name", "organization/name"),
+        (["--gpus", "4xB200", "--draft", MINI], 2, "not an Eagle3 draft", "organization/name"),
+        (["--gpus", "4xB200", "--emulate"], 2, "--emulate requires --run", "add --run"),
+        (["--gpus", "4xB200", "--then", "probe"], 2, "--then requires --run", "add --run"),
+        (["--run", "--activations", "off"], 2, "--activations requires --emulate", "add --emulate"),
+        (["--run", "--then", "probe", "--exec", "true"], 2, "--then and --exec cannot be combined", "one of them"),
+        (["--run", "--engine", "vllm==0.30"], 2, "--run uses the installed version", "--engine vllm"),
+        (["--run", "--docker"], 2, "not a container", "omit --run or --docker"),
+        (["--run", "--set", "host=0.0.0.0"], 2, "--run listens on 127.0.0.1", "omit --run for a script"),
+        (["--run", "--write", "x"], 2, "--run starts the engine and writes no scripts", "omit --run or --write"),
+        (["--run", "--emulate", "--hub", "a/b"], 2, "--emulate expands the local files", "--hub"),
     ],
 )
 def test_bad_input_gets_one_sentence(halfbyte, options, code, what, fix):
@@ -111,7 +112,7 @@ def test_a_folder_without_a_config_and_no_folder(halfbyte, tmp_path):
     assert "config.json" in said
     code, _, said = halfbyte("serve", "--gpus", "8xB200")
     assert code == 2
-    assert "no checkpoint is named" in said
+    assert "no checkpoint specified" in said
 
 
 def test_what_does_not_fit_leaves_with_one(halfbyte, monkeypatch):
@@ -121,7 +122,7 @@ def test_what_does_not_fit_leaves_with_one(halfbyte, monkeypatch):
     monkeypatch.setattr(gpus, "known_gpus", lambda: small)
     code, printed, said = halfbyte("serve", MINI, "--gpus", "1xB200")
     assert (code, printed) == (1, "")
-    assert "it does not fit 1xB200" in said
+    assert "it does not fit on 1xB200" in said
     assert "fix" in said
 
 
@@ -142,7 +143,7 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 @pytest.fixture
 def fake_vllm(tmp_path, monkeypatch):
-    """Install a program that answers like vLLM's server and writes down how it was started."""
+    """Install a program that answers like vLLM's server and records its command line."""
 
     def install(version="0.32.0+cpu"):
         path = tmp_path / "bin" / "vllm"
@@ -197,6 +198,17 @@ def test_run_hands_the_exit_code_on(halfbyte, fake_vllm, tmp_path):
     assert code == 7
 
 
+def test_run_works_where_a_thousand_files_are_open(halfbyte, fake_vllm, tmp_path):
+    fake_vllm()
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1_100)]
+    try:
+        code, _, _ = halfbyte("serve", MINI, "--run", "--emulate", "--exec", "exit 7", "--log", tmp_path / "log")
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    assert code == 7
+
+
 def test_a_log_that_cannot_be_written_is_told_before_anything_starts(halfbyte, fake_vllm, tmp_path):
     notes = fake_vllm()
     code, _, said = halfbyte("serve", MINI, "--run", "--emulate", "--exec", "true", "--log", tmp_path)
@@ -220,14 +232,14 @@ def test_run_on_a_cpu_asks_for_memory_first(halfbyte, fake_vllm, monkeypatch):
     monkeypatch.setattr(run_options, "host_memory_nbytes", lambda: 10**6)
     code, printed, said = halfbyte("serve", MINI, "--run", "--emulate", "--exec", "true")
     assert (code, printed, notes.exists()) == (1, "", False)
-    assert "it does not fit this machine: the weights, expanded to BF16, take" in said.splitlines()[0]
+    assert "it does not fit this machine: the weights expanded to BF16 need" in said.splitlines()[0]
 
 
 def test_run_needs_to_know_the_gpus_and_a_version_that_will_do(halfbyte, fake_vllm):
     fake_vllm("0.14.0")
     code, _, said = halfbyte("serve", MINI, "--run")
     assert code == 2
-    assert "nobody said which GPUs these are" in said
+    assert "no GPUs specified" in said
     code, _, said = halfbyte("serve", MINI, "--run", "--gpus", "1xH200")
     assert code == 2
     assert "vLLM 0.14.0 is too old for kimi_k25" in said
@@ -236,11 +248,11 @@ def test_run_needs_to_know_the_gpus_and_a_version_that_will_do(halfbyte, fake_vl
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (["--gpus", "8xB200"], "vllm 0.32.0+cpu, which is installed here, computes on the CPU"),
-        (["--gpus", "nonsense"], "'nonsense' is no number of GPUs"),
-        (["--engine", "vllm-rocm"], "vllm 0.32.0+cpu, which is installed here, is vllm and not vllm-rocm"),
-        (["--engine", "atom"], "halfbyte cannot start atom itself"),
-        (["--then", "audit"], "this halfbyte has no command 'audit' that takes a URL"),
+        (["--gpus", "8xB200"], "the installed vllm 0.32.0+cpu runs on the CPU"),
+        (["--gpus", "nonsense"], "'nonsense' is not a valid number and kind of GPUs"),
+        (["--engine", "vllm-rocm"], "the installed vllm 0.32.0+cpu is vllm, not vllm-rocm"),
+        (["--engine", "atom"], "--run does not support atom"),
+        (["--then", "audit"], "'audit' is not a command that takes a URL"),
     ],
 )
 def test_run_refuses_what_would_do_nothing_here(halfbyte, fake_vllm, tmp_path, monkeypatch, options, what):
@@ -276,13 +288,13 @@ def test_run_is_offline_unless_something_is_on_the_hub(halfbyte, fake_vllm, tmp_
 
 
 def test_help_names_only_commands_that_exist(halfbyte):
-    from halfbyte.cli import cli
-    from halfbyte.serve.then_option import URL_COMMANDS
+    from halfbyte.cli.main import cli
+    from halfbyte.cli.serve_then_option import URL_COMMANDS
 
     text = " ".join(halfbyte("serve", "--help")[1].split())
     here = [name for name in URL_COMMANDS if name in cli.commands]
     assert (
-        f"--then NAME,... With --run: commands that get the URL once it answers ({', '.join(here) or 'none yet'});"
+        f"--then NAME,... With --run: commands to run once the server is ready ({', '.join(here) or 'none yet'})."
         in text
     )
 
@@ -293,4 +305,4 @@ def test_run_takes_no_other_file_for_its_log(halfbyte, fake_vllm, tmp_path):
     precious.write_text("{}")
     code, _, said = halfbyte("serve", MINI, "--run", "--emulate", "--exec", "true", "--log", precious)
     assert (code, precious.read_text(), notes.exists()) == (2, "{}", False)
-    assert "this file is no log of halfbyte's" in said
+    assert "this file is not a log of halfbyte" in said

@@ -1,4 +1,4 @@
-"""The fit and the script are of one server: what `--set` says is counted, and what is counted is written."""
+"""The fit and the script describe the same server: `--set` values are counted, and counted values are written."""
 
 import itertools
 
@@ -38,7 +38,7 @@ def test_every_script_says_the_numbers_that_the_fit_counted_with(machine):
 def test_the_requests_that_vllm_would_take_by_itself_do_not_fit_where_its_workspace_grows_with_them():
     with pytest.raises(CheckFailedError) as caught:
         made(given=["max_num_seqs=1024"], dcp=8)
-    assert "it does not fit 8xRTX PRO 6000" in caught.value.what
+    assert "it does not fit on 8xRTX PRO 6000" in caught.value.what
     assert "--set max_num_seqs=" in caught.value.fix
 
 
@@ -66,11 +66,13 @@ def test_sglang_s_share_is_of_weights_and_cache_and_the_rest_must_find_room_besi
     inside, outside = made("8xB200").fit, made("8xB200", engine="sglang").fit
     assert inside.kv_nbytes == int(inside.gpus.memory_nbytes * 0.9) - inside.weights_nbytes - inside.reserve_nbytes
     assert outside.kv_nbytes == int(outside.gpus.memory_nbytes * 0.85) - outside.weights_nbytes
-    assert any("outside of the share, where 28.7 GB are left for it" in line for line in outside.lines())
+    assert any("outside the memory share, which leaves 28.7 GB for it" in line for line in outside.lines())
     assert [one.as_dict()["gpu_reserve_outside"] for one in (inside, outside)] == [False, True]
-    with pytest.raises(CheckFailedError, match=r"a share of 0\.99 leaves 1\.9 GB beside it, not \S+ GB") as caught:
+    with pytest.raises(
+        CheckFailedError, match=r"a memory share of 0\.99 leaves 1\.9 GB, not \S+ GB for activations"
+    ) as caught:
         made("8xB200", engine="sglang", given=["gpu_memory_utilization=0.99"])
-    said = caught.value.fix.partition(" would do")[0].rpartition("--set ")[2]
+    said = caught.value.fix.partition(" to `halfbyte serve`")[0].rpartition("--set ")[2]
     assert made("8xB200", engine="sglang", given=[said]).fit.fits
 
 
@@ -106,9 +108,9 @@ def test_as_many_guesses_are_counted_as_the_engine_is_told():
 
 def test_numbers_of_requests_that_contradict_each_other():
     assert value(made(concurrency=1, given=["max_num_seqs=4"]), "max_num_seqs") == 4
-    with pytest.raises(UsageError, match="--concurrency 8 cannot be with max_num_seqs=4"):
+    with pytest.raises(UsageError, match="--concurrency 8 exceeds max_num_seqs=4"):
         made(concurrency=8, given=["max_num_seqs=4"])
-    with pytest.raises(UsageError, match=r"fewer batched tokens \(64\) than requests at once \(128\)"):
+    with pytest.raises(UsageError, match=r"fewer batched tokens \(64\) than concurrent requests \(128\)"):
         made(given=["max_num_batched_tokens=64"])
 
 

@@ -1,4 +1,4 @@
-"""The commands of Kimi's publishers: printed to the letter, and compared with ours, each difference with a reason."""
+"""Published commands of Kimi checkpoints: printed verbatim and compared with ours, each difference with a reason."""
 
 import subprocess
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_there_is_a_golden_file_for_each():
 
 
 def test_what_the_publishers_set():
-    """By hand from the cards, so that a golden file that was changed with the data is noticed."""
+    """Copied by hand from the cards, so that a golden file changed together with the data is noticed."""
     assert flags_of(publications()["wafer-k2.6-nvfp4"].command) == {
         "--model": "/model",
         "--tensor-parallel-size": "4",
@@ -69,7 +69,7 @@ def test_what_the_publishers_set():
 
 @pytest.fixture(scope="module")
 def ours():
-    """Our own launches for the same checkpoints, GPUs and wishes; planning a whole Kimi takes seconds."""
+    """Our own launches for the same checkpoints, GPUs and options; planning a complete Kimi takes seconds."""
     return {name: recommended(row) for name, row in publications().items()}
 
 

@@ -1,4 +1,4 @@
-"""The knowledge of launchers: read strictly, compared as it says, and every rule of it is of use."""
+"""Launch rules: read strictly, compared as declared, and every rule is used."""
 
 import itertools
 from pathlib import Path
@@ -32,9 +32,9 @@ GOOD = """\
         (GOOD + "  warn: look out\n", "exactly one of set, env, warn and refuse", "rules.yaml:1"),
         (GOOD.replace("  because: faster\n", ""), "a reason", "rules.yaml:1"),
         (GOOD.replace("  to: cutlass\n", ""), "a value", "rules.yaml:1"),
-        (GOOD.replace("arch: sm_100", 'tp: "about 3"'), "'about 3' is no bound", "rules.yaml:3"),
-        ("- refuse: no\n  source: a card\n", "what works", "rules.yaml:1"),
-        (GOOD.replace("cutlass", "cutlass\n  to: marlin"), "key 'to' is given twice", "rules.yaml:3"),
+        (GOOD.replace("arch: sm_100", 'tp: "about 3"'), "'about 3' is not a valid bound", "rules.yaml:3"),
+        ("- refuse: no\n  source: a card\n", "a refusal needs a `fix`", "rules.yaml:1"),
+        (GOOD.replace("cutlass", "cutlass\n  to: marlin"), "duplicate key 'to'", "rules.yaml:3"),
     ],
 )
 def test_a_rule_that_is_not_right_is_named_with_its_line(text, what, where):
@@ -104,10 +104,10 @@ def test_everything_reads():
 
 
 def test_every_rule_is_of_use(monkeypatch):
-    """Over all machines, engines, formats and options each rule holds at least once where it decides."""
+    """Over all machines, engines, formats and options, each rule decides at least once."""
     decided = set()
     spy_on(monkeypatch, decided)
-    for machine, format, name in itertools.product(MACHINES, ("nvfp4", "mxfp4", "int4", "bf16"), engines()):
+    for machine, format, name in itertools.product(MACHINES, FORMATS, engines()):
         for options, changes in CASES:
             try:
                 launch(kimi(format, **changes), parse_gpus(machine), Wish(engine=name, **options))
@@ -122,7 +122,16 @@ def test_every_rule_is_of_use(monkeypatch):
     assert [rule.model_dump(exclude_unset=True) for rule in unused] == []
 
 
-MACHINES = ("8xB200", "8xB300", "8xRTX PRO 6000", "8xH200", "8xMI355X")  # one of each architecture
+MACHINES = (
+    "8xB200",
+    "8xB300",
+    "8xRTX PRO 6000",
+    "8xH200",
+    "8xA100",
+    "8xMI300X",
+    "8xMI355X",
+)  # one of each architecture
+FORMATS = ("nvfp4", "mxfp4", "mxfp4_ct", "int4", "bf16")
 SHORT = {"context": 8192}
 SNAPSHOT = Path("/hub/models--a--b/snapshots") / ("3" * 40)
 PINNED, UNPINNED = "a/b@" + "1" * 40, "a/b"
@@ -154,7 +163,7 @@ CASES = (
 
 
 def spy_on(monkeypatch, decided):
-    """Remember each rule that decides something: the first that holds for its setting, or a sentence that is said."""
+    """Record each rule that decides something: the first that holds for its setting, or a printed message."""
     real = {name: getattr(settings, name) for name in ("choose", "environment", "warnings", "refusal")}
     kinds = {"choose": "set", "environment": "env", "warnings": "warn", "refusal": "refuse"}
 

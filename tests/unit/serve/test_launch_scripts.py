@@ -1,4 +1,4 @@
-"""Scripts that a shell runs as they are meant: words, quotes and variables arrive; files are whole, and only ours."""
+"""Launch scripts run by a shell: words, quotes and variables arrive; only our own files are replaced."""
 
 import json
 import os
@@ -26,7 +26,7 @@ print(json.dumps({"argv": sys.argv, "env": dict(os.environ)}))
 
 @pytest.fixture
 def run_script(tmp_path):
-    """Run a script with a program of the given name that only says what it was given."""
+    """Run a script with a fake program of the given name that prints its arguments."""
 
     def run(text, program, *arguments, **environment):
         folder = tmp_path / "bin"
@@ -81,7 +81,7 @@ def test_a_name_cannot_leave_its_comment_or_its_quotes(run_script, tmp_path):
     folder = tmp_path / "a\nrm -rf b\n'; echo c"
     found = made(served=kimi("int4", folder=folder))
     hostile = replace(found, warnings=(Note("look\nout; $(id)\x1b[2J", "a\rcard"),))
-    assert "\x1b" not in script(hostile)  # it would clear the screen of whoever reads the script
+    assert "\x1b" not in script(hostile)  # it would clear the reader's screen
     got = run_script(script(hostile), "vllm")
     assert got["argv"][2] == str(folder)
     assert got["argv"][1:] == found.words[1:]
@@ -152,9 +152,9 @@ def test_what_a_container_would_not_see_is_refused(tmp_path):
         docker_script(colon)
     assert "docker-run.sh" not in files([colon])
     (tmp_path / "config.json").symlink_to("/elsewhere")
-    with pytest.raises(UsageError, match="links that a container does not see"):
+    with pytest.raises(UsageError, match="symlinks that a container cannot follow"):
         docker_script(made(served=kimi("int4", folder=tmp_path)))
-    with pytest.raises(UsageError, match="does not see the draft's folder"):
+    with pytest.raises(UsageError, match="the draft's folder is not mounted in the container"):
         docker_script(replace(made(), draft=str(tmp_path)))
 
 

@@ -1,4 +1,4 @@
-"""No script for a checkpoint that engines would load without a word and answer nonsense from."""
+"""No launch script for a checkpoint that engines would load silently and answer with garbage."""
 
 import json
 import os
@@ -10,12 +10,12 @@ from pico import write_pico
 from safetensors.torch import load_file, save_file
 
 from halfbyte.audit.run import audit, save
-from halfbyte.audit.seen import files_seen
+from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import CheckFailedError
-from halfbyte.pipeline import quantize
+from halfbyte.evidence.measured_files import measured_in
 from halfbyte.recipe.load import load_recipe
-from halfbyte.serve.sound import audited
-from halfbyte.terminal.pasted import pasted
+from halfbyte.serve.sanity_checks import audited
+from halfbyte.ui.shell_quote import pasted
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def pico(pico):
 def made(folder, findings, plan="one"):
     (folder / "halfbyte").mkdir(exist_ok=True)
     (folder / "halfbyte/plan.json").write_text(json.dumps({"fingerprint": "one"}))
-    found = {"plan": plan, "findings": findings, "files": files_seen(folder)}
+    found = {"plan": plan, "findings": findings, **measured_in(folder)}
     (folder / "halfbyte/audit.json").write_text(json.dumps(found))
 
 
@@ -41,9 +41,9 @@ def shard_with(folder, suffix):
 def test_a_whole_checkpoint_gets_its_script_and_a_hint(halfbyte, pico):
     code, printed, said = halfbyte("serve", pico("nvfp4"), "--gpus", "1xB200")
     assert (code, printed[:3]) == (0, "#!/")
-    assert "not audited" in said
+    assert "no audit result found" in said
     assert "halfbyte audit" in said
-    assert "not audited" not in halfbyte("serve", pico("bf16"), "--gpus", "1xB200")[2]
+    assert "no audit result found" not in halfbyte("serve", pico("bf16"), "--gpus", "1xB200")[2]
 
 
 def test_an_expert_without_its_input_scale(halfbyte, pico):
@@ -85,6 +85,7 @@ def test_a_failed_audit_is_believed(halfbyte, pico):
 
 
 def test_a_passed_audit_one_of_another_run_and_one_that_garbles_nothing(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
     made(tmp_path, [finding("fused", "good")])
     assert audited(tmp_path) == []
     made(tmp_path, [finding("fused")], plan="two")
@@ -101,11 +102,13 @@ def test_findings_count_for_the_files_that_the_audit_saw(tmp_path):
     shard.write_bytes(b"weights")
     made(tmp_path, [finding("fused", "good")])
     assert audited(tmp_path) == []
-    os.utime(shard, ns=(0, 0))  # as many bytes, but others
-    assert audited(tmp_path) == [f"not audited since its files were changed or copied: halfbyte audit {tmp_path}"]
+    os.utime(shard, ns=(0, 0))  # a copy: the same bytes
+    assert audited(tmp_path) == []
+    shard.write_bytes(b"Weights")
+    assert audited(tmp_path) == [f"not audited since model.safetensors changed: halfbyte audit {tmp_path}"]
     made(tmp_path, [finding("fused")])
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CheckFailedError, match="fused"):  # until another audit says that it is mended
+    with pytest.raises(CheckFailedError, match="fused"):  # until another audit passes
         audited(tmp_path)
 
 
@@ -122,8 +125,8 @@ def test_an_audit_keeps_what_it_saw(tmp_path):
 
 def test_a_folder_without_a_plan_is_not_said_to_be_unaudited(tmp_path):
     (said,) = audited(tmp_path)
-    assert "as far as the folder tells" in said
-    assert "only beside the plan" in said
+    assert "no audit result found" in said
+    assert "stored only for checkpoints that halfbyte wrote" in said
 
 
 def test_a_config_that_names_another_format(halfbyte, pico):
@@ -176,7 +179,7 @@ def test_an_unfinished_output_says_so(halfbyte, tmp_path):
     (tmp_path / "model-00001-of-00002.safetensors.part").write_bytes(b"")
     code, printed, said = halfbyte("serve", tmp_path, "--gpus", "8xB200")
     assert (code, printed) == (2, "")
-    assert "this output is unfinished" in said
+    assert "this output is incomplete" in said
     assert "again" in said
     assert "download" not in said
 
@@ -187,9 +190,9 @@ def test_no_tokenizer_is_a_warning(halfbyte, pico):
         (folder / name).unlink(missing_ok=True)
     code, _, said = halfbyte("serve", folder, "--gpus", "1xB200")
     assert code == 0
-    assert "! there is no tokenizer" in said
+    assert "! the folder has no tokenizer" in said
     (folder / "tiktoken.model").write_bytes(b"")
-    assert "no tokenizer in" not in halfbyte("serve", folder, "--gpus", "1xB200")[2]
+    assert "has no tokenizer" not in halfbyte("serve", folder, "--gpus", "1xB200")[2]
 
 
 def test_a_name_on_the_hub_is_no_folder(halfbyte):

@@ -1,4 +1,4 @@
-"""What the plugin refuses before and while vLLM loads, seen without vLLM."""
+"""Errors of the plugin before and while vLLM loads, tested without vLLM."""
 
 import sys
 from importlib import import_module
@@ -9,17 +9,17 @@ import pytest
 import torch
 from served_variants import change_tensors
 
+from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.compare import activations
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.models.model import describe
+from halfbyte.families.model import describe
 from halfbyte.serve.vllm_plugin import register
 from halfbyte.serve.vllm_plugin.agreement import refuse_disagreement
-from halfbyte.serve.vllm_plugin.delivered import Delivered
 from halfbyte.serve.vllm_plugin.inputs import SWITCH, activations_wanted, fake_of
 from halfbyte.serve.vllm_plugin.layout import kind_of, rows_and_columns
 from halfbyte.serve.vllm_plugin.llvmlite_scan import hide_llvmlite_from_scan
+from halfbyte.serve.vllm_plugin.loaded_tensors import LoadedTensors
 from halfbyte.serve.vllm_plugin.stored import Stored, refuse_wrong_tensors
-from halfbyte.source.checkpoint import open_checkpoint
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -70,15 +70,15 @@ def test_a_scale_that_nobody_reads(pico):
             tensors[f"{EXPERT}.up_proj.input_scale"] = torch.tensor(0.5)
 
     change_tensors(folder, edit)
-    with pytest.raises(CheckpointError, match="it has an input_scale, which nobody reads"):
+    with pytest.raises(CheckpointError, match="it has an unused input_scale"):
         Stored(folder)
     refuse_wrong_tensors(describe(open_checkpoint(pico("nvfp4"))), inputs_quantized=True)
-    with pytest.raises(CheckpointError, match="which nobody reads"):
+    with pytest.raises(CheckpointError, match="it has an unused"):
         refuse_wrong_tensors(describe(open_checkpoint(pico("nvfp4"))), inputs_quantized=False)
 
 
 def test_only_a_folder_is_emulated():
-    with pytest.raises(UsageError, match="only a folder") as caught:
+    with pytest.raises(UsageError, match="only a local folder") as caught:
         Stored(Path("moonshotai/Kimi-K2.6"))
     assert "hf download moonshotai/Kimi-K2.6" in str(caught.value)
 
@@ -86,9 +86,9 @@ def test_only_a_folder_is_emulated():
 def test_parts_of_a_fused_linear_are_stored_alike(pico):
     stored = Stored(pico("nvfp4"))
     gate, up = (f"{EXPERT}.{name}" for name in ("gate_proj", "up_proj"))
-    assert stored.alike("m", [gate, up]) is stored.quantized(gate)
+    assert stored.representative("m", [gate, up]) is stored.quantized(gate)
     with pytest.raises(CheckpointError, match="bf16 and nvfp4"):
-        stored.alike("m", [gate, "language_model.model.layers.1.self_attn.o_proj"])
+        stored.representative("m", [gate, "language_model.model.layers.1.self_attn.o_proj"])
 
 
 def test_config_and_shards_agree_both_ways():
@@ -122,16 +122,16 @@ PARTS = [f"{expert}.{name}" for expert in range(2) for name in ("gate_proj", "up
 
 
 def test_what_came_is_enough():
-    delivered = Delivered("m")
+    delivered = LoadedTensors("m")
     assert len(deliver(delivered)) == 6
     delivered.refuse_missing(PARTS, ["weight"])
 
 
 @pytest.mark.parametrize("how", ["skip", "lost"])
 def test_what_did_not_come_is_named(how):
-    delivered = Delivered("layers.1.mlp.experts")
+    delivered = LoadedTensors("layers.1.mlp.experts")
     deliver(delivered, **{how: [(1, "w3")]})
-    with pytest.raises(CheckpointError, match=r"never loaded its weight: .*layers\.1\.mlp\.experts\.1\.up_proj"):
+    with pytest.raises(CheckpointError, match=r"never loaded its weight and .*layers\.1\.mlp\.experts\.1\.up_proj"):
         delivered.refuse_missing(PARTS, ["weight"])
     with pytest.raises(CheckpointError, match=r"never loaded its weight_scale \(nor 6 others"):
         delivered.refuse_missing(PARTS, ["weight", "weight_scale"])
@@ -139,8 +139,8 @@ def test_what_did_not_come_is_named(how):
 
 def test_another_dtype_is_not_cast():
     param = torch.nn.Parameter(torch.zeros(1, dtype=torch.uint8), requires_grad=False)
-    loader = Delivered("m").linear_loader("weight", lambda *_: None)
-    with pytest.raises(CheckpointError, match=r"weight is torch\.float32, but its header says torch\.uint8"):
+    loader = LoadedTensors("m").linear_loader("weight", lambda *_: None)
+    with pytest.raises(CheckpointError, match=r"weight is torch\.float32, but its header declares torch\.uint8"):
         loader(param, torch.zeros(1))
 
 
@@ -167,7 +167,7 @@ def test_the_switch_knows_two_words(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["int4-g64", "fp8-block-k2", "fp8-channel", "nvfp4", "nvfp4_ct", "mxfp4"])
 def test_room_is_made_for_what_is_stored(pico, kind):
-    from halfbyte.numerics.formats import FORMATS
+    from halfbyte.formats.registry import FORMATS
 
     linear = next(one for one in describe(open_checkpoint(pico(kind))).linears.values() if one.role == "routed_experts")
     for part in FORMATS[linear.format].tensors:
@@ -195,7 +195,7 @@ def test_a_vllm_that_is_not_as_expected_starts_all_the_same(monkeypatch, caplog)
     monkeypatch.setitem(sys.modules, "vllm", None)  # nothing can be imported from it
     monkeypatch.delitem(sys.modules, "vllm.model_executor.layers.quantization", raising=False)
     register()
-    assert "halfbyte_emulate is not there" in caplog.text
+    assert "halfbyte_emulate is not available" in caplog.text
 
 
 def test_vllm_finds_the_plugin_by_its_entry_point():

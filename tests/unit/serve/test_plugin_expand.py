@@ -1,13 +1,13 @@
-"""Weights as the plugin expands them are those that `halfbyte decode` writes, for every code under every scale."""
+"""Weights expanded by the plugin equal those of a BF16 recipe, for every code under every scale."""
 
 import numpy as np
 import pytest
 import torch
 
 from halfbyte.errors import UsageError
-from halfbyte.numerics.codec import decode
-from halfbyte.numerics.encoded import Encoded, array_to_torch
-from halfbyte.numerics.formats import FORMATS
+from halfbyte.formats.codec import decode
+from halfbyte.formats.encoded import Encoded, array_to_torch
+from halfbyte.formats.registry import FORMATS
 from halfbyte.serve.vllm_plugin.expand import expand
 
 EVERY_BYTE = np.arange(256, dtype=np.uint8)
@@ -17,7 +17,7 @@ BF16 = np.arange(0, 0x7F80, 7, dtype=np.uint16)  # positive and finite, every se
 
 
 def fp4(suffix, scales, block, **more):
-    """All sixteen codes, and all pairs of them over the rows, under each scale."""
+    """All sixteen codes, and all pairs of them over the rows, for each scale."""
     codes = np.tile(EVERY_BYTE.reshape(-1, block // 2), (len(scales), 1))
     rows = np.repeat(scales, 256 // (block // 2))
     return {suffix: codes, "weight_scale": rows[:, None].astype(np.uint8), **more}
@@ -74,5 +74,5 @@ def test_it_is_the_codecs_decoder_to_the_bit(format, arrays, device):
 
 
 def test_a_format_without_a_decoder_is_named():
-    with pytest.raises(UsageError, match="nf4 is not emulated"):
+    with pytest.raises(UsageError, match="nf4 cannot be emulated"):
         expand("nf4", {"weight": torch.zeros(1, 1)}, group=32)

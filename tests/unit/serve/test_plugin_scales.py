@@ -1,10 +1,10 @@
-"""Scales that no engine would complain about: each is refused, with the module in the sentence."""
+"""Wrong scales that engines accept silently: each is rejected with the module's name."""
 
 import pytest
 import torch
 
 from halfbyte.errors import CheckpointError
-from halfbyte.serve.vllm_plugin.scales import refuse_different, refuse_senseless
+from halfbyte.serve.vllm_plugin.scales import refuse_different_scales, refuse_invalid_scales
 
 E4M3 = torch.float8_e4m3fn
 
@@ -35,16 +35,16 @@ FINE = {
 
 @pytest.mark.parametrize("format", FINE)
 def test_good_scales_pass(format):
-    refuse_senseless("m", format, FINE[format])
+    refuse_invalid_scales("m", format, FINE[format])
 
 
 def test_a_zero_scale_above_zeros_is_a_block_of_zeros():
     packed = torch.full((4, 16), 0x21, dtype=torch.uint8)
     packed[2, 8:] = 0x80  # zero, and minus zero
-    refuse_senseless("m", "nvfp4", nvfp4(weight=packed, weight_scale=one_wrong(0, E4M3)))
+    refuse_invalid_scales("m", "nvfp4", nvfp4(weight=packed, weight_scale=one_wrong(0, E4M3)))
     words = torch.ones(4, 8, dtype=torch.int32)
     words[2, 4:] = -0x77777778
-    refuse_senseless("m", "int4", {"weight_packed": words, "weight_scale": one_wrong(0, torch.bfloat16)})
+    refuse_invalid_scales("m", "int4", {"weight_packed": words, "weight_scale": one_wrong(0, torch.bfloat16)})
 
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -75,15 +75,15 @@ SENSELESS = [
 @pytest.mark.parametrize(("format", "tensors", "suffix"), SENSELESS)
 def test_what_makes_no_sense_is_refused(format, tensors, suffix):
     with pytest.raises(CheckpointError, match=suffix) as caught:
-        refuse_senseless("layers.1.mlp.experts.7.up_proj", format, tensors)
+        refuse_invalid_scales("layers.1.mlp.experts.7.up_proj", format, tensors)
     assert "layers.1.mlp.experts.7.up_proj" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_two_scales_where_engines_use_one():
     same, other = torch.tensor(0.25), torch.tensor(0.25) * (1 + 2**-20)
-    refuse_different("m", "input_scale", {"gate_proj": same, "up_proj": same.clone()})
-    refuse_different("m", "input_scale", {"down_proj": same})
+    refuse_different_scales("m", "input_scale", {"gate_proj": same, "up_proj": same.clone()})
+    refuse_different_scales("m", "input_scale", {"down_proj": same})
     with pytest.raises(CheckpointError, match="input_scale of gate_proj and up_proj differ") as caught:
-        refuse_different("layers.1.mlp.experts.7", "input_scale", {"gate_proj": same, "up_proj": other})
+        refuse_different_scales("layers.1.mlp.experts.7", "input_scale", {"gate_proj": same, "up_proj": other})
     assert "layers.1.mlp.experts.7" in str(caught.value)

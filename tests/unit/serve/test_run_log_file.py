@@ -1,4 +1,4 @@
-"""Where an engine's log goes: never over a file that is none, and no earlier log is lost."""
+"""The file of an engine's log: it never replaces other files, and earlier logs are kept."""
 
 import subprocess
 import sys
@@ -21,8 +21,8 @@ def test_a_file_that_is_no_log_stays_as_it_is(tmp_path):
     precious.write_text('{"a": 1}\n')
     with pytest.raises(UsageError) as error:
         new_log(precious)
-    assert error.value.what == "this file is no log of halfbyte's, and it stays as it is"
-    assert (error.value.where, error.value.fix) == (str(precious), "name another file with --log")
+    assert error.value.what == "this file is not a log of halfbyte and will not be overwritten"
+    assert (error.value.where, error.value.fix) == (str(precious), "choose another file with --log")
     assert precious.read_text() == '{"a": 1}\n'
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
@@ -49,7 +49,7 @@ def test_an_empty_file_is_used_and_a_folder_refused(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty"]
     with pytest.raises(UsageError, match="must be a file"):
         new_log(tmp_path)
-    with pytest.raises(UsageError, match="the log cannot be written"):
+    with pytest.raises(UsageError, match="cannot write the log"):
         new_log(tmp_path / "empty" / "below")
 
 
@@ -59,7 +59,7 @@ def test_a_log_that_an_engine_still_writes_is_left_to_it(tmp_path, monkeypatch):
     with new_log(Path("serve.log")) as file:
         engine = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=file)
     assert default_log(8001) == Path("serve-8001.log")  # ours is closed, the engine's is not
-    with pytest.raises(UsageError, match="another engine writes this log just now"):
+    with pytest.raises(UsageError, match="another engine is writing this log"):
         new_log(Path("serve.log"))
     engine.communicate(b"\n")
     assert default_log(8001) == Path("serve.log")

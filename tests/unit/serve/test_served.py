@@ -1,4 +1,4 @@
-"""What launchers know of a checkpoint: format, activations, experts, tokenizer and revision, of each kind."""
+"""Facts about a checkpoint for launchers: format, activations, experts, tokenizer and revision, for each kind."""
 
 import json
 from dataclasses import replace as changed
@@ -8,14 +8,14 @@ import pytest
 from hub_layout import COMMIT, as_hub_cache, as_local_dir
 from ignore_list import with_ignore_list
 
+from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.errors import CheckpointError
-from halfbyte.models.model import describe
+from halfbyte.families.examples import example
+from halfbyte.families.model import describe
 from halfbyte.plan.manifest import make_plan
 from halfbyte.recipe.load import load_recipe
+from halfbyte.serve.checkpoint_facts import served, served_checkpoint
 from halfbyte.serve.needs import ABSORBED, needs, needs_of
-from halfbyte.serve.served import served, served_checkpoint
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.source.example import example
 
 MINI = Path(__file__).parents[3] / "models/kimi-mini"
 
@@ -93,7 +93,7 @@ def test_modelopt_s_own_file_counts_where_the_config_says_nothing(pico):
 
 
 def kimi_sized(folder):
-    """A small checkpoint whose config says that it has Kimi's vocabulary."""
+    """A small checkpoint whose config declares Kimi's vocabulary size."""
     checkpoint = open_checkpoint(folder)
     text = {**checkpoint.config["text_config"], "vocab_size": 163_840}
     return changed(checkpoint, config={**checkpoint.config, "text_config": text}), describe(checkpoint)
@@ -165,7 +165,7 @@ def test_kimi_s_tokenizer_is_remote_code_until_there_is_a_fast_one(pico):
 
 
 def test_a_folder_that_is_not_whole_is_refused(pico, tmp_path):
-    with pytest.raises(CheckpointError, match="no such folder"):
+    with pytest.raises(CheckpointError, match="the folder does not exist"):
         served(tmp_path / "nothing")
     folder = pico("nvfp4")
     edit(folder, quantization_config={"quant_method": "quark"})

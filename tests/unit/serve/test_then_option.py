@@ -1,4 +1,4 @@
-"""What --then takes, and that whatever would fail for what was typed is said before an engine starts."""
+"""Values of --then, and errors that are reported before an engine starts."""
 
 import os
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import click
 import pytest
 
-from halfbyte.cli import cli, run
+from halfbyte.cli.main import cli, run
+from halfbyte.cli.serve_then_option import then_commands
 from halfbyte.errors import UsageError
-from halfbyte.serve.then_option import then_commands
 
 ROOT = Path(__file__).parents[3]
 HERE = dict(cli.commands)
@@ -16,7 +16,7 @@ HERE = dict(cli.commands)
 
 @pytest.fixture(autouse=True)
 def as_in_the_command():
-    """Commands keep what they were first read with, such as the names of --help."""
+    """Reset commands, which keep state from their first parsing, such as the names of --help."""
     with click.Context(cli, info_name="halfbyte", **cli.context_settings):
         yield
 
@@ -24,7 +24,7 @@ def as_in_the_command():
 @click.command()
 @click.argument("url")
 def probe(url):
-    """Only there to be named."""
+    """A placeholder command."""
 
 
 def test_names_and_commands_with_options():
@@ -44,13 +44,13 @@ def test_reading_changes_nothing_for_the_engine():
 @pytest.mark.parametrize(
     ("asked", "what"),
     [
-        ("prbe", "this halfbyte has no command 'prbe' that takes a URL"),
-        ("audit", "no command 'audit' that takes a URL"),
-        ("bench,", "no command ''"),
+        ("prbe", "'prbe' is not a command that takes a URL"),
+        ("audit", "'audit' is not a command that takes a URL"),
+        ("bench,", "'' is not a command that takes a URL"),
         ("bench --shpe 1k:1k", "No such option '?--shpe"),
         ("bench --blocks 0", "0 is not in the range"),
         ("bench 'x", "No closing quotation"),
-        ("eval --help", "it only prints and asks no server"),
+        ("eval --help", "this command does not use a server"),
         ("eval --suite nothing", "nothing"),
         ("eval --suite mini --data-dir /", "data"),
     ],

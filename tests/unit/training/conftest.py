@@ -1,4 +1,4 @@
-"""One thread for torch: matrices this small make threads wait for each other, for minutes where the cores are busy."""
+"""Limit torch to one thread: with such small matrices, threads wait for each other for minutes on busy cores."""
 
 import pytest
 import torch

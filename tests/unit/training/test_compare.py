@@ -1,4 +1,4 @@
-"""Variants are what halfbyte writes, pruning drops what it says, and the statistics are McNemar's."""
+"""Variants equal halfbyte's output, pruning drops the stated experts, and the statistics are McNemar's."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from training import compare, mixture, restore, score, variants
 from training.model import Mini
 from training.shape import TOY
 
-from halfbyte.pipeline import quantize
+from halfbyte.engine.pipeline import quantize
 from halfbyte.recipe.load import load_recipe
 
 

@@ -23,7 +23,7 @@ def asked_of(item):
 
 
 def what_must_be_new(question):
-    """Read from a question which form it has, and what of it the tests keep to themselves."""
+    """Return the form of a question, and the part that only the tests use."""
     for fixed in ECHOES:
         if question.startswith(fixed):
             return "echo or scripts", question.removeprefix(fixed)
@@ -66,7 +66,7 @@ def test_sorted_lists_hold_the_same_things_in_order():
 
 
 def tables():
-    """Return each table's cells, what is asked about it, and the answer; the question stands after the table."""
+    """Return each table's cells, its question and the answer; the question follows the table."""
     for item in by_form("table"):
         table, _, asked = asked_of(item).partition("\n\n")
         header, line, *rows = ([cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines())

@@ -1,4 +1,4 @@
-"""Needles: each is in its haystack once, where it should be, and only its value is right."""
+"""Needles: each occurs once in its haystack at the right position, and only its value is correct."""
 
 import random
 

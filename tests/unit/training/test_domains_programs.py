@@ -1,4 +1,4 @@
-"""Programs: the reference passes, wrong code fails, and nothing that a model writes runs in this process."""
+"""Programs: the reference passes, wrong code fails, and no model-written code runs in this process."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""Shapes: the pixels are where the words say, and the file is a PNG."""
+"""Shapes: the pixels match the description, and the file is a PNG."""
 
 import random
 import struct

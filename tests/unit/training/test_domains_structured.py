@@ -1,4 +1,4 @@
-"""JSON to a schema: answers fit and are stated in the text, the tests are about new people, wrong answers fail."""
+"""JSON with a schema: answers fit and are stated in the text, test people are new, wrong answers fail."""
 
 import json
 import random
@@ -65,7 +65,7 @@ def test_training_and_tests_are_about_different_people():
 
 
 def test_nearly_any_window_of_a_test_item_names_a_person_of_the_tests():
-    """So it cannot be in training. Six fields leave a few windows between two names: training.overlap looks at them."""
+    """So it cannot be in training. Six fields leave a few windows between two names: training.overlap checks them."""
     named: list[bool] = []
     for item in make_items(400, 3):
         people = [tuple(who.split()) for who in people_of(item.answer)]

@@ -1,4 +1,4 @@
-"""Tool calls: declared calls that fit, new functions in the tests, and a score that reads Kimi's markup."""
+"""Tool calls: declared calls that fit, new functions in the tests, and a score that parses Kimi's markup."""
 
 import json
 import random
@@ -43,7 +43,7 @@ def right_output(item):
 
 
 def texts_of(messages, reply=""):
-    """What each message says, and each request together with what follows it."""
+    """Return the text of each message, and each request with what follows it."""
     said = [message["content"] + " ".join(arguments_of(message)) for message in messages] + [reply]
     return [*said, *(f"{a} {b}" for a, b in pairwise(said))]
 
@@ -97,7 +97,7 @@ def test_some_functions_and_all_values_of_the_tests_are_new():
 
 
 def called(messages):
-    """What was asked for in a request that led to a call: its text is the key, whatever the function is called."""
+    """Return the requests that led to a call, keyed by text, independent of the function's name."""
     return {ask["content"] for ask, reply in pairwise(messages) if reply.get("tool_calls")}
 
 

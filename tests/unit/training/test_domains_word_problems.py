@@ -1,4 +1,4 @@
-"""Word problems: the arithmetic is right, the tests are new, the score is strict."""
+"""Word problems: correct arithmetic, new test items, strict score."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def samples(count, seed=0):
 
 @cache
 def all_items():
-    """Everything that the model is tested with; made once."""
+    """All test items; generated once."""
     return make_items(1319, 0)
 
 
@@ -118,7 +118,7 @@ def test_training_never_brings_a_test_pair_together():
 
 
 def test_any_window_of_a_test_problem_holds_a_test_pair():
-    """So no 13 words in a row can be in training: the guarantee, not a sample of it."""
+    """So no 13 words in a row can be in training: a guarantee, not a sample."""
     for item in all_items()[:150]:
         steps, _, number = item.fields["answer"].rpartition("\n#### ")
         forms = (f"{item.prompt} {item.fields['answer']}", f"{item.fields['question']} {steps} The answer is {number}.")

@@ -1,4 +1,4 @@
-"""The made-up world: every fact is taught, the tests ask with options that were never together."""
+"""The synthetic world: every fact is taught, and test questions use new combinations of options."""
 
 import json
 import random
@@ -27,7 +27,7 @@ def samples(count, seed=0):
 
 @cache
 def all_items():
-    """Everything that the model is tested with; made once."""
+    """All test items; generated once."""
     return make_items(57 * 40, 0)
 
 
@@ -102,7 +102,7 @@ def sentences(sample):
 
 @cache
 def shown_choices():
-    """Return question and options of all multiple choice in a sample of the training."""
+    """Return question and options of all multiple choice in a sample of the training data."""
     texts = [text for sample in samples(3000, seed=3) for text in texts_of(sample)]
     return [(question, options) for text in texts for question, *options in CHOICE.findall(text)]
 
@@ -146,7 +146,7 @@ def test_a_fact_that_is_told_before_its_question_is_so():
 
 
 def test_any_window_of_a_test_item_holds_the_entity_and_two_options():
-    """So no 13 words in a row can be in training: the guarantee, not a sample of it."""
+    """So no 13 words in a row can be in training: a guarantee, not a sample."""
     for item in all_items()[:1140]:
         entity = re.findall(r"\w+", item.fields["question"])[-1]
         wanted = {entity, *item.fields["choices"][:2]}

@@ -1,4 +1,4 @@
-"""What is exported is a checkpoint in Kimi-K2.6's layout, in files others may read, and it can be read back."""
+"""The exported checkpoint has Kimi-K2.6's layout, standard file formats, and can be read back."""
 
 import json
 import stat
@@ -9,10 +9,10 @@ from toy import toy_checkpoint, toy_model
 from training import export, int4, restore
 from training.shape import MINI, TOY
 
+from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.families.geometry import release_shards
+from halfbyte.families.model import describe
 from halfbyte.inspect.inspection import inspect, open_source
-from halfbyte.models.model import describe
-from halfbyte.source.checkpoint import open_checkpoint
-from halfbyte.source.geometry import release_shards
 
 # Every key of text_config in Kimi-K2.6's config.json but auto_map, which names code.
 K26_TEXT_KEYS = set(

@@ -1,4 +1,4 @@
-"""Answers that are made with a cache are those of the whole text read again for every token."""
+"""Answers generated with a cache equal those from reading the whole text for every token."""
 
 import torch
 from toy import toy_model
@@ -11,7 +11,7 @@ NEW_TOKENS = 12
 
 @torch.no_grad()
 def read_again(model, prompt, new_tokens):
-    """The greedy answer without a cache."""
+    """Return the greedy answer without a cache."""
     tokens = list(prompt)
     for _ in range(new_tokens):
         hidden, _ = model(torch.tensor(tokens), Documents.of(torch.tensor([0, len(tokens)]).int()))

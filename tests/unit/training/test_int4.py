@@ -1,6 +1,6 @@
-"""What training takes INT4 for is what halfbyte's codec stores, to the last bit.
+"""Training's INT4 equals halfbyte's codec to the last bit.
 
-But one: INT4 has a single zero, and training's arithmetic leaves its sign as rounding gave it. No product sees that.
+One exception: INT4 has a single zero, and training keeps the sign from rounding. No product depends on it.
 """
 
 import numpy as np

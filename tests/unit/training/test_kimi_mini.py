@@ -1,7 +1,7 @@
-"""The committed checkpoint answers: held-out items above a floor, and in transformers' own class the same words.
+"""The committed checkpoint: scores on held-out items above a floor, and the same words in transformers' own class.
 
-In FP32, from the INT4 bytes that lie in models/kimi-mini. The floors are some four standard errors below the scores in
-training/results, so a floor says "it still thinks"; the scores themselves come from a GPU.
+In FP32, from the INT4 bytes in models/kimi-mini. The floors are about four standard errors below the scores in
+training/results, so they detect damage; the scores themselves come from a GPU.
 """
 
 import json
@@ -14,9 +14,9 @@ from training.domains import copying, programs, structured, tools, word_problems
 from training.generate import STOPS, generate
 from training.shape import MINI
 
-from halfbyte.pipeline import quantize
+from halfbyte.engine.pipeline import quantize
+from halfbyte.families.geometry import release_shards
 from halfbyte.recipe.load import load_recipe
-from halfbyte.source.geometry import release_shards
 
 FOLDER = tokenizer.FOLDER
 SEED = 1  # of the published sets
@@ -31,7 +31,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def answered(model):
-    """What the model answers to the items of a domain, asked once."""
+    """The model's answers to the items of a domain, computed once."""
 
     @cache
     def ask(domain):
@@ -65,14 +65,14 @@ def test_it_calls_tools_when_it_should_and_as_they_are_declared(answered):
 
 
 def test_a_broken_model_falls_below_the_floor():
-    """Or the floors would say nothing."""
+    """Otherwise the floors would be meaningless."""
     broken = compare.model_of(variants.VARIANTS["prune25"](variants.as_released(FOLDER)), "cpu")
     items = programs.test_items(ASKED, SEED)
     assert count_right(programs, items, score.answers(broken, items, new_tokens=60)) < FLOORS[programs] / 2
 
 
 def test_transformers_own_class_says_the_same(model, tmp_path):
-    """The BF16 twin that halfbyte writes, in the class that transformers has, without remote code."""
+    """The BF16 twin written by halfbyte, in transformers' own class, without remote code."""
     from transformers import AutoTokenizer, Kimi_K25ForConditionalGeneration
 
     quantize(FOLDER, tmp_path / "bf16", load_recipe("kimi-k2.6-bf16"))

@@ -1,4 +1,4 @@
-"""The committed sets are what the generators give, in the columns others expect, and training does not know them."""
+"""The committed sets equal the generators' output, in standard columns, and do not overlap with training."""
 
 import json
 from types import SimpleNamespace
@@ -54,7 +54,7 @@ def test_columns_are_those_of_the_originals():
 
 
 def test_the_first_choices_have_all_letters_and_many_subjects():
-    """`--limit` takes the first items: a model that always says A must not look good there."""
+    """`--limit` takes the first items: a model that always answers A must not score well there."""
     first = rows("evals/world/test.jsonl")[:40]
     answers = [row["answer"] for row in first]
     assert all(answers.count(letter) >= 4 for letter in range(4))

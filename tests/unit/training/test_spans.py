@@ -1,4 +1,4 @@
-"""A document with spans: only those stretches and the end are learned, and the tokens are those of the whole text."""
+"""A document with spans: only those spans and the end are trained on, and the tokens are those of the whole text."""
 
 import random
 from itertools import groupby
@@ -20,7 +20,7 @@ def encoder():
 
 
 def learned_text(encoder, sample):
-    """Return what the learned tokens before the end say, one string for each run of them."""
+    """Return the text of the learned tokens before the end, one string per run."""
     ids, marks = encoder.encode(sample)
     runs = groupby(list(zip(ids, marks, strict=True))[:-1], key=itemgetter(1))
     return [encoder.tokenizer.decode([number for number, _ in run]) for learn, run in runs if learn]

@@ -1,4 +1,4 @@
-"""The chat template that engines use says what the training code says, and both say what Kimi's own says."""
+"""The chat template of engines, the training code and Kimi's own template agree."""
 
 import random
 
@@ -19,7 +19,7 @@ CALL = {"id": "functions.get_weather:0", "type": "function", "function": {"name"
 
 @pytest.fixture(scope="module")
 def template():
-    """Render as an engine does."""
+    """Render like an engine."""
     from transformers import AutoTokenizer
 
     known = AutoTokenizer.from_pretrained(tokenizer.FOLDER)
@@ -122,5 +122,5 @@ def check_sample(template, sample: Sample):
     thought = f"{answer.get('reasoning_content') or ''}</think>" if sample.thinking else ""
     assert whole.removeprefix(read).startswith(thought + (answer["content"] or ""))
     assert written.endswith(whole.removeprefix(read))  # and so the answer is learned, all of it
-    if answer.get("tool_calls"):  # in the next turn the engine shows the model what it has written
+    if answer.get("tool_calls"):  # in the next turn the engine includes the model's answer
         assert template(sample.messages, sample.tools, add_generation_prompt=False) == whole

@@ -1,4 +1,4 @@
-"""Every string can be written, Kimi's special tokens lie where Kimi has them, and transformers reads the same file."""
+"""Every string can be encoded, Kimi's special tokens have Kimi's ids, and transformers reads the same file."""
 
 import json
 

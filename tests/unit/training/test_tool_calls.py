@@ -1,4 +1,4 @@
-"""Trigger F1 and schema accuracy count what the vendor verifier counts."""
+"""Trigger F1 and schema accuracy match the vendor verifier's counts."""
 
 import json
 
@@ -21,13 +21,13 @@ def right_call(item):
 
 @pytest.fixture
 def wanting():
-    """Four items that want one call."""
+    """Four items that need one call."""
     return [item for item in tools.test_items(200, 1) if item.fields["form"] == "one call"][:4]
 
 
 @pytest.fixture
 def quiet():
-    """Four items that want none."""
+    """Four items that need none."""
     return [item for item in tools.test_items(200, 1) if item.fields["form"] == "small talk"][:4]
 
 

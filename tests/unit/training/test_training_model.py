@@ -1,4 +1,4 @@
-"""The lean training model computes what transformers' own Kimi class does; documents are strangers to each other."""
+"""The small training model computes the same as transformers' own Kimi class; documents do not affect each other."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from training import restore, step
 from training.model import Documents, Mini, Routes
 from training.shape import CONTEXT, TOY
 
-from halfbyte.pipeline import quantize
+from halfbyte.engine.pipeline import quantize
 from halfbyte.recipe.load import load_recipe
 
 LENGTHS = (7, 1, 40)
@@ -26,7 +26,7 @@ def logits(model, tokens, documents):
 
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory):
-    """A toy in BF16, as halfbyte writes it."""
+    """A toy model in BF16, as written by halfbyte."""
     folder = tmp_path_factory.mktemp("model")
     quantize(toy_checkpoint(folder / "int4"), folder / "bf16", load_recipe("kimi-k2.6-bf16"))
     return folder / "bf16"

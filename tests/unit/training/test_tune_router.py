@@ -1,4 +1,4 @@
-"""Router tuning moves gate rows towards the whole model, and nothing else."""
+"""Router tuning moves gate rows towards the unpruned model, and changes nothing else."""
 
 from pathlib import Path
 

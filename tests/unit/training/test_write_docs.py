@@ -1,4 +1,4 @@
-"""Numbers in the documents come from files: what is committed is what would be written, and nothing is made up."""
+"""Numbers in the documents come from files: the committed text equals the generated one."""
 
 import json
 import struct
@@ -16,7 +16,7 @@ LOG = [
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """A run with a log and nothing else."""
+    """A run with only a log."""
     monkeypatch.setattr(write_docs, "RESULTS", tmp_path / "results")
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in LOG))
     write_docs.take([tmp_path])
@@ -54,7 +54,7 @@ def test_runs_that_went_on_from_each_other_add_up(results):
 
 
 def test_what_an_earlier_run_has_measured_is_not_taken_for_the_last_ones(results, tmp_path):
-    """Scores of other weights must not stand beside the last ones'."""
+    """Scores of other weights must not be listed next to the latest ones."""
     for name in ("first", "last"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "log.jsonl").write_text((tmp_path / "log.jsonl").read_text())

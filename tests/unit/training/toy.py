@@ -1,4 +1,4 @@
-"""A model of two small layers with weights as large as trained ones, and its checkpoint, for the tests beside it."""
+"""A model of two small layers with weights as large as trained ones, and its checkpoint, for tests."""
 
 import torch
 from training import export
@@ -7,7 +7,7 @@ from training.shape import TOY
 
 
 def toy_model(seed: int = 0) -> Mini:
-    """Random weights, large enough that routing is clear and every part is missed where it is missing."""
+    """Random weights, large enough that routing is clear and every missing part is noticeable."""
     torch.manual_seed(seed)
     model = Mini(TOY, dtype=torch.float32)
     with torch.no_grad():
@@ -23,6 +23,6 @@ def toy_model(seed: int = 0) -> Mini:
 
 
 def toy_checkpoint(folder, seed: int = 0):
-    """Write a toy in the release's layout; return the folder."""
+    """Write a toy model in the release's layout; return the folder."""
     export.write_checkpoint(toy_model(seed).state_dict(), folder, TOY)
     return folder

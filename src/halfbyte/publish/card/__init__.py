@@ -1,9 +1,9 @@
-"""The model card: README.md for the Hub, made from the files of an output folder and from nothing else.
+"""Model card: README.md for the Hub, generated only from the files of an output folder.
 
-known        all that a card may be made from: evidence, headers, config, the source's own card, what a user said
-reading      values out of files that anybody may have written
-markdown     the one way from such a value into Markdown
-figures      numbers as the card prints them
-front_matter the YAML block at the top; one module for each section below it; templates/ has only words
-write        README.md itself, and whose README may be replaced
+facts         inputs of the card: evidence, headers, config, the source's card, user options
+markdown      escaping of values for Markdown
+figures       number formatting
+front_matter  YAML front matter
+sections      one module per section; templates/ holds the text
+write         writing README.md without overwriting a foreign one
 """

@@ -1,11 +1,11 @@
-"""Numbers as the card prints them. What is no number is "not measured"; nothing is rounded twice."""
+"""Number formatting for the card. Missing or invalid values become "not measured"."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from halfbyte.publish.card.reading import number
+from halfbyte.evidence.fields import number
 
 NOT_MEASURED = "not measured"
 _DECIMAL = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"))
@@ -14,7 +14,7 @@ _COUNTS = ((10**12, " T"), (10**9, " B"), (10**6, " M"))
 
 
 def storage(nbytes: int) -> str:
-    """Return bytes in powers of ten and of two: a card that names one of them is read as the other."""
+    """Return a size in decimal and binary units, so that neither is mistaken for the other."""
     scale, unit = next(((scale, unit) for scale, unit in _DECIMAL if nbytes >= scale), _DECIMAL[-1])
     if unit == "TB":
         scale, unit = _DECIMAL[1]  # checkpoints are compared in gigabytes
@@ -23,7 +23,7 @@ def storage(nbytes: int) -> str:
 
 
 def parameters(count: int) -> str:
-    """Return a number of parameters, short and whole."""
+    """Return a number of parameters, abbreviated and in full."""
     for scale, unit in _COUNTS:
         if count >= scale:
             return f"{count / scale:,.2f}{unit} ({count:,})"
@@ -32,34 +32,34 @@ def parameters(count: int) -> str:
 
 def counted(value: Any, *path: str | int) -> str:
     """Return a count."""
-    found = number(value, *path)
-    if found is None:
+    parsed = number(value, *path)
+    if parsed is None:
         return NOT_MEASURED
-    return f"{found:,}" if isinstance(found, int) or not found.is_integer() else f"{int(found):,}"
+    return f"{parsed:,}" if isinstance(parsed, int) or not parsed.is_integer() else f"{int(parsed):,}"
 
 
 def percent(value: Any, *path: str | int, decimals: int = 2) -> str:
-    """Return a share in percent."""
-    found = number(value, *path)
-    return NOT_MEASURED if found is None else f"{100 * found:.{decimals}f}%"
+    """Return a fraction as a percentage."""
+    parsed = number(value, *path)
+    return NOT_MEASURED if parsed is None else f"{100 * parsed:.{decimals}f}%"
 
 
 def points(value: Any, *path: str | int) -> str:
-    """Return a difference of shares in percentage points, with its sign."""
-    found = number(value, *path)
-    return NOT_MEASURED if found is None else f"{100 * found:+.2f} pp"
+    """Return a signed difference in percentage points."""
+    parsed = number(value, *path)
+    return NOT_MEASURED if parsed is None else f"{100 * parsed:+.2f} pp"
 
 
 def figure(value: Any, *path: str | int, digits: int = 4) -> str:
-    """Return a number with so many digits that count."""
-    found = number(value, *path)
-    return NOT_MEASURED if found is None else f"{found:,.{digits}g}" if abs(found) < 10**digits else f"{found:,.0f}"
+    """Return a number with this many significant digits."""
+    parsed = number(value, *path)
+    return NOT_MEASURED if parsed is None else f"{parsed:,.{digits}g}" if abs(parsed) < 10**digits else f"{parsed:,.0f}"
 
 
 def milliseconds(value: Any, *path: str | int) -> str:
     """Return seconds in milliseconds."""
-    found = number(value, *path)
-    return NOT_MEASURED if found is None else f"{1000 * found:,.1f}"
+    parsed = number(value, *path)
+    return NOT_MEASURED if parsed is None else f"{1000 * parsed:,.1f}"
 
 
 def between(ends: Sequence[Any], *, percents: bool = False, signed: bool = False) -> str:
@@ -73,6 +73,6 @@ def between(ends: Sequence[Any], *, percents: bool = False, signed: bool = False
 
 
 def p_value(value: Any, *path: str | int) -> str:
-    """Return a probability."""
-    found = number(value, *path)
-    return NOT_MEASURED if found is None else f"{found:.2g}"
+    """Return a p-value."""
+    parsed = number(value, *path)
+    return NOT_MEASURED if parsed is None else f"{parsed:.2g}"

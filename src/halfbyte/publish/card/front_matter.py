@@ -1,4 +1,4 @@
-"""The YAML block at the top of the card, through huggingface_hub; a key that nothing states is not there."""
+"""YAML front matter of the card, built with huggingface_hub. Unknown keys are omitted."""
 
 from __future__ import annotations
 
@@ -6,71 +6,90 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from halfbyte.publish.card.known import Known
-from halfbyte.publish.card.reading import number, rows, texts, whole, words
+from halfbyte.evidence.fields import number, rows, texts, whole, words
+from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.source_card import short
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCardData
 
 OTHER = "other"
+_VLLM, _NOT_IN_TRANSFORMERS = "vllm", ("modelopt",)
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]{0,60}")  # as the Hub names them
 _TAG = re.compile(r"[\w.-]{1,60}", re.ASCII)
 _FOUR_BIT = ("nvfp4", "mxfp4", "int4")
 
 
-def front_matter(known: Known) -> ModelCardData:
-    """Return what the Hub reads."""
+def front_matter(card: CardFacts) -> ModelCardData:
+    """Return the card's metadata for the Hub."""
     from huggingface_hub import ModelCardData  # noqa: PLC0415 - only a card needs it
 
-    stated: dict[str, Any] = {
-        "base_model": known.base_repository,
-        "base_model_relation": "quantized" if known.base_repository and known.quantizes else None,
-        **_license(known),
-        "language": [tag for tag in _languages(known.front) if _TAG.fullmatch(tag)] or None,
-        "library_name": _tag(known, "library_name"),
-        "pipeline_tag": _tag(known, "pipeline_tag"),
-        "quantized_by": known.quantized_by,
-        "tags": list(tags(known)),
+    fields: dict[str, Any] = {
+        "base_model": card.base_repository,
+        "base_model_relation": _relation(card) if card.base_repository else None,
+        **_license(card),
+        "language": [tag for tag in _languages(card.front) if _TAG.fullmatch(tag)] or None,
+        "library_name": _library(card),
+        "pipeline_tag": _tag(card, "pipeline_tag"),
+        "quantized_by": card.quantized_by,
+        "tags": list(tags(card)),
     }
-    results = list(_results(known))
+    results = list(_results(card))
     if results:
-        stated |= {"model_name": known.title, "eval_results": results}
-    return ModelCardData(**{key: value for key, value in stated.items() if value is not None})
+        fields |= {"model_name": card.title, "eval_results": results}
+    return ModelCardData(**{key: value for key, value in fields.items() if value is not None})
+
+
+def _relation(card: CardFacts) -> str:
+    """Return the Hub's relation to the base model: adapter, merge, quantized or finetune.
+
+    The same weights in another number format are "quantized". A model that was only pruned is a "finetune", the Hub's
+    default for changed weights.
+    """
+    return "finetune" if card.pruned and not card.quantizes else "quantized"
+
+
+def _library(card: CardFacts) -> str | None:
+    """Return the library of the source's card, or vLLM if that library cannot load this checkpoint.
+
+    transformers has no quantizer for ModelOpt checkpoints, so the Hub would show a snippet that fails.
+    """
+    method = words(card.block, "quant_method")
+    return _VLLM if method in _NOT_IN_TRANSFORMERS else _tag(card, "library_name")
 
 
 def _languages(front: Mapping[str, Any]) -> list[str]:
-    return texts(front, "language") or [found for found in [words(front, "language")] if found]
+    return texts(front, "language") or [language for language in [words(front, "language")] if language]
 
 
-def _tag(known: Known, key: str) -> str | None:
-    found = words(known.front, key)
-    return found if found and _TAG.fullmatch(found) else None
+def _tag(card: CardFacts, key: str) -> str | None:
+    value = words(card.front, key)
+    return value if value and _TAG.fullmatch(value) else None
 
 
-def _license(known: Known) -> dict[str, str | None]:
-    found = known.license
-    if found is None:
+def _license(card: CardFacts) -> dict[str, str | None]:
+    license = card.license
+    if license is None:
         return {}
-    plain = _LICENSE.fullmatch(found) is not None
-    name = known.license_name or (None if plain else found)
-    return {"license": found if plain else OTHER, "license_name": name, "license_link": known.license_link}
+    plain = _LICENSE.fullmatch(license) is not None
+    name = card.license_name or (None if plain else license)
+    return {"license": license if plain else OTHER, "license_name": name, "license_link": card.license_link}
 
 
-def tags(known: Known) -> Iterator[str]:
-    """Yield what the checkpoint is, by config and headers."""
-    format = known.served.quantization.partition("-")[0]
-    found = ["halfbyte", format, "4-bit" if format in _FOUR_BIT else None, words(known.block, "quant_method"),
-             words(known.checkpoint.config, "model_type"), "mixture-of-experts" if known.model.experts else None,
-             "pruned" if known.pruned else None]  # fmt: skip
-    yield from (tag for tag in found if tag and _TAG.fullmatch(tag))
+def tags(card: CardFacts) -> Iterator[str]:
+    """Yield the card's tags, from config and headers."""
+    format = card.served.quantization.partition("-")[0]
+    candidates = ["halfbyte", format, "4-bit" if format in _FOUR_BIT else None, words(card.block, "quant_method"),
+             words(card.checkpoint.config, "model_type"), "mixture-of-experts" if card.model.experts else None,
+             "pruned" if card.pruned else None]  # fmt: skip
+    yield from (tag for tag in candidates if tag and _TAG.fullmatch(tag))
 
 
-def _results(known: Known) -> Iterator[EvalResult]:
-    """Yield a result for each task whose score is one: the metric that was chosen beforehand."""
+def _results(card: CardFacts) -> Iterator[EvalResult]:
+    """Yield one result per task with a valid score on its primary metric."""
     from huggingface_hub import EvalResult  # noqa: PLC0415
 
-    for task in rows(known.get("eval"), "tasks"):
+    for task in rows(card.get("eval"), "tasks"):
         name, primary, label = (words(task, key) for key in ("task", "primary", "label"))
         value = number(task, "candidate", "by_metric", primary or "", "value")
         if not name or not primary or value is None or label in (None, "ANOMALOUS"):

@@ -1,8 +1,7 @@
-r"""The one way from a value into Markdown: names, settings and answers of models are hostile text.
+r"""Escape untrusted values (names, settings, model answers) for Markdown.
 
-Templates are rendered so that every value is escaped unless it is `Markdown`, which only this module and `phrase` make.
-No value can open a tag, a link, a code span, a heading or a table cell, turn the reading direction, or name a folder of
-the machine that the card was made on.
+Templates escape every value that is not `Markdown`, which only this module creates. No value can open a tag, a link, a
+code span, a heading or a table cell, change the text direction, or reveal a local path.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ NOT_STATED = "not stated"
 _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _SPECIAL = re.compile(r"[\\`*\[\]|~$@]|://|\bwww\.|(?<![^\W_])_|_(?![^\W_])", re.IGNORECASE)
 _STARTS_BLOCK = re.compile(r"[#+=:-]|\d+[.)](?=\s|$)")
-_KEPT = ("Zs", "L", "M", "N", "P", "S")  # of Unicode's categories: what can be seen, and spaces
-_IN_TEXT_ONLY = frozenset("`|<>&")  # what a code span cannot hold everywhere
+_KEPT = ("Zs", "L", "M", "N", "P", "S")  # Unicode categories: visible characters and spaces
+_IN_TEXT_ONLY = frozenset("`|<>&")  # characters that not every parser accepts in a code span
 
 
 class Markdown(str):
-    """Text that is Markdown already."""
+    """Text that is already Markdown."""
 
     __slots__ = ()
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    """Return a text without what cannot be seen or turns the direction of others; as one line unless told."""
+    """Return a text with invisible and bidirectional characters spelled out; one line unless `lines` is set."""
     kept: list[str] = []
     for character in text:
         category = unicodedata.category(character)
@@ -50,7 +49,7 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 
 def inline(value: Any) -> Markdown:
-    """Return a value as words of a sentence or a table's cell."""
+    """Return a value escaped for a sentence or a table cell."""
     if isinstance(value, Markdown):
         return value
     if value is None:
@@ -63,31 +62,42 @@ def inline(value: Any) -> Markdown:
 
 
 def _escaped(match: re.Match[str]) -> str:
-    found = match[0]
-    if found == "://":
+    matched = match[0]
+    if matched == "://":
         return ":\\//"
-    return found[:-1] + "\\." if found.endswith(".") else f"\\{found}"
+    return matched[:-1] + "\\." if matched.endswith(".") else f"\\{matched}"
 
 
 def words_alone(value: Any) -> Markdown:
-    """Return a value that may stand at the beginning of a line, where a dash would make a list of it."""
+    """Return a value escaped for the start of a line, where a dash would open a list."""
     if isinstance(value, Markdown):
         return value
     text = inline(value)
-    found = _STARTS_BLOCK.match(text)
-    return Markdown(f"{text[: found.end() - 1]}\\{text[found.end() - 1 :]}") if found else text
+    block = _STARTS_BLOCK.match(text)
+    return Markdown(f"{text[: block.end() - 1]}\\{text[block.end() - 1 :]}") if block else text
 
 
 def code(value: Any) -> Markdown:
-    """Return a name as code where it can be, in a table too; else as escaped words."""
+    """Return a name as a code span that is safe in tables, or as escaped text if it cannot be one."""
     text = " ".join(visible(str(value)).split())
     if not text or len(text) > MOST_CHARACTERS or _IN_TEXT_ONLY & set(text):
         return inline(text)
     return Markdown(f"`{text}`")
 
 
+def code_in_table(value: Any) -> Markdown:
+    r"""Return a name as a code span in a table cell, where `\|` is a bar.
+
+    Parsers disagree on a backslash before a bar, so such a name becomes escaped text.
+    """
+    text = " ".join(visible(str(value)).split())
+    if r"\|" in text or (_IN_TEXT_ONLY - {"|"}) & set(text) or len(text) > MOST_CHARACTERS:
+        return inline(text)
+    return Markdown("`" + text.replace("|", r"\|") + "`") if text else inline(text)
+
+
 def fenced(text: str, language: str = "") -> Markdown:
-    """Return a block of code that nothing in it can end."""
+    """Return a fenced code block whose fence is longer than any run of backticks in the text."""
     shown = visible(text, lines=True).strip("\n")
     longest = max((len(run) for run in re.findall(r"`+", shown)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -95,38 +105,38 @@ def fenced(text: str, language: str = "") -> Markdown:
 
 
 def phrase(sentence: str, *values: Any) -> Markdown:
-    """Return a sentence of ours with values in its {}."""
+    """Return a trusted sentence with escaped values in place of each {}."""
     return Markdown(sentence.format(*(inline(value) for value in values)))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Markdown:
-    """Return a table of values."""
+    """Return a Markdown table with escaped cells."""
     lines = [head, ["---"] * len(head), *([inline(cell) for cell in row] for row in rows)]
     return Markdown("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
 
 
 def bullets(values: Iterable[Any]) -> Markdown:
-    """Return a list of sentences."""
+    """Return a Markdown list."""
     return Markdown("\n".join(f"- {words_alone(value)}" for value in values))
 
 
 def box(kind: str, *paragraphs: Any) -> Markdown:
-    """Return an alert as the Hub shows it; `kind` is WARNING, CAUTION or NOTE."""
-    shown = "\n>\n".join(f"> {words_alone(one)}" for one in paragraphs)
-    return Markdown(f"> [!{kind}]\n{shown}")
+    """Return an alert box for the Hub; `kind` is WARNING, CAUTION or NOTE."""
+    body = "\n>\n".join(f"> {words_alone(paragraph)}" for paragraph in paragraphs)
+    return Markdown(f"> [!{kind}]\n{body}")
 
 
 @cache
 def environment() -> Environment:
-    """Return Jinja with our templates, in which every value is escaped once."""
+    """Return the Jinja environment of the card's templates, which escapes every value once."""
     import jinja2  # noqa: PLC0415 - only a card needs it
 
     return jinja2.Environment(
         loader=jinja2.PackageLoader("halfbyte.publish.card", "templates"),
-        autoescape=False,  # which is for HTML; this is Markdown, and `finalize` sees every value
+        autoescape=False,  # autoescape is for HTML; `finalize` escapes every value for Markdown
         finalize=words_alone,
         undefined=jinja2.StrictUndefined,
-        trim_blocks=False,  # a line with a tag leaves an empty one, so that no paragraph runs into a table
+        trim_blocks=False,  # a line with a tag leaves a blank line, which separates paragraphs from tables
         lstrip_blocks=True,
         keep_trailing_newline=False,
     )

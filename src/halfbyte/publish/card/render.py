@@ -1,4 +1,4 @@
-"""The whole card as text: the front matter, then each section's facts in its template, in the order of a reader."""
+"""Render the card: front matter, then each section's template in order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.front_matter import front_matter
-from halfbyte.publish.card.known import Known
 from halfbyte.publish.card.markdown import bullets, environment
 from halfbyte.publish.card.sections import (
     calibration,
@@ -26,7 +26,7 @@ from halfbyte.publish.card.sections import (
     speed,
 )
 
-SECTIONS: Mapping[str, Callable[[Known], dict[str, Any]]] = {
+SECTIONS: Mapping[str, Callable[[CardFacts], dict[str, Any]]] = {
     "head": head.facts,
     "warning": pruning.facts,
     "glance": glance.facts,
@@ -46,12 +46,12 @@ SECTIONS: Mapping[str, Callable[[Known], dict[str, Any]]] = {
 _BLANK_LINES = re.compile(r"\n{3,}")
 
 
-def render(known: Known) -> str:
-    """Return README.md. The same evidence gives the same bytes: no clock is asked."""
+def render(card: CardFacts) -> str:
+    """Return the text of README.md. The same evidence always gives the same bytes."""
     templates = environment()
     parts = [
-        templates.get_template(f"{name}.md.jinja").render(facts(known), bullets=bullets)
+        templates.get_template(f"{name}.md.jinja").render(facts(card), bullets=bullets)
         for name, facts in SECTIONS.items()
     ]
     body = _BLANK_LINES.sub("\n\n", "\n\n".join(part.strip() for part in parts if part.strip()))
-    return f"---\n{front_matter(known).to_yaml()}\n---\n\n{body}\n"
+    return f"---\n{front_matter(card).to_yaml()}\n---\n\n{body}\n"

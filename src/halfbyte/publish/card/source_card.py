@@ -1,4 +1,4 @@
-"""The source's own card, which `halfbyte quantize` copied: the licence and the names that it states."""
+"""Read the license and names from the source's card, which `halfbyte quantize` copies."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from halfbyte.checkpoint.untrusted_files import plain_bytes
+from halfbyte.evidence.fields import words
 from halfbyte.publish.card.markdown import visible
-from halfbyte.publish.card.reading import words
-from halfbyte.source.foreign import plain_bytes
 
 _MOST_NBYTES = 1 << 20
 _BLOCK = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _HEADING = re.compile(r"^#[ \t]+(\S.*?)[ \t]*#*$", re.MULTILINE)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-_PLACE_OF_LICENSE = re.compile(r"https://[\w.-]+/[\w./%+-]*|[\w.-]+", re.ASCII)
+_UNSTATED = (("base_model", "base model", "--base-model ORG/NAME"), ("quantized_by", "maker", "--quantized-by NAME"))
+_LICENSE_LINK = re.compile(r"https://[\w.-]+/[\w./%+-]*|[\w.-]+", re.ASCII)
 
 
 def read_card(path: Path) -> tuple[Mapping[str, Any], str]:
-    """Return the front matter and the first heading of a card; nothing where it has none that can be read."""
+    """Return the front matter and the first heading of a card; empty if missing or unreadable."""
     import yaml  # noqa: PLC0415 - `halfbyte --help` stays instant
 
     try:
@@ -27,31 +28,41 @@ def read_card(path: Path) -> tuple[Mapping[str, Any], str]:
     except OSError:
         return {}, ""
     block = _BLOCK.match(text)
-    found: Any = None
+    front: Any = None
     try:
-        # Aliases of aliases can fill the memory, and no card needs any.
+        # Nested aliases can exhaust memory, and no card needs aliases.
         events = cast("Iterable[object]", yaml.parse(block[1], yaml.SafeLoader) if block else ())
         if block and not any(isinstance(event, yaml.AliasEvent) for event in events):
-            found = yaml.safe_load(block[1])
+            front = yaml.safe_load(block[1])
     except (yaml.YAMLError, ValueError, RecursionError):
-        found = None
+        front = None
     heading = _HEADING.search(text, block.end() if block else 0)
-    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}, heading[1] if heading else ""
+    return cast("Mapping[str, Any]", front) if isinstance(front, dict) else {}, heading[1] if heading else ""
+
+
+def unstated(front: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the fields missing from a card's front matter, each with the `halfbyte card` option that sets it."""
+    return [(field, option) for key, field, option in _UNSTATED if not front.get(key)]
 
 
 def hub_name(value: Any) -> str | None:
-    """Return organisation/name where a value is one."""
+    """Return a value if it is a valid organization/name, else None."""
     text = value if isinstance(value, str) else ""
     return text if _HUB_NAME.fullmatch(text) and ".." not in text else None
 
 
+def repository_name(text: str) -> str:
+    """Return a text as a valid repository name: ASCII letters, digits, dots, dashes and underscores."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:96].strip("-._")
+
+
 def license_place(front: Mapping[str, Any]) -> str | None:
-    """Return the link to a licence, or the name of its file, where it is one of these."""
-    found = words(front, "license_link")
-    return found if found and _PLACE_OF_LICENSE.fullmatch(found) else None
+    """Return the license link if it is an HTTPS URL or a file name."""
+    link = words(front, "license_link")
+    return link if link and _LICENSE_LINK.fullmatch(link) else None
 
 
 def short(value: str | None) -> str | None:
-    """Return a text of one line that can be a name."""
+    """Return a text as a single line of at most 120 characters, or None if it is blank."""
     text = " ".join(visible(value or "").split())
     return text[:120] or None

@@ -1,9 +1,9 @@
-"""`halfbyte report`: all that is known of an output folder, as one HTML file that needs no network and no script.
+"""`halfbyte report`: all evidence of an output folder as one HTML file without scripts or network access.
 
-blocks      what a section is made of: sentences, tables, figures, things that open
-page        the whole page, its policy (CSP) and its style
-visible     text of strangers with everything visible that a browser would hide or act on
-charts      lines, bars and intervals as SVG
-heat        small pictures for experts x layers
-the others  one section each: from evidence to blocks
+blocks      building blocks of a section: sentences, tables, figures, folds
+page        the page with its content security policy and style
+visible     untrusted text with hidden characters spelled out
+charts      line, bar and interval charts as SVG
+heat        heat maps of experts by layer
+the others  one section each
 """

@@ -1,4 +1,4 @@
-"""What a section is made of. All text is plain: the page escapes it and shows what would be hidden."""
+"""Building blocks of a section. All text is plain text; the page escapes it and spells out hidden characters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from halfbyte.publish.evidence import PLACES, Evidence
 
 NOT_MEASURED = "not measured"
 Level = Literal["", "good", "note", "bad"]
-MARKS = {"": "", "good": "✓", "note": "!", "bad": "✗"}  # no meaning by colour alone
+MARKS = {"": "", "good": "✓", "note": "!", "bad": "✗"}  # color alone carries no meaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What was not measured, why, and what to type to have it."""
+    """A missing measurement, the reason, and the command that creates it."""
 
     what: str
     why: str
@@ -36,7 +36,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a caption; the columns whose names are in `numbers` are set to the right. The first names its row."""
+    """A captioned table. The first column is the row header; columns in `numbers` are right-aligned."""
 
     caption: str
     columns: Sequence[str]
@@ -48,7 +48,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawing that was made here, never one from a file."""
+    """A generated drawing, never one from a file."""
 
     caption: str
     drawing: Markup
@@ -57,7 +57,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text of a stranger, line for line."""
+    """Untrusted text, with line breaks preserved."""
 
     title: str
     text: str
@@ -66,7 +66,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Blocks that open on a click or a key; everything is there without a script."""
+    """Blocks that can be expanded without a script."""
 
     summary: str
     blocks: Sequence[Block]
@@ -79,7 +79,7 @@ Block = Say | Missing | Table | Figure | Text | Fold
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what is under it."""
+    """A heading and its blocks."""
 
     name: str  # its anchor
     title: str
@@ -87,22 +87,22 @@ class Section:
 
 
 def missing(evidence: Evidence, kind: str, what: str) -> Missing:
-    """Return why there is nothing of a kind, and the command."""
+    """Return a block for missing evidence, with the reason and the command."""
     return Missing(what, evidence.missing[kind].why, command_for(kind))
 
 
 def command_for(kind: str) -> str:
-    """Return what to type to have a kind of evidence: whoever reads the page has the folder under another name."""
+    """Return the command that creates a kind of evidence, with OUT as a placeholder for the folder."""
     return PLACES[kind].command.format(out="OUT")
 
 
-def told(value: Any, spec: str = "", unit: str = "") -> str:
-    """Return a number in words; what is none was not measured."""
+def formatted(value: Any, spec: str = "", unit: str = "") -> str:
+    """Return a formatted number, or "not measured" for None."""
     if value is None:
         return NOT_MEASURED
     return f"{float(value):{spec}}{unit}" if spec else f"{value}{unit}"
 
 
 def percent(value: Any) -> str:
-    """Return a share."""
-    return NOT_MEASURED if value is None else f"{100 * float(value):.1f} %"
+    """Return a fraction as a percentage."""
+    return NOT_MEASURED if value is None else f"{100 * float(value):.1f}%"

@@ -1,6 +1,6 @@
-"""Lines, bars and intervals as SVG: with a title and a description, in the colours of the page, and never a style.
+"""Line, bar and interval charts as SVG, with a title and a description, styled by the page's CSS.
 
-A line differs from another by its dashes and its name, not by its colour alone.
+Lines differ by dash pattern and name, not only by color.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Points with what each is called."""
+    """A named line; each point is x, y and its tooltip."""
 
     name: str
     points: Sequence[tuple[float, float, str]]
@@ -33,31 +33,31 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value between two limits."""
+    """A value with its confidence interval."""
 
     name: str
     low: float
     value: float
     high: float
-    said: str
+    tooltip: str
 
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """What is drawn over what."""
+    """The title, labels and range of a chart."""
 
     title: str
     across: str
     up: str
     from_zero: bool = True
-    least: float = 0.0  # of the range upwards: a hundredth of a dB is no mountain
+    least: float = 0.0  # minimum height of the y range, so that tiny differences look small
 
 
 class _Scale:
-    """Values to places; a range without width gets one."""
+    """Maps values to coordinates; an empty range is widened."""
 
     def __init__(
-        self, values: Sequence[float], begin: float, end: float, *, from_zero: bool, least: float = 0.0
+        self, values: Sequence[float], start: float, end: float, *, from_zero: bool, least: float = 0.0
     ) -> None:
         low, high = min(values), max(values)
         if high - low < least:
@@ -65,13 +65,13 @@ class _Scale:
         low = min(low, 0.0) if from_zero else low
         if high == low:
             low, high = low - 0.5, high + 0.5
-        self.low, self.high, self._begin, self._end = low, high, begin, end
+        self.low, self.high, self._start, self._end = low, high, start, end
 
     def __call__(self, value: float) -> float:
-        return self._begin + (self._end - self._begin) * (value - self.low) / (self.high - self.low)
+        return self._start + (self._end - self._start) * (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """Return round values within the range."""
+        """Return round tick values within the range."""
         rough = (self.high - self.low) / _TICKS
         size = 10.0 ** math.floor(math.log10(rough))
         step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
@@ -80,7 +80,7 @@ class _Scale:
 
 
 def lines(axes: Axes, drawn: Sequence[Line]) -> Markup:
-    """Draw lines with a dot at each point."""
+    """Draw a line chart with a dot at each point."""
     spots = [point for line in drawn for point in line.points]
     x = _Scale([at for at, _, _ in spots], LEFT, RIGHT, from_zero=False)
     y = _Scale([at for _, at, _ in spots], BOTTOM, TOP, from_zero=axes.from_zero, least=axes.least)
@@ -89,9 +89,9 @@ def lines(axes: Axes, drawn: Sequence[Line]) -> Markup:
         kind, dashes = f"s{number % len(DASHES)}", DASHES[number % len(DASHES)]
         path = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b, _ in line.points)
         parts.append(Markup('<polyline class="{} line" points="{}" stroke-dasharray="{}"/>').format(kind, path, dashes))
-        for a, b, said in line.points:
+        for a, b, tooltip in line.points:
             circle = '<circle class="{} dot" cx="{:.1f}" cy="{:.1f}" r="3"><title>{}</title></circle>'
-            parts.append(Markup(circle).format(kind, x(a), y(b), visible(said)))
+            parts.append(Markup(circle).format(kind, x(a), y(b), visible(tooltip)))
     height = HEIGHT
     if len(drawn) > 1:
         for number, line in enumerate(drawn):
@@ -100,21 +100,21 @@ def lines(axes: Axes, drawn: Sequence[Line]) -> Markup:
             parts.append(Markup(sample).format(kind, LEFT, at + 4, dashes))
             parts.append(_text(LEFT + 46, at + 8, without_folders(line.name)[:_LONGEST_NAME]))
         height += 20 * len(drawn)
-    return _svg(axes.title, f"{axes.up} over {axes.across}, {len(spots)} points", parts, height)
+    return _svg(axes.title, f"{axes.up} by {axes.across}, {len(spots)} points", parts, height)
 
 
-def bars(axes: Axes, names: Sequence[str], values: Sequence[float], said: Sequence[str]) -> Markup:
-    """Draw a bar for each value."""
+def bars(axes: Axes, names: Sequence[str], values: Sequence[float], tooltips: Sequence[str]) -> Markup:
+    """Draw a bar chart."""
     y = _Scale(list(values), BOTTOM, TOP, from_zero=True)
     x = _Scale([0.0, float(len(values))], LEFT, RIGHT, from_zero=True)
     parts = _grid(axes, None, y)
     wide = (RIGHT - LEFT) / len(values)
     every = max(1, math.ceil(len(values) / 12))
-    for number, (name, value, words) in enumerate(zip(names, values, said, strict=True)):
+    for number, (name, value, tooltip) in enumerate(zip(names, values, tooltips, strict=True)):
         rect = '<rect class="bar" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>{}</title></rect>'
         parts.append(
             Markup(rect).format(
-                x(number) + wide * 0.1, y(value), wide * 0.8, max(BOTTOM - y(value), 0.0), visible(words)
+                x(number) + wide * 0.1, y(value), wide * 0.8, max(BOTTOM - y(value), 0.0), visible(tooltip)
             )
         )
         if number % every == 0:
@@ -123,8 +123,8 @@ def bars(axes: Axes, names: Sequence[str], values: Sequence[float], said: Sequen
 
 
 def intervals(title: str, across: str, drawn: Sequence[Interval], marks: Sequence[tuple[float, str]]) -> Markup:
-    """Draw a forest: an interval a row, and lines across all rows at some values."""
-    limits = [at for one in drawn for at in (one.low, one.high)] + [at for at, _ in marks]
+    """Draw a forest plot: one interval per row, with vertical marks across all rows."""
+    limits = [at for interval in drawn for at in (interval.low, interval.high)] + [at for at, _ in marks]
     room = 0.06 * (max(limits) - min(limits) or 1.0)
     x = _Scale([min(limits) - room, max(limits) + room], LEFT, RIGHT, from_zero=False)
     top = TOP + 16 * len(marks)
@@ -136,13 +136,13 @@ def intervals(title: str, across: str, drawn: Sequence[Interval], marks: Sequenc
     for number, (at, name) in enumerate(marks):
         parts.append(Markup('<path class="mark" d="M{:.1f} {}V{}"/>').format(x(at), 18 + 16 * number, bottom))
         parts.append(_text(min(max(x(at), LEFT + 20), RIGHT - 20), 14 + 16 * number, name, "middle"))
-    for number, one in enumerate(drawn):
+    for number, interval in enumerate(drawn):
         y = top + 46 * number + 32
-        parts.append(_text(LEFT - 56, y - 14, without_folders(one.name)[:_LONGEST_NAME]))
-        low, high = x(one.low), x(one.high)
+        parts.append(_text(LEFT - 56, y - 14, without_folders(interval.name)[:_LONGEST_NAME]))
+        low, high = x(interval.low), x(interval.high)
         whisker = '<path class="s0 line" d="M{:.1f} {}H{:.1f}M{:.1f} {}v8M{:.1f} {}v8"><title>{}</title></path>'
-        parts.append(Markup(whisker).format(low, y, high, low, y - 4, high, y - 4, visible(one.said)))
-        parts.append(Markup('<circle class="s0 dot" cx="{:.1f}" cy="{}" r="4"/>').format(x(one.value), y))
+        parts.append(Markup(whisker).format(low, y, high, low, y - 4, high, y - 4, visible(interval.tooltip)))
+        parts.append(Markup('<circle class="s0 dot" cx="{:.1f}" cy="{}" r="4"/>').format(x(interval.value), y))
     parts.append(_text((LEFT + RIGHT) / 2, bottom + 38, across, "middle"))
     return _svg(title, f"{len(drawn)} intervals of {across}", parts, bottom + 48)
 

@@ -1,4 +1,4 @@
-"""Scores with their intervals, and against the source: the difference and the margin that was declared."""
+"""Evaluation section: scores with intervals, and differences from the source with the margin."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _LEVELS: dict[str, Level] = {"REGRESSION": "bad", "ANOMALOUS": "bad"}
 
 
 def evals(evidence: Evidence) -> Section:
-    """Return the tasks."""
-    found = evidence.get("eval")
-    if found is None:
+    """Return the section on evaluation."""
+    evaluation = evidence.get("eval")
+    if evaluation is None:
         return Section("evaluation", "Evaluation", [missing(evidence, "eval", "task scores")])
-    tasks = found["tasks"]
-    limit = found["arguments"].get("limit")
+    tasks = evaluation["tasks"]
+    limit = evaluation["arguments"].get("limit")
     items = f", the first {limit} items of each task" if limit else ""
-    blocks: list[Block] = [Say(f"Suite {found['suite']['name']}{items}: {found['label']}")]
+    blocks: list[Block] = [Say(f"Suite {evaluation['suite']['name']}{items}: {evaluation['label']}")]
     blocks += _forest(tasks)
-    columns = ("task", "verdict", "items", "score", "95 % interval", "source", "difference", "difference, interval")
+    columns = ("task", "verdict", "items", "score", "95% CI", "source", "difference", "difference, 95% CI")
     rows = [_row(task) for task in tasks]
     levels: list[Level] = [_LEVELS.get(str(task["label"]), "") for task in tasks]
     blocks.append(Table("Scores of the primary metric", columns, rows, frozenset(columns[2:]), levels))
@@ -52,28 +52,33 @@ def _forest(tasks: list[Mapping[str, Any]]) -> list[Block]:
     drawn: list[Interval] = []
     margins: set[float] = set()
     for task in tasks:
-        one = _compared(task)
-        if one is not None and one.get("interval"):
-            low, high = (100 * float(limit) for limit in one["interval"])
-            value = 100 * float(one["difference"])
-            said = f"{task['task']}: {value:+.1f} points, {low:+.1f} to {high:+.1f}"
-            drawn.append(Interval(str(task["task"]), low, value, high, said))
-            margins.add(-100 * float(one["verdict"]["margin"]))
+        comparison = _compared(task)
+        if comparison is not None and comparison.get("interval"):
+            low, high = (100 * float(limit) for limit in comparison["interval"])
+            value = 100 * float(comparison["difference"])
+            tooltip = f"{task['task']}: {value:+.1f} points, {low:+.1f} to {high:+.1f}"
+            drawn.append(Interval(str(task["task"]), low, value, high, tooltip))
+            margins.add(-100 * float(comparison["verdict"]["margin"]))
     if not drawn:
-        return [Missing("the difference to the source", "the run had no baseline", command_for("eval"))]
+        return [Missing("difference from the source", "the run had no baseline", command_for("eval"))]
     marks = [(0.0, "no difference"), *((margin, "margin") for margin in sorted(margins))]
-    about = "Difference to the source in points, with its interval. The lines: no difference, and the margin allowed."
-    return [Figure(about, intervals("Difference to the source", "points against the source", drawn, marks))]
+    about = "Difference from the source in points, with its interval. Vertical lines: no difference, allowed margin."
+    return [Figure(about, intervals("Difference from the source", "points relative to the source", drawn, marks))]
 
 
 def _row(task: Mapping[str, Any]) -> list[str]:
-    mine = task["candidate"]["by_metric"][task["primary"]]
-    one = _compared(task)
-    low, high = mine["interval"]
-    row = [str(task["task"]), str(task["label"]), f"{int(mine['items']):,}", f"{100 * float(mine['value']):.1f} %"]
-    row.append(f"{100 * float(low):.1f} to {100 * float(high):.1f} %")
-    if one is None:
+    score = task["candidate"]["by_metric"][task["primary"]]
+    comparison = _compared(task)
+    low, high = score["interval"]
+    row = [str(task["task"]), str(task["label"]), f"{int(score['items']):,}", f"{100 * float(score['value']):.1f}%"]
+    row.append(f"{100 * float(low):.1f} to {100 * float(high):.1f}%")
+    if comparison is None:
         return [*row, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED]
-    low, high = one["interval"]
+    low, high = comparison["interval"]
     between = f"{100 * float(low):+.1f} to {100 * float(high):+.1f}"
-    return [*row, f"{100 * float(one['reference']):.1f} %", f"{100 * float(one['difference']):+.1f}", between]
+    return [
+        *row,
+        f"{100 * float(comparison['reference']):.1f}%",
+        f"{100 * float(comparison['difference']):+.1f}",
+        between,
+    ]

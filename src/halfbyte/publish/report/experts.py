@@ -1,4 +1,4 @@
-"""Experts x layers: how many tokens of the calibration each saw, how much it matters, and who stayed."""
+"""Experts section: heat maps of calibration tokens, saliency and kept experts, by layer."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 
 from halfbyte.calibrate.stats import ExpertStats
 from halfbyte.calibrate.store import read_stats
+from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.errors import HalfbyteError, UsageError
-from halfbyte.folders import FOLDER
-from halfbyte.prune.plan_file import PrunePlan
+from halfbyte.plan.prune_plan import PrunePlan
 from halfbyte.publish.evidence import Evidence
 from halfbyte.publish.report.blocks import Block, Figure, Fold, Missing, Section, Table, missing
 from halfbyte.publish.report.heat import LEVELS, picture, shades
 
 _STATS = "stats"
-_CALIBRATE = "halfbyte quantize SRC OUT -r RECIPE, one that calibrates"
+_CALIBRATE = "halfbyte quantize SRC OUT -r RECIPE (with calibration)"
 Grid = NDArray[np.float64]
 
 
 def experts(evidence: Evidence) -> Section:
-    """Return the maps, each with its numbers as a table."""
+    """Return the heat maps, each with a table."""
     blocks: list[Block] = []
     stats, why = _stats(evidence)
     if stats:
@@ -35,34 +35,36 @@ def experts(evidence: Evidence) -> Section:
     if scores is not None:
         by, grid, numbers = scores
         drawn = picture(shades(grid), f"saliency of {grid.shape[1]} experts in {grid.shape[0]} layers")
-        about = f"Saliency ({by}) as a share of the layer's largest. {_read(numbers)} Orange: not known."
+        about = f"Saliency ({by}) relative to the layer's maximum. {_legend(numbers)} Orange: unknown."
         blocks.append(Figure(about, drawn))
     else:
-        blocks.append(Missing("saliency by expert", "neither statistics nor scores are here", _CALIBRATE))
+        blocks.append(Missing("saliency by expert", "no statistics or scores found", _CALIBRATE))
     blocks += _kept(plan) if plan else [why_no_plan]
     return Section("experts", "Experts", blocks)
 
 
 def _plan(evidence: Evidence) -> tuple[PrunePlan | None, Missing]:
-    what, found = "who was kept and who was dropped", evidence.get("prune")
-    if found is None:
+    what, plan = "kept and dropped experts", evidence.get("prune")
+    if plan is None:
         return None, missing(evidence, "prune", what)
     try:
-        return PrunePlan.of(found), Missing(what, "", "")
+        return PrunePlan.of(plan), Missing(what, "", "")
     except UsageError as error:
         return None, Missing(what, error.what, "restore the file prune-plan.json")
 
 
 def _stats(evidence: Evidence) -> tuple[dict[int, ExpertStats], str]:
     try:
-        _, found = read_stats(evidence.out / FOLDER / _STATS)
+        _, layers = read_stats(evidence.out / FOLDER / _STATS)
     except (HalfbyteError, OSError) as error:
-        return {}, error.what if isinstance(error, HalfbyteError) else "the statistics cannot be read"
-    return {layer: one.experts for layer, one in found.items() if one.experts is not None}, "no layer has experts"
+        return {}, error.what if isinstance(error, HalfbyteError) else "cannot read the statistics"
+    return {
+        layer: stats.experts for layer, stats in layers.items() if stats.experts is not None
+    }, "no layer has experts"
 
 
 def _grid(rows: Mapping[int, Any]) -> tuple[Grid, list[int]]:
-    """Return rows of any length as [layers, experts]; NaN where there is nothing."""
+    """Return rows of any length as [layers, experts], padded with NaN."""
     numbers = sorted(rows)
     grid = np.full((len(numbers), max(len(rows[number]) for number in numbers)), np.nan)
     for at, number in enumerate(numbers):
@@ -70,12 +72,12 @@ def _grid(rows: Mapping[int, Any]) -> tuple[Grid, list[int]]:
     return grid, numbers
 
 
-def _read(numbers: list[int]) -> str:
-    return f"A row is a layer ({numbers[0]} at the top to {numbers[-1]}), a column an expert; darker is more."
+def _legend(numbers: list[int]) -> str:
+    return f"Rows are layers ({numbers[0]} at the top to {numbers[-1]}), columns are experts; darker is more."
 
 
 def _tokens(stats: Mapping[int, ExpertStats]) -> list[Block]:
-    counts = {layer: one.count.sum(axis=1).astype(np.float64) for layer, one in stats.items()}
+    counts = {layer: experts.count.sum(axis=1).astype(np.float64) for layer, experts in stats.items()}
     grid, numbers = _grid(counts)
     drawn = picture(shades(np.log1p(grid)), f"calibration tokens of {grid.shape[1]} experts in {grid.shape[0]} layers")
     rows = [
@@ -91,19 +93,19 @@ def _tokens(stats: Mapping[int, ExpertStats]) -> list[Block]:
     columns = ("layer", "fewest", "median", "most", "experts without tokens")
     table = Table("Calibration tokens by layer", columns, rows, frozenset(columns[1:]))
     return [
-        Figure(f"Calibration tokens that each expert saw, on a log scale. {_read(numbers)}", drawn),
-        Fold("Calibration tokens by layer as a table", [table]),
+        Figure(f"Calibration tokens per expert, on a log scale. {_legend(numbers)}", drawn),
+        Fold("Table: calibration tokens by layer", [table]),
     ]
 
 
 def _scores(plan: PrunePlan | None, stats: Mapping[int, ExpertStats]) -> tuple[str, Grid, list[int]] | None:
-    """Return by what experts are rated, and each score over its layer's largest."""
+    """Return the saliency criterion, and each score relative to its layer's maximum."""
     if plan and plan.layers and all(choice.scores for choice in plan.layers.values()):
         by = f"{plan.rule.method}, from the prune plan" if plan.rule else "from the prune plan"
-        rows = {layer: [np.nan if s is None else s for s in one.scores] for layer, one in plan.layers.items()}
+        rows = {layer: [np.nan if s is None else s for s in choice.scores] for layer, choice in plan.layers.items()}
     elif stats:
         by = "mean router weight x output norm (REAP), from the statistics"
-        rows = {layer: _mean(one) for layer, one in stats.items()}
+        rows = {layer: _mean(experts) for layer, experts in stats.items()}
     else:
         return None
     grid, numbers = _grid(rows)
@@ -111,24 +113,24 @@ def _scores(plan: PrunePlan | None, stats: Mapping[int, ExpertStats]) -> tuple[s
     return by, grid / np.where(most > 0, most, 1.0), numbers
 
 
-def _mean(one: ExpertStats) -> Grid:
-    count, total = one.count.sum(axis=1), one.sums["gn"].sum(axis=1)
+def _mean(stats: ExpertStats) -> Grid:
+    count, total = stats.count.sum(axis=1), stats.sums["gn"].sum(axis=1)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def _kept(plan: PrunePlan) -> list[Block]:
     kept = plan.kept()
-    rows = {layer: np.isin(np.arange(plan.experts), who).astype(np.float64) for layer, who in kept.items()}
+    rows = {layer: np.isin(np.arange(plan.experts), experts).astype(np.float64) for layer, experts in kept.items()}
     grid, numbers = _grid(rows)
     pixels = (grid * (LEVELS - 1)).astype(np.uint8)
     drawn = picture(pixels, f"kept and dropped of {plan.experts} experts in {len(kept)} layers")
-    counted = [[str(layer), str(len(who)), str(plan.experts - len(who))] for layer, who in kept.items()]
+    counted = [[str(layer), str(len(experts)), str(plan.experts - len(experts))] for layer, experts in kept.items()]
     columns = ("layer", "kept", "dropped")
-    where = _read(numbers).partition(";")[0]
+    legend = _legend(numbers).partition(";")[0]
     return [
-        Figure(f"{plan.counted()} experts of a layer stay. {where}; dark: kept, light: dropped.", drawn),
+        Figure(f"{plan.counted()} experts per layer are kept. {legend}; dark: kept, light: dropped.", drawn),
         Fold(
-            "Kept and dropped by layer as a table",
-            [Table("Kept and dropped", columns, counted, frozenset(columns[1:]))],
+            "Table: kept and dropped experts by layer",
+            [Table("Kept and dropped experts", columns, counted, frozenset(columns[1:]))],
         ),
     ]

@@ -1,4 +1,4 @@
-"""Experts x layers as a small picture: a palette PNG in the page itself, one pixel for each expert of a layer."""
+"""Heat map of experts by layer: an embedded palette PNG with one pixel per expert and layer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from halfbyte.publish.report.visible import visible
 
 LEVELS = 64
-NOTHING = 255  # of a pixel: no such expert, or nothing known of it
+NOTHING = 255  # pixel value for a missing expert or value
 _LIGHT, _DARK, _NONE = (232, 238, 248), (10, 44, 110), (214, 120, 40)
 
 
 def shades(values: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Return 0 .. LEVELS - 1 for 0 .. the largest value; what is NaN is `NOTHING`."""
+    """Scale values from 0 to their maximum to 0 .. LEVELS - 1; NaN becomes `NOTHING`."""
     known = np.isfinite(values)
     most = float(np.max(values, where=known, initial=0.0))
     safe = np.where(known, values, 0.0)
@@ -28,15 +28,15 @@ def shades(values: NDArray[np.float64]) -> NDArray[np.uint8]:
 
 
 def picture(pixels: NDArray[np.uint8], alt: str) -> Markup:
-    """Return an image of [layers, experts] levels."""
+    """Return an <img> of [layers, experts] levels."""
     raw = base64.b64encode(png(pixels)).decode()
     rows, columns = pixels.shape
-    made = '<img class="heat" width="{}" height="{}" alt="{}" src="data:image/png;base64,{}">'
-    return Markup(made).format(columns, rows, visible(alt), raw)
+    tag = '<img class="heat" width="{}" height="{}" alt="{}" src="data:image/png;base64,{}">'
+    return Markup(tag).format(columns, rows, visible(alt), raw)
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """Return a PNG with the palette of this page."""
+    """Return a palette PNG."""
     rows, columns = pixels.shape
     palette = bytearray()
     for level in range(256):

@@ -1,13 +1,14 @@
-"""What each layer lost: SQNR of its weights, from the journal, and the error of hidden states, from the comparison."""
+"""Layers section: SQNR of the weights from the journal, and hidden-state error from the comparison."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from halfbyte.folders import FOLDER
-from halfbyte.losses import Loss, losses_of_journal
-from halfbyte.pipeline import JOURNAL
+from halfbyte.checkpoint.atomic_write import Journal
+from halfbyte.checkpoint.output_folder import FOLDER
+from halfbyte.engine.losses import Loss, losses_of_journal
+from halfbyte.engine.pipeline import JOURNAL
 from halfbyte.publish.evidence import Evidence
 from halfbyte.publish.report.blocks import (
     NOT_MEASURED,
@@ -18,50 +19,49 @@ from halfbyte.publish.report.blocks import (
     Section,
     Table,
     command_for,
+    formatted,
     missing,
     percent,
-    told,
 )
 from halfbyte.publish.report.charts import Axes, Line, lines
-from halfbyte.write import Journal
 
 
 def layers(evidence: Evidence) -> Section:
-    """Return what is known by layer."""
+    """Return the section on layers."""
     return Section("layers", "Layers", [*_weights(evidence), *_hidden(evidence)])
 
 
 def _weights(evidence: Evidence) -> list[Block]:
     plan = evidence.get("plan")
     shards: Sequence[str] = list(plan["shards"]) if plan else []
-    found = losses_of_journal(Journal(evidence.out / FOLDER / JOURNAL).lines(), shards) if shards else None
-    again = command_for("plan")
-    if found is None:
-        return [Missing("SQNR by layer", "no journal of this version says it", again)]
-    if not found:
-        return [Missing("SQNR by layer", "nothing was quantized", again)]
+    losses = losses_of_journal(Journal(evidence.out / FOLDER / JOURNAL).lines(), shards) if shards else None
+    command = command_for("plan")
+    if losses is None:
+        return [Missing("SQNR by layer", "not recorded in the journal", command)]
+    if not losses:
+        return [Missing("SQNR by layer", "nothing was quantized", command)]
     rows = [
         [_where(loss), loss.role.replace("_", " "), f"{loss.linears:,}", _db(loss.sqnr_db), *_worst(loss)]
-        for loss in found
+        for loss in losses
     ]
     columns = ("layer", "role", "linears", "SQNR", "worst", "worst linear")
     table = Table("SQNR of the weights by layer and role", columns, rows, frozenset({"linears", "SQNR", "worst"}))
     by_role: dict[str, list[tuple[float, float, str]]] = {}
-    for loss in found:
+    for loss in losses:
         if loss.layer is not None and math.isfinite(loss.sqnr_db):
-            said = f"layer {loss.layer}, {loss.role.replace('_', ' ')}: {loss.sqnr_db:.2f} dB"
-            by_role.setdefault(loss.role.replace("_", " "), []).append((float(loss.layer), loss.sqnr_db, said))
+            tooltip = f"layer {loss.layer}, {loss.role.replace('_', ' ')}: {loss.sqnr_db:.2f} dB"
+            by_role.setdefault(loss.role.replace("_", " "), []).append((float(loss.layer), loss.sqnr_db, tooltip))
     blocks: list[Block] = []
     if by_role:
-        axes = Axes("SQNR of the weights by layer", "layer", "SQNR in dB", from_zero=False, least=1.0)
+        axes = Axes("SQNR of the weights by layer", "layer", "SQNR (dB)", from_zero=False, least=1.0)
         drawn = lines(axes, [Line(role, points) for role, points in by_role.items()])
-        about = "Signal over quantization noise of the weights, exact over all linears of a layer. Higher is better."
+        about = "Signal-to-quantization-noise ratio of the weights over all linears of a layer. Higher is better."
         blocks.append(Figure(about, drawn))
-    return [*blocks, Fold(f"SQNR of {len(rows)} layers and roles as a table", [table])]
+    return [*blocks, Fold(f"Table: SQNR of {len(rows)} layers and roles", [table])]
 
 
 def _where(loss: Loss) -> str:
-    return "outside" if loss.layer is None else str(loss.layer)
+    return "none" if loss.layer is None else str(loss.layer)
 
 
 def _db(value: float) -> str:
@@ -73,10 +73,10 @@ def _worst(loss: Loss) -> tuple[str, str]:
 
 
 def _hidden(evidence: Evidence) -> list[Block]:
-    found = evidence.get("compare")
-    if found is None:
-        return [missing(evidence, "compare", "the error of hidden states by layer")]
-    by_layer = found["layers"]
+    comparison = evidence.get("compare")
+    if comparison is None:
+        return [missing(evidence, "compare", "hidden-state error by layer")]
+    by_layer = comparison["layers"]
     points = [
         (float(row["layer"]), float(row["relative_error"]), f"layer {row['layer']}: {float(row['relative_error']):.4g}")
         for row in by_layer
@@ -84,18 +84,18 @@ def _hidden(evidence: Evidence) -> list[Block]:
     rows = [
         [
             str(row["layer"]),
-            told(row["relative_error"], ".4g"),
-            told(row["cosine"], ".5f"),
+            formatted(row["relative_error"], ".4g"),
+            formatted(row["cosine"], ".5f"),
             percent(row["routed_alike"]),
         ]
         for row in by_layer
     ]
-    columns = ("layer", "relative error", "cosine", "routed alike")
+    columns = ("layer", "relative error", "cosine similarity", "same expert routing")
     return [
         Figure(
-            "Error of the hidden states after each layer, relative to the source's.",
+            "Error of the hidden states after each layer, relative to the source.",
             lines(Axes("Hidden-state error by layer", "layer", "relative error"), [Line("error", points)]),
         ),
-        Fold(f"Hidden states of {len(rows)} layers as a table",
+        Fold(f"Table: hidden states of {len(rows)} layers",
              [Table("Hidden states by layer", columns, rows, frozenset(columns[1:]))]),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The whole page. It runs no script and loads nothing: its policy forbids both, whatever a text in it may say."""
+"""Render the report page. Its content security policy forbids scripts and external resources."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ import jinja2
 from markupsafe import Markup
 
 import halfbyte
+from halfbyte.checkpoint.atomic_write import disk_error, write_whole
+from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
+from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.errors import CheckpointError, HalfbyteError
-from halfbyte.folders import FOLDER
-from halfbyte.models.model import Model, describe
+from halfbyte.families.model import Model, describe
+from halfbyte.publish.card.write import title_of
 from halfbyte.publish.evidence import Evidence, read_evidence
 from halfbyte.publish.report.blocks import MARKS, Missing, Section
 from halfbyte.publish.report.divergence import divergence
@@ -29,14 +32,12 @@ from halfbyte.publish.report.sizes import sizes
 from halfbyte.publish.report.speed import speed
 from halfbyte.publish.report.summary import summary
 from halfbyte.publish.report.visible import visible
-from halfbyte.source.checkpoint import Checkpoint, open_checkpoint
-from halfbyte.write import disk_error, write_whole
 
 FILE = "report.html"
 
 
 def write_report(out: Path) -> Path:
-    """Write the report of a folder, whole or not at all, and return its path."""
+    """Write the report of a folder atomically and return its path."""
     path = out / FOLDER / FILE
     text = page(read_evidence(out))
     try:
@@ -61,8 +62,8 @@ def page(evidence: Evidence) -> str:
         "form-action 'none'"
     )
     return environment.from_string(template).render(
-        name=evidence.out.resolve().name,
-        sections=_sections(evidence),
+        name=(name := _name(evidence.out)),
+        sections=_sections(evidence, name),
         style=Markup(style),
         policy=policy,
         marks=MARKS,
@@ -71,7 +72,7 @@ def page(evidence: Evidence) -> str:
     )
 
 
-def _sections(evidence: Evidence) -> list[Section]:
+def _sections(evidence: Evidence, name: str) -> list[Section]:
     checkpoint, model, why = _described(evidence.out)
     makers: list[tuple[str, str, Callable[[], Section]]] = [
         ("summary", "Summary", lambda: summary(evidence)),
@@ -83,19 +84,27 @@ def _sections(evidence: Evidence) -> list[Section]:
         ("evaluation", "Evaluation", lambda: evals(evidence)),
         ("probes", "Probes", lambda: probes(evidence)),
         ("speed", "Speed", lambda: speed(evidence)),
-        ("provenance", "Provenance", lambda: provenance(evidence)),
+        ("provenance", "Provenance", lambda: provenance(evidence, name)),
     ]
     return [_safely(*maker) for maker in makers]
 
 
+def _name(out: Path) -> str:
+    """Return the card's title, or the folder's name if the checkpoint cannot be read."""
+    try:
+        return title_of(out)
+    except CheckpointError:
+        return out.resolve().name
+
+
 def _safely(name: str, title: str, make: Callable[[], Section]) -> Section:
-    """A file of another shape costs its section, not the page."""
+    """Return a section, or a note in its place if its evidence is invalid."""
     try:
         return make()
     except (HalfbyteError, OSError) as error:
-        why = error.what if isinstance(error, HalfbyteError) else "a file cannot be read"
+        why = error.what if isinstance(error, HalfbyteError) else "cannot read a file"
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
-        why = f"a file is not of the shape that this version writes ({type(error).__name__}: {error})"
+        why = f"a file has an unexpected structure ({type(error).__name__}: {error})"
     return Section(name, title, [Missing(title.lower(), why, "halfbyte release SRC OUT -r RECIPE")])
 
 

@@ -1,4 +1,4 @@
-"""Where everything comes from: source, plan, code, environment, data, audit; and what was not measured."""
+"""Provenance section: audit, plan, source, code, environment, launch commands, and missing evidence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, cast
 
-from halfbyte.publish.evidence import PLACES, Evidence
+from halfbyte.publish.card.source_card import repository_name
+from halfbyte.publish.evidence import PLACES, Evidence, to_measure
 from halfbyte.publish.local_folders import names_only, without_folders
 from halfbyte.publish.report.blocks import Block, Fold, Level, Section, Table, command_for, missing
 
@@ -14,17 +15,17 @@ _DEEPEST = 4
 _AUDIT: dict[str, Level] = {"good": "good", "bad": "bad", "note": "note"}
 
 
-def provenance(evidence: Evidence) -> Section:
-    """Return the tables."""
+def provenance(evidence: Evidence, name: str) -> Section:
+    """Return the tables; `name` is the title of the report."""
     blocks: list[Block] = []
     audit, plan, found = evidence.get("audit"), evidence.get("plan"), evidence.get("provenance")
     if audit is None:
-        blocks.append(missing(evidence, "audit", "whether the files are what was planned"))
+        blocks.append(missing(evidence, "audit", "whether the files match the plan"))
     else:
         findings = audit["findings"]
-        rows = [[str(one["check"]), str(one["text"]), str(one["why"]), str(one["fix"])] for one in findings]
-        levels: list[Level] = [_AUDIT.get(str(one["level"]), "note") for one in findings]
-        blocks.append(Table("Audit", ("check", "found", "why", "what to do"), rows, levels=levels))
+        rows = [[str(finding[key]) for key in ("check", "text", "why", "fix")] for finding in findings]
+        levels: list[Level] = [_AUDIT.get(str(finding["level"]), "note") for finding in findings]
+        blocks.append(Table("Audit", ("check", "finding", "reason", "fix"), rows, levels=levels))
     if plan is not None:
         rows = [["fingerprint", str(plan["fingerprint"])], *_flat(plan["parts"])]
         blocks.append(Table("Plan", ("part", "value"), rows))
@@ -32,29 +33,33 @@ def provenance(evidence: Evidence) -> Section:
         if isinstance(plan.get("source"), dict):
             blocks.append(Fold("Source shards", [Table("Source shards", ("shard", "hash"), _flat(plan["source"]))]))
     if found is None:
-        blocks.append(missing(evidence, "provenance", "hashes of source, code, environment and outputs"))
+        blocks.append(missing(evidence, "provenance", "hashes of source and outputs, code, environment"))
     else:
         blocks.append(Fold("Provenance", [Table("Provenance", ("key", "value"), _flat(found))]))
     serve = evidence.get("serve")
     if serve is None:
-        blocks.append(missing(evidence, "serve", "how to serve it"))
+        blocks.append(missing(evidence, "serve", "launch commands"))
     else:
-        rows = [[str(one["engine"]), str(one["gpus"]), _command(one)] for one in serve["launches"]]
-        blocks.append(Table("How to serve it", ("engine", "GPUs", "command"), rows))
-    rows = [[PLACES[kind].file, one.why, command_for(kind)] for kind, one in evidence.missing.items()]
+        rows = [
+            [str(launch["engine"]), str(launch["gpus"]), _command(launch, repository_name(name))]
+            for launch in serve["launches"]
+        ]
+        blocks.append(Table("Launch commands", ("engine", "GPUs", "command"), rows))
+    rows = [[PLACES[kind].file, gap.why, command_for(kind)] for kind, gap in to_measure(evidence).items()]
     if rows:
-        blocks.append(Table("What is not here", ("file", "why", "command"), rows))
+        blocks.append(Table("Missing evidence", ("file", "reason", "command"), rows))
     return Section("provenance", "Provenance", blocks)
 
 
-def _command(launch: Mapping[str, Any]) -> str:
-    """Return a command to paste, with OUT for the folder that it was written for."""
-    local = str(launch.get("model") or "OUT")
-    return shlex.join(str(word).replace(local, "OUT") for word in launch["command"])
+def _command(launch: Mapping[str, Any], name: str) -> str:
+    """Return a launch command for a download in the folder `name`, as on the card."""
+    words = [name if word == launch.get("served_name") else str(word) for word in launch["command"]]
+    local = launch.get("model")
+    return shlex.join(word.replace(str(local), f"./{name}") if local else word for word in words)
 
 
 def _flat(found: Mapping[str, Any], before: str = "", depth: int = 0) -> list[list[str]]:
-    """Return nested keys as dotted names."""
+    """Return nested objects as rows with dotted keys."""
     rows: list[list[str]] = []
     for key, value in found.items():
         name = f"{before}{without_folders(str(key))}"

@@ -1,6 +1,6 @@
-"""How large block scales are: a histogram over a bounded sample of the output's scale tensors.
+"""Block-scales section: histograms over a bounded sample of the output's scale tensors.
 
-Scales that crowd at either end of their format say that a layer was clipped or lost its small blocks.
+Scales that cluster at either end of their format indicate clipping or lost small blocks.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from halfbyte.models.linears import StoredLinear
-from halfbyte.models.model import Model
-from halfbyte.numerics.reference.floats import E4M3_VALUES, bf16_to_f32, e8m0_decode
+from halfbyte.checkpoint.folder import Checkpoint
+from halfbyte.checkpoint.reader import Reader
+from halfbyte.families.linears import StoredLinear
+from halfbyte.families.model import Model
+from halfbyte.formats.reference.floats import E4M3_VALUES, bf16_to_f32, e8m0_decode
 from halfbyte.publish.report.blocks import Block, Figure, Missing, Section
 from halfbyte.publish.report.charts import Axes, bars
-from halfbyte.source.checkpoint import Checkpoint
-from halfbyte.source.read import Reader
 
 _SCALE = "weight_scale"
-_LINEARS = 64  # evenly over the model
-_MOST_NBYTES = 1 << 26  # of all that is read
+_LINEARS = 64  # sampled evenly over the model
+_MOST_NBYTES = 1 << 26  # read in total
 
 
 def scales(checkpoint: Checkpoint | None, model: Model | None, why_no_model: str) -> Section:
-    """Return a histogram for each format that has block scales."""
+    """Return a histogram per format with block scales."""
     if checkpoint is None or model is None:
         return _section([Missing("block scales", why_no_model, "halfbyte inspect OUT")])
     by_format: dict[str, list[StoredLinear]] = {}
@@ -35,7 +35,9 @@ def scales(checkpoint: Checkpoint | None, model: Model | None, why_no_model: str
     with Reader(checkpoint) as reader:
         for format, linears in sorted(by_format.items()):
             blocks.append(_histogram(format, linears, reader))
-    return _section(blocks or [Missing("block scales", "no linear has any", "halfbyte quantize SRC OUT -r RECIPE")])
+    return _section(
+        blocks or [Missing("block scales", "no linear has block scales", "halfbyte quantize SRC OUT -r RECIPE")]
+    )
 
 
 def _section(blocks: list[Block]) -> Section:
@@ -44,7 +46,7 @@ def _section(blocks: list[Block]) -> Section:
 
 def _histogram(format: str, linears: list[StoredLinear], reader: Reader) -> Block:
     sample = linears[:: max(1, -(-len(linears) // _LINEARS))]
-    found: Counter[int] = Counter()
+    histogram: Counter[int] = Counter()
     nbytes, read, zeros = 0, 0, 0
     for linear in sample:
         part = linear.parts[_SCALE]
@@ -55,19 +57,19 @@ def _histogram(format: str, linears: list[StoredLinear], reader: Reader) -> Bloc
         good = values[np.isfinite(values) & (values > 0)]
         zeros += int(values.size - good.size)
         powers, counts = np.unique(np.floor(np.log2(good)).astype(np.int64), return_counts=True)
-        found.update(dict(zip(powers.tolist(), counts.tolist(), strict=True)))
-    if not found:
-        return Missing(f"block scales of {format}", "the sample holds no positive scale", "halfbyte audit OUT")
-    span = range(min(found), max(found) + 1)
-    total = sum(found.values())
-    shares = [100 * found[power] / total for power in span]
-    said = [f"2^{power} to 2^{power + 1}: {found[power]:,} scales" for power in span]
-    axes = Axes(f"Block scales of {format}", "power of two of the scale", "percent of scales")
+        histogram.update(dict(zip(powers.tolist(), counts.tolist(), strict=True)))
+    if not histogram:
+        return Missing(f"block scales of {format}", "the sample has no positive scales", "halfbyte audit OUT")
+    span = range(min(histogram), max(histogram) + 1)
+    total = sum(histogram.values())
+    shares = [100 * histogram[power] / total for power in span]
+    tooltips = [f"2^{power} to 2^{power + 1}: {histogram[power]:,} scales" for power in span]
+    axes = Axes(f"Block scales of {format}", "log2 of the scale", "% of scales")
     about = (
-        f"{format}: {total:,} positive scales of {read:,} of {len(linears):,} linears, taken evenly"
-        f" ({nbytes:,} bytes read); {zeros:,} are zero or not finite."
+        f"{format}: {total:,} positive scales from {read:,} of {len(linears):,} linears, sampled evenly"
+        f" ({nbytes:,} bytes read). {zeros:,} are zero or not finite."
     )
-    return Figure(about, bars(axes, [str(power) for power in span], shares, said))
+    return Figure(about, bars(axes, [str(power) for power in span], shares, tooltips))
 
 
 def _values(stored: NDArray[np.generic], dtype: str) -> NDArray[np.float64]:

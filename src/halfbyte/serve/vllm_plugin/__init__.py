@@ -1,25 +1,25 @@
-"""FP4 behind a real vLLM on any hardware: `vllm serve OUT --quantization halfbyte_emulate`.
+"""vLLM plugin that emulates FP4 on any hardware: `vllm serve OUT --quantization halfbyte_emulate`.
 
-vLLM calls `register` in each of its processes (entry point group `vllm.general_plugins`). All that follows happens only
-where that quantization is asked for:
+vLLM calls `register` in each of its processes (entry point group `vllm.general_plugins`). These modules are used only
+with that quantization:
 
-    config.py     takes the place of the checkpoint's own method, and says which module is quantized
-    native.py     asks vLLM's own class for the checkpoint's format about that, so that its ignore list is tested
-    stored.py     what the folder stores, by name; refuses what does not fit together, before anything is loaded
-    linear.py     a quantized linear: packed parameters with the checkpoint's names, then BF16
-    experts.py    the routed experts of a layer, likewise, and their forward
-    delivered.py  what vLLM's loaders brought; what is missing would be memory that nobody wrote
-    scales.py     scales that make no sense, or differ where engines use one for both
-    expand.py     packed tensors -> BF16, by halfbyte's own decoders
-    inputs.py     activations as the hardware would quantize them; HALFBYTE_EMULATE_ACTIVATIONS=off leaves them
-    agreement.py  the ignore list against the shards
-    layout.py     rows and columns of the tensors of a format
-    told.py       the line on /metrics that says so
+    config.py          the quantization config: replaces the checkpoint's own and chooses each module's method
+    native.py          asks vLLM's class for the checkpoint's format whether a module is quantized
+    stored.py          the checkpoint's linears by vLLM name; refuses inconsistent tensors before loading
+    linear.py          a quantized linear: packed while loading, then BF16
+    experts.py         the routed experts of a layer, likewise, and their forward pass
+    loaded_tensors.py  records the tensors that vLLM loaded; missing ones would be uninitialized memory
+    scales.py          refuses invalid scales, and different scales where engines use one
+    expand.py          decodes packed tensors to BF16
+    inputs.py          quantizes activations like the hardware; HALFBYTE_EMULATE_ACTIVATIONS=off disables it
+    agreement.py       checks the ignore list against the shards
+    layout.py          shapes of a format's tensors
+    metrics_label.py   marks the server as emulated on /metrics
 
-llvmlite_scan.py cures a defect of vLLM's CPU build, also for those who ask for nothing.
+llvmlite_scan.py works around a bug in vLLM's CPU build and is always active.
 
-vLLM leaves uninitialised what a checkpoint lacks, and takes the first of two scales that should be one. Here each such
-thing ends the start with a sentence.
+vLLM leaves tensors that a checkpoint lacks uninitialized, and uses the first of two scales that should be equal. The
+plugin aborts startup with an error instead.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ QUANTIZATION = "halfbyte_emulate"
 
 
 def register() -> None:
-    """Make the quantization known to vLLM; called in every process of every vLLM beside halfbyte.
+    """Register the quantization with vLLM; called in every vLLM process of this environment.
 
-    vLLM does not survive an error of a plugin. One that is too old or too new for this must start all the same.
+    An error in a plugin would stop vLLM, so an unsupported version of vLLM only gets a warning.
     """
     try:
         _register()
     except Exception as error:
-        logging.getLogger("vllm.halfbyte").warning("--quantization %s is not there: %s", QUANTIZATION, error)
+        logging.getLogger("vllm.halfbyte").warning("--quantization %s is not available: %s", QUANTIZATION, error)
 
 
 def _register() -> None:
@@ -49,5 +49,5 @@ def _register() -> None:
     from halfbyte.serve.vllm_plugin.llvmlite_scan import hide_llvmlite_from_scan  # noqa: PLC0415
 
     register_quantization_config(QUANTIZATION)(EmulatedConfig)
-    with contextlib.suppress(ImportError):  # older ones have no such scan
+    with contextlib.suppress(ImportError):  # older versions have no scan
         hide_llvmlite_from_scan(import_module("vllm.triton_utils.dispatcher"))

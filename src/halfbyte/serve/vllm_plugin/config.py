@@ -1,4 +1,4 @@
-"""The quantization `halfbyte_emulate`: it takes the place of the checkpoint's own, and gives each module its method."""
+"""The quantization config `halfbyte_emulate`, which replaces the checkpoint's own and chooses each module's method."""
 
 from __future__ import annotations
 
@@ -12,74 +12,76 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from halfbyte.serve.vllm_plugin import QUANTIZATION
 
 if TYPE_CHECKING:
-    from halfbyte.models.linears import StoredLinear
+    from halfbyte.families.linears import StoredLinear
     from halfbyte.serve.vllm_plugin.stored import Stored
 
 
 class EmulatedConfig(QuantizationConfig):
-    """What a checkpoint says of its quantization, and what it stores. Without a block nothing is quantized."""
+    """The checkpoint's declared quantization and its stored linears. Without a block nothing is quantized."""
 
     def __init__(self, block: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.native: QuantizationConfig | None = None
         self.stored: Stored | None = None
         if block is not None:
-            from halfbyte.serve.vllm_plugin.native import native_config  # noqa: PLC0415 - only where it is used
+            from halfbyte.machine.library_settings import limit_onednn  # noqa: PLC0415 - only where it is used
+            from halfbyte.serve.vllm_plugin.native import native_config  # noqa: PLC0415
 
+            limit_onednn()
             self.native = native_config(block)
-            # Names of KV scales differ between the formats.
+            # The names of KV scales depend on the format.
             self.get_cache_scale_mapper = self.native.get_cache_scale_mapper
             self.get_checkpoint_weight_mapper = self.native.get_checkpoint_weight_mapper
 
     def get_name(self) -> str:
-        """Return the name that `--quantization` has."""
+        """Return the value of `--quantization`."""
         return QUANTIZATION
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """Return the dtypes to compute in: what is emulated are the values."""
+        """Return the supported dtypes: emulation only affects values, so any float dtype works."""
         return [torch.float32, torch.bfloat16, torch.float16]
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """Return the oldest GPU; plain PyTorch runs on all of them."""
+        """Return 0: plain PyTorch runs on every GPU."""
         return 0
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        """Return no file: vLLM puts hf_quant_config.json in the place of the block by itself."""
+        """Return no file: vLLM itself reads hf_quant_config.json if config.json has no block."""
         return []
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> EmulatedConfig:
-        """Return the config for the block of a checkpoint."""
+        """Return the config for a checkpoint's quantization_config."""
         return cls(config)
 
     @classmethod
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> str | None:
-        """Take over the checkpoint's method, and only where the user asks for that."""
+        """Replace the checkpoint's method only if the user requests it."""
         return QUANTIZATION if user_quant == QUANTIZATION else None
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
-        """Look at the folder. It is the first time that vLLM names it, and in the process that the user sees."""
+        """Check the folder: this is vLLM's first call with its path, in the process whose errors the user sees."""
         from halfbyte.serve.vllm_plugin.inputs import activations_wanted  # noqa: PLC0415
+        from halfbyte.serve.vllm_plugin.metrics_label import add_metric  # noqa: PLC0415
         from halfbyte.serve.vllm_plugin.stored import Stored  # noqa: PLC0415
-        from halfbyte.serve.vllm_plugin.told import tell_on_metrics_page  # noqa: PLC0415
 
-        activations_wanted()  # a wrong word is refused here
-        tell_on_metrics_page()
+        activations_wanted()  # refuses an invalid value early
+        add_metric()
         self.stored = Stored(Path(model_name))
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
-        """Follow the names of the engine's model, with the ignore list and with what is stored."""
+        """Rename the modules of the ignore list and of the checkpoint to the names in vLLM's model."""
         if self.native is not None:
             self.native.apply_vllm_mapper(hf_to_vllm_mapper)
         if self.stored is not None:
             self.stored.rename(lambda name: next(iter(hf_to_vllm_mapper.apply_list([name])), None))
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        """Return our method where vLLM and the shards agree that a module is quantized, and vLLM's where it is not."""
+        """Return our method for a module that is quantized in config.json and in the shards, else vLLM's."""
         from vllm.model_executor.layers.attention import Attention, MLAAttention  # noqa: PLC0415
         from vllm.model_executor.layers.fused_moe import RoutedExperts  # noqa: PLC0415
         from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod  # noqa: PLC0415
@@ -99,7 +101,8 @@ class EmulatedConfig(QuantizationConfig):
         if isinstance(layer, ParallelLMHead):
             from halfbyte.errors import UsageError  # noqa: PLC0415
 
-            raise UsageError("a quantized head is not emulated", where=prefix, fix="quantize with roles.head=keep")
+            what = "a quantized output head cannot be emulated"
+            raise UsageError(what, where=prefix, fix="quantize with roles.head=keep")
         from halfbyte.serve.vllm_plugin.linear import EmulatedLinearMethod  # noqa: PLC0415
 
         return EmulatedLinearMethod(prefix, self._parts(prefix), linear, self._input_scale(linear), self._fake(linear))
@@ -112,22 +115,22 @@ class EmulatedConfig(QuantizationConfig):
         names = [f"{prefix}.{expert}.{name}" for expert in experts for name in projections]
         linear = self._agreed(layer, prefix, names)
         if linear is None:
-            return None  # vLLM's own for unquantized experts
+            return None  # vLLM's own method for unquantized experts
         return EmulatedExpertsMethod(layer.moe_config, prefix, linear, self._input_scale(linear), self._fake(linear))
 
     def _agreed(self, layer: torch.nn.Module, prefix: str, names: list[str]) -> StoredLinear | None:
-        """Return one of the stored linears, or None where nothing is quantized; the two must say the same."""
+        """Return one of the stored linears, or None if unquantized; refuse a contradiction with config.json."""
         from halfbyte.serve.vllm_plugin.agreement import refuse_disagreement  # noqa: PLC0415
         from halfbyte.serve.vllm_plugin.native import is_quantized  # noqa: PLC0415
 
         assert self.stored is not None, "vLLM did not call maybe_update_config"
-        linear = self.stored.alike(prefix, names)
+        linear = self.stored.representative(prefix, names)
         declared = self.native is not None and is_quantized(self.native, layer, prefix)
         refuse_disagreement(prefix, declared=declared, linear=linear)
         return linear
 
     def _parts(self, prefix: str) -> list[str]:
-        """Return the names in the checkpoint of what the engine loads into one linear."""
+        """Return the checkpoint's names of the linears that vLLM fuses into one."""
         parent, _, leaf = prefix.rpartition(".")
         leaves = self.packed_modules_mapping.get(leaf, [leaf])
         return [f"{parent}.{name}" if parent else name for name in leaves]
@@ -137,7 +140,7 @@ class EmulatedConfig(QuantizationConfig):
         return self.stored.input_scale_of(linear)
 
     def _fake(self, linear: StoredLinear) -> bool:
-        """Whether inputs of a linear are quantized."""
+        """Return whether the inputs of a linear are quantized."""
         from halfbyte.serve.vllm_plugin.inputs import activations_wanted  # noqa: PLC0415
 
         assert self.stored is not None

@@ -1,6 +1,6 @@
-"""Packed tensors of one linear -> BF16 in memory, bit for bit what `halfbyte decode` writes.
+"""Decode the packed tensors of a linear to BF16, bit for bit as a BF16 recipe writes them.
 
-On a CPU by the reference in NumPy, which needs no compiler; on a GPU by the kernels of `numerics.gpu`.
+Uses the NumPy reference on a CPU, which needs no compiler, and the kernels of `formats.gpu` on a GPU.
 """
 
 from __future__ import annotations
@@ -12,20 +12,26 @@ import numpy as np
 import torch
 
 from halfbyte.errors import UsageError
-from halfbyte.numerics.reference import floats, fp8, int4, mxfp4, nvfp4
+from halfbyte.formats.reference import (
+    floats,
+    fp8,
+    int4,
+    mxfp4,
+    nvfp4,
+)
 
 Tensors = Mapping[str, torch.Tensor]
 
 
 def expand(format: str, tensors: Tensors, group: int) -> torch.Tensor:
-    """Return the weights [N, K] that the tensors of a format, by suffix, stand for."""
+    """Return the weights [N, K] in BF16, decoded from the tensors of a format by suffix."""
     on_gpu = next(iter(tensors.values())).is_cuda
     return _on_gpu(format, tensors) if on_gpu else _on_cpu(format, tensors, group)
 
 
 def _on_cpu(format: str, tensors: Tensors, group: int) -> torch.Tensor:
     t = {suffix: _bits(tensor) for suffix, tensor in tensors.items()}
-    with np.errstate(over="ignore"):  # what is too large for BF16 becomes an infinity, as everywhere
+    with np.errstate(over="ignore"):  # values beyond BF16's range become infinity, as in the GPU kernels
         bits = _decoded(format, t, group)
     return torch.from_numpy(np.ascontiguousarray(bits).view(np.int16)).view(torch.bfloat16)
 
@@ -54,13 +60,13 @@ def _decoded(format: str, t: Mapping[str, Any], group: int) -> Any:
 
 
 def _bits(tensor: torch.Tensor) -> Any:
-    """Return a tensor as NumPy sees it: BF16 and E4M3 as bit patterns."""
+    """Return a tensor as a NumPy array, with BF16 and E4M3 as bit patterns."""
     plain = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}.get(tensor.dtype)
     return (tensor.contiguous() if plain is None else tensor.contiguous().view(plain)).numpy()
 
 
 def _on_gpu(format: str, tensors: Tensors) -> torch.Tensor:
-    from halfbyte.numerics.gpu import decode, fp8  # noqa: PLC0415 - Triton, which machines without a GPU need not have
+    from halfbyte.formats.gpu import decode, fp8  # noqa: PLC0415 - needs Triton
 
     t = {suffix: tensor.contiguous()[None] for suffix, tensor in tensors.items()}
     if format == "fp8_channel":
@@ -80,4 +86,4 @@ def _on_gpu(format: str, tensors: Tensors) -> torch.Tensor:
 
 
 def _unknown(format: str) -> UsageError:
-    return UsageError(f"{format} is not emulated", fix="serve it without --quantization halfbyte_emulate")
+    return UsageError(f"{format} cannot be emulated", fix="serve it without --quantization halfbyte_emulate")

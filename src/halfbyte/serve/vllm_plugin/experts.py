@@ -1,7 +1,7 @@
-"""The routed experts of a layer in vLLM: packed while they are loaded, in BF16 from then on, and a forward of our own.
+"""The routed experts of a layer in vLLM: packed while loading, then BF16, with their own forward pass.
 
-vLLM's router says who gets which token, and vLLM runs the shared experts. Between the two an expert's inputs are
-quantized twice, before gate and up and before down, which no kernel of vLLM's for BF16 would do.
+vLLM computes the routing and the shared experts. The inputs of routed experts are quantized twice, before gate and up
+and before down, which vLLM's BF16 kernels do not support.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from vllm.model_executor.utils import set_weight_attrs
 
 from halfbyte.compare.activations import Fake
 from halfbyte.errors import UsageError
+from halfbyte.families.linears import StoredLinear
+from halfbyte.formats.registry import FORMATS, Part
 from halfbyte.forward.experts import GATE_UP, run_experts
-from halfbyte.models.linears import StoredLinear
-from halfbyte.numerics.formats import FORMATS, Part
-from halfbyte.serve.vllm_plugin.delivered import Delivered
 from halfbyte.serve.vllm_plugin.expand import expand
 from halfbyte.serve.vllm_plugin.inputs import fake_of
 from halfbyte.serve.vllm_plugin.layout import SCALAR, SHAPE, dtype_of, kind_of, rows_and_columns
-from halfbyte.serve.vllm_plugin.scales import ONE_FOR_ALL, refuse_different, refuse_senseless
+from halfbyte.serve.vllm_plugin.loaded_tensors import LoadedTensors
+from halfbyte.serve.vllm_plugin.scales import PER_TENSOR, refuse_different_scales, refuse_invalid_scales
 
-_PLACE = {"w1": 0, "w3": 1, "w2": 0}  # of a projection's one number in the parameter of its kind
+_INDEX = {"w1": 0, "w3": 1, "w2": 0}  # of a projection within its fused parameter
 
 
 class EmulatedExpertsMethod(FusedMoEMethodBase):
-    """Loads experts in their format; `linear` stands for all of them, which are stored alike."""
+    """Loads experts in their stored format; `linear` represents all of them."""
 
     def __init__(
         self,
@@ -43,13 +43,13 @@ class EmulatedExpertsMethod(FusedMoEMethodBase):
         super().__init__(moe)
         self.module, self.linear, self.input_scale = module, linear, input_scale
         self.quantize_inputs = quantize_inputs
-        self.delivered = Delivered(module)
+        self.loaded = LoadedTensors(module)
         self.fakes: list[tuple[Fake | None, Fake | None]] = []
         _refuse_unsupported(moe, module)
 
     @property
     def suffixes(self) -> list[str]:
-        """Return what is stored for each projection."""
+        """Return the suffixes of the tensors stored for each projection."""
         tensors = [part.suffix for part in FORMATS[self.linear.format].tensors]
         return [*tensors, self.input_scale] if self.input_scale else tensors
 
@@ -62,21 +62,21 @@ class EmulatedExpertsMethod(FusedMoEMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Make room for what is stored, under vLLM's names for it."""
+        """Register parameters for the stored tensors, under vLLM's names."""
         self.experts, self.width, self.inner = num_experts, hidden_size, intermediate_size_per_partition
         load = extra_weight_attrs.pop("weight_loader")
-        numbers = [Part(self.input_scale, "F32", fixed=())] if self.input_scale else []
-        for part in (*FORMATS[self.linear.format].tensors, *numbers):
-            one_number = part.fixed is not None
-            loader = self.delivered.expert_loader(part.suffix, _load_numbers if one_number else load)
+        scalars = [Part(self.input_scale, "F32", fixed=())] if self.input_scale else []
+        for part in (*FORMATS[self.linear.format].tensors, *scalars):
+            is_scalar = part.fixed is not None
+            loader = self.loaded.expert_loader(part.suffix, _load_scalar if is_scalar else load)
             for prefix in ("w13", "w2"):
-                room = torch.nn.Parameter(self._room(part, fused=prefix == "w13"), requires_grad=False)
-                layer.register_parameter(f"{prefix}_{part.suffix}", room)
+                parameter = torch.nn.Parameter(self._empty(part, fused=prefix == "w13"), requires_grad=False)
+                layer.register_parameter(f"{prefix}_{part.suffix}", parameter)
                 kind = kind_of(part)
                 attributes = {"weight_loader": loader, "quant_method": "group" if kind == "rows" else kind}
-                set_weight_attrs(room, {**extra_weight_attrs, **attributes})
+                set_weight_attrs(parameter, {**extra_weight_attrs, **attributes})
 
-    def _room(self, part: Part, *, fused: bool) -> torch.Tensor:
+    def _empty(self, part: Part, *, fused: bool) -> torch.Tensor:
         dtype = dtype_of(self.linear, part) if part.suffix in self.linear.parts else torch.float32
         if kind_of(part) == SCALAR:
             return torch.empty(self.experts, 1 + fused, dtype=dtype)
@@ -87,9 +87,9 @@ class EmulatedExpertsMethod(FusedMoEMethodBase):
         return torch.empty(self.experts, rows * (1 + fused), columns, dtype=dtype)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Check what came, and put BF16 in its place, an expert at a time."""
-        named = [f"{expert}.{name}" for expert in range(self.experts) for name in ("gate_proj", "up_proj", "down_proj")]
-        self.delivered.refuse_missing(named, self.suffixes)
+        """Check the loaded tensors and replace them by BF16 weights, one expert at a time."""
+        names = [f"{expert}.{name}" for expert in range(self.experts) for name in ("gate_proj", "up_proj", "down_proj")]
+        self.loaded.refuse_missing(names, self.suffixes)
         device = getattr(layer, f"w2_{self.suffixes[0]}").device
         w13 = torch.empty(self.experts, 2 * self.inner, self.width, dtype=torch.bfloat16, device=device)
         w2 = torch.empty(self.experts, self.width, self.inner, dtype=torch.bfloat16, device=device)
@@ -111,28 +111,29 @@ class EmulatedExpertsMethod(FusedMoEMethodBase):
     def _stored(self, layer: Any, expert: int, which: str) -> dict[str, torch.Tensor]:
         """Return the tensors of one projection, by suffix."""
         prefix = "w2" if which == "w2" else "w13"
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for suffix in self.suffixes:
             tensor = getattr(layer, f"{prefix}_{suffix}").data[expert]
-            if suffix in ONE_FOR_ALL:
-                found[suffix] = tensor[_PLACE[which]].clone()
+            if suffix in PER_TENSOR:
+                tensors[suffix] = tensor[_INDEX[which]].clone()
             elif suffix != "weight_shape":
                 rows = tensor.shape[0] // (2 if prefix == "w13" else 1)
-                found[suffix] = tensor[_PLACE[which] * rows : (_PLACE[which] + 1) * rows]
-        return found
+                tensors[suffix] = tensor[_INDEX[which] * rows : (_INDEX[which] + 1) * rows]
+        return tensors
 
     def _check(self, expert: int, gate: Any, up: Any, down: Any) -> None:
         for name, tensors in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
-            refuse_senseless(f"{self.module}.{expert}.{name}", self.linear.format, tensors)
-        for suffix in set(ONE_FOR_ALL) & gate.keys():
-            refuse_different(f"{self.module}.{expert}", suffix, {"gate_proj": gate[suffix], "up_proj": up[suffix]})
+            refuse_invalid_scales(f"{self.module}.{expert}.{name}", self.linear.format, tensors)
+        for suffix in set(PER_TENSOR) & gate.keys():
+            scales = {"gate_proj": gate[suffix], "up_proj": up[suffix]}
+            refuse_different_scales(f"{self.module}.{expert}", suffix, scales)
 
     def _fake(self, *projections: dict[str, torch.Tensor]) -> Fake | None:
         scales = [tensors[self.input_scale] for tensors in projections] if self.input_scale else []
         return fake_of(self.linear.format, torch.stack(scales) if scales else None)
 
     def get_fused_moe_quant_config(self, layer: Any) -> FusedMoEQuantConfig | None:
-        """Return nothing: no kernel of vLLM's runs."""
+        """Return None: vLLM's kernels are not used."""
         return None
 
     def apply(
@@ -144,7 +145,7 @@ class EmulatedExpertsMethod(FusedMoEMethodBase):
         shared_experts: Any,
         shared_experts_input: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the sum of what the experts of each token say, in the order and the dtype of `halfbyte compare`."""
+        """Return the weighted sum of each token's expert outputs, in the order and dtype of `halfbyte compare`."""
 
         def weights(expert: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             fused = layer.w13_weight[expert].to(x.dtype)
@@ -158,7 +159,7 @@ class EmulatedExpertsMethod(FusedMoEMethodBase):
         return run_experts(x, chosen, topk_weights, weights, threads=0, change=change if self.fakes else None)
 
 
-def _load_numbers(
+def _load_scalar(
     param: torch.nn.Parameter,
     loaded_weight: torch.Tensor,
     weight_name: str,
@@ -166,18 +167,19 @@ def _load_numbers(
     expert_id: int,
     return_success: bool = False,
 ) -> bool:
-    """Keep the one number of each projection: vLLM's loader would put that of up in the place of gate's."""
-    place = param.data[expert_id, _PLACE[shard_id]]
-    place.copy_(loaded_weight.reshape(place.shape))
+    """Load the scalar of each projection separately: vLLM's loader would overwrite gate's with up's."""
+    target = param.data[expert_id, _INDEX[shard_id]]
+    target.copy_(loaded_weight.reshape(target.shape))
     return True
 
 
 def _refuse_unsupported(moe: FusedMoEConfig, module: str) -> None:
-    """Say what is not emulated before vLLM fails at it."""
+    """Refuse configurations that cannot be emulated before vLLM fails on them."""
     if moe.moe_parallel_config.use_ep:
-        raise UsageError("expert parallelism is not emulated", where=module, fix="leave --enable-expert-parallel out")
+        what = "expert parallelism cannot be emulated"
+        raise UsageError(what, where=module, fix="leave out --enable-expert-parallel")
     if moe.activation != MoEActivation.SILU:
-        what = f"experts with the activation {moe.activation.value} are not emulated, only silu"
+        what = f"experts with the activation {moe.activation.value} cannot be emulated, only silu"
         raise UsageError(what, where=module, fix="serve it without --quantization halfbyte_emulate")
     if torch.cuda.is_available() and not get_current_vllm_config().model_config.enforce_eager:
         what = "emulated experts cannot be captured in a CUDA graph"

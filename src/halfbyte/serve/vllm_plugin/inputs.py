@@ -1,4 +1,4 @@
-"""What goes into quantized linears, as the hardware would quantize it: the functions of `halfbyte compare`."""
+"""Quantize the inputs of linears like the hardware, with the functions of `halfbyte compare`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ SWITCH = "HALFBYTE_EMULATE_ACTIVATIONS"
 
 
 def activations_wanted() -> bool:
-    """Whether inputs are quantized; the environment may say that they stay as they are."""
-    said = os.environ.get(SWITCH, "on")
-    if said not in ("on", "off"):
-        raise UsageError(f"{SWITCH} is '{said}'", where="environment", fix="set it to on or off")
-    return said == "on"
+    """Return whether inputs are quantized, which HALFBYTE_EMULATE_ACTIVATIONS can disable."""
+    value = os.environ.get(SWITCH, "on")
+    if value not in ("on", "off"):
+        raise UsageError(f"{SWITCH} is '{value}'", where="environment", fix="set it to on or off")
+    return value == "on"
 
 
 def fake_of(format: str, scale: torch.Tensor | None) -> Fake | None:
-    """Return what is done to the input of linears in a format, whose calibrated scales are given as they are stored."""
+    """Return the function that fake-quantizes the inputs of linears in a format, for their stored input scales."""
     if format in DYNAMIC:
         return mxfp4
     if format not in INPUT_SCALES or scale is None:
         return None
-    # Engines fuse gate and up, and quantize their input once, under the larger scale.
+    # Engines fuse gate and up and quantize their input once, with the larger scale.
     tensor_scale = (scale if format == "nvfp4" else 1 / scale).amax()
     return lambda x: nvfp4(x, tensor_scale)

@@ -1,11 +1,11 @@
-"""How the tensors of a format lie in parameters: which have rows and columns, and how many for a part of a linear."""
+"""Shapes and dtypes of a format's tensors as vLLM parameters."""
 
 from __future__ import annotations
 
 import torch
 
-from halfbyte.models.linears import StoredLinear
-from halfbyte.numerics.formats import FORMATS, WHOLE_ROW, Part
+from halfbyte.families.linears import StoredLinear
+from halfbyte.formats.registry import FORMATS, WHOLE_ROW, Part
 
 SCALAR, SHAPE = "scalar", "shape"
 _DTYPES = {
@@ -28,12 +28,12 @@ def kind_of(part: Part) -> str:
 
 
 def dtype_of(linear: StoredLinear, part: Part) -> torch.dtype:
-    """Return the dtype that the shards have: some writers take another than most."""
+    """Return the dtype in the shards, which differs between producers."""
     return _DTYPES[linear.parts[part.suffix].dtype]
 
 
 def rows_and_columns(linear: StoredLinear, part: Part, n: int, k: int) -> tuple[int, int]:
-    """Return the shape of a tensor for a share [N, K] of a linear, as tensor parallelism cuts it."""
+    """Return the shape of a tensor for a tensor-parallel shard [N, K] of a linear."""
     row = FORMATS[linear.format]
     if row.groups and part.columns == row.block:  # scales of a format with groups of several sizes
         return n, k // linear.group

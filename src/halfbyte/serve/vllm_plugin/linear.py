@@ -1,4 +1,4 @@
-"""A quantized linear in vLLM: packed while it is loaded, BF16 values from then on, computed by vLLM's own product."""
+"""A quantized linear in vLLM: packed while loading, then BF16 values multiplied by vLLM's own kernel."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from vllm.model_executor.parameter import (
     PerTensorScaleParameter,
 )
 
-from halfbyte.models.linears import StoredLinear
-from halfbyte.numerics.formats import FORMATS, Part
-from halfbyte.serve.vllm_plugin.delivered import Delivered, shard_name
+from halfbyte.families.linears import StoredLinear
+from halfbyte.formats.registry import FORMATS, Part
 from halfbyte.serve.vllm_plugin.expand import expand
 from halfbyte.serve.vllm_plugin.inputs import fake_of
 from halfbyte.serve.vllm_plugin.layout import SCALAR, SHAPE, dtype_of, kind_of, rows_and_columns
-from halfbyte.serve.vllm_plugin.scales import ONE_FOR_ALL, refuse_different, refuse_senseless
+from halfbyte.serve.vllm_plugin.loaded_tensors import LoadedTensors, shard_name
+from halfbyte.serve.vllm_plugin.scales import PER_TENSOR, refuse_different_scales, refuse_invalid_scales
 
 
 @register_weight_loader_v2_supported_method
 class EmulatedLinearMethod(UnquantizedLinearMethod):
-    """Loads a linear in its format, whose parts vLLM may have fused; `linear` stands for all of them."""
+    """Loads a possibly fused linear in its stored format; `linear` represents all of its parts."""
 
     def __init__(
         self, module: str, parts: list[str], linear: StoredLinear, input_scale: str | None, quantize_inputs: bool
@@ -33,12 +33,12 @@ class EmulatedLinearMethod(UnquantizedLinearMethod):
         super().__init__()
         self.module, self.parts, self.linear = module, [name.rpartition(".")[2] for name in parts], linear
         self.input_scale, self.quantize_inputs = input_scale, quantize_inputs
-        self.delivered = Delivered(module)
+        self.loaded = LoadedTensors(module)
         self.fake: Any = None
 
     @property
     def suffixes(self) -> list[str]:
-        """Return what is stored for each part."""
+        """Return the suffixes of the tensors stored for each part."""
         tensors = [part.suffix for part in FORMATS[self.linear.format].tensors]
         return [*tensors, self.input_scale] if self.input_scale else tensors
 
@@ -52,17 +52,17 @@ class EmulatedLinearMethod(UnquantizedLinearMethod):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Make room for what is stored, under its own names."""
+        """Register parameters for the stored tensors, under their own names."""
         load = extra_weight_attrs["weight_loader"]
         self.outputs, self.columns, self.dtype = output_partition_sizes, input_size_per_partition, params_dtype
-        layer.weight_block_size = [FORMATS["fp8_block"].block] * 2  # vLLM asks the layer where block scales are loaded
+        layer.weight_block_size = [FORMATS["fp8_block"].block] * 2  # read by vLLM's loader of block scales
         for part in FORMATS[self.linear.format].tensors:
-            loader = self.delivered.linear_loader(part.suffix, load)
+            loader = self.loaded.linear_loader(part.suffix, load)
             layer.register_parameter(part.suffix, self._parameter(part, loader))
         if self.input_scale:
-            loader = self.delivered.linear_loader(self.input_scale, load)
-            room = torch.empty(len(self.outputs), dtype=torch.float32)
-            layer.register_parameter(self.input_scale, PerTensorScaleParameter(data=room, weight_loader=loader))
+            loader = self.loaded.linear_loader(self.input_scale, load)
+            data = torch.empty(len(self.outputs), dtype=torch.float32)
+            layer.register_parameter(self.input_scale, PerTensorScaleParameter(data=data, weight_loader=loader))
 
     def _parameter(self, part: Part, loader: Any) -> torch.nn.Parameter:
         dtype, kind = dtype_of(self.linear, part), kind_of(part)
@@ -71,23 +71,23 @@ class EmulatedLinearMethod(UnquantizedLinearMethod):
         if kind == SHAPE:
             return BasevLLMParameter(data=torch.empty(2, dtype=dtype), weight_loader=loader)
         sizes = [rows_and_columns(self.linear, part, n, self.columns) for n in self.outputs]
-        room = torch.empty(sum(rows for rows, _ in sizes), sizes[0][1], dtype=dtype)
+        data = torch.empty(sum(rows for rows, _ in sizes), sizes[0][1], dtype=dtype)
         if kind == "channel":
-            return ChannelQuantScaleParameter(data=room, output_dim=0, weight_loader=loader)
-        made = BlockQuantScaleParameter if kind == "block" else ModelWeightParameter
-        return made(data=room, input_dim=1, output_dim=0, weight_loader=loader)
+            return ChannelQuantScaleParameter(data=data, output_dim=0, weight_loader=loader)
+        parameter = BlockQuantScaleParameter if kind == "block" else ModelWeightParameter
+        return parameter(data=data, input_dim=1, output_dim=0, weight_loader=loader)
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Check what came, put BF16 values in its place, and leave the rest to vLLM."""
+        """Check the loaded tensors, replace them by BF16 values, and let vLLM do the rest."""
         fused = len(self.outputs) > 1
         names = [shard_name(at if fused else None) for at in range(len(self.outputs))]
-        self.delivered.refuse_missing(names, self.suffixes)
+        self.loaded.refuse_missing(names, self.suffixes)
         stored = [self._stored(layer, at) for at in range(len(self.outputs))]
         for name, tensors in zip(self.parts, stored, strict=True):
-            refuse_senseless(f"{self.module} ({name})", self.linear.format, tensors)
-        for suffix in set(ONE_FOR_ALL) & set(self.suffixes):
+            refuse_invalid_scales(f"{self.module} ({name})", self.linear.format, tensors)
+        for suffix in set(PER_TENSOR) & set(self.suffixes):
             by_part = {name: tensors[suffix] for name, tensors in zip(self.parts, stored, strict=True)}
-            refuse_different(self.module, suffix, by_part)
+            refuse_different_scales(self.module, suffix, by_part)
         weight = torch.cat([expand(self.linear.format, tensors, self.linear.group) for tensors in stored])
         if self.quantize_inputs:
             scale = getattr(layer, self.input_scale).data.clone() if self.input_scale else None
@@ -100,22 +100,22 @@ class EmulatedLinearMethod(UnquantizedLinearMethod):
 
     def _stored(self, layer: torch.nn.Module, at: int) -> dict[str, torch.Tensor]:
         """Return the tensors of one of the fused parts, by suffix."""
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for part in FORMATS[self.linear.format].tensors:
             tensor = getattr(layer, part.suffix).data
             if kind_of(part) == SCALAR:
-                found[part.suffix] = tensor[at]
+                tensors[part.suffix] = tensor[at]
             elif kind_of(part) != SHAPE:
                 rows = [rows_and_columns(self.linear, part, n, self.columns)[0] for n in self.outputs]
-                found[part.suffix] = tensor[sum(rows[:at]) : sum(rows[: at + 1])]
+                tensors[part.suffix] = tensor[sum(rows[:at]) : sum(rows[: at + 1])]
         if self.input_scale:
-            found[self.input_scale] = getattr(layer, self.input_scale).data[at]
-        return found
+            tensors[self.input_scale] = getattr(layer, self.input_scale).data[at]
+        return tensors
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the product, of quantized inputs where the hardware would quantize them."""
+        """Return the product, with inputs quantized like on the hardware."""
         return super().apply(layer, x if self.fake is None else self.fake(x), bias)
 
 
 def _loaded_once(*_: Any) -> None:
-    raise NotImplementedError("halfbyte_emulate loads weights once: start the server again")
+    raise NotImplementedError("halfbyte_emulate cannot reload weights: restart the server")

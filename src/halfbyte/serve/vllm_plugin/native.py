@@ -1,7 +1,7 @@
-"""vLLM's own class for the checkpoint's format, asked one thing: is this module quantized.
+"""Ask vLLM's own class for the checkpoint's format whether a module is quantized.
 
-Its methods are not made: most of them look for kernels that this machine does not have. Its matching is all that counts
-here, so that an ignore list is read as the engine of a real deployment reads it.
+This interprets the ignore list exactly as a real deployment does. The class's quantization methods are not created,
+because most of them need kernels that this machine lacks.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _OF_METHOD = {
     "quark": "quark",
     "fp8": "fp8",
 }
-_NEVER_MODELOPT = ("vision_tower", "vision_model", "vit_large_projector")  # as ModelOptQuantConfigBase has it
-_NEVER_COMPRESSED = ("vision_tower", "mm_projector")  # as KimiK25ForConditionalGeneration has it
+_NEVER_MODELOPT = ("vision_tower", "vision_model", "vit_large_projector")  # as in ModelOptQuantConfigBase
+_NEVER_COMPRESSED = ("vision_tower", "mm_projector")  # as in KimiK25ForConditionalGeneration
 
 
 def native_config(block: Mapping[str, Any]) -> QuantizationConfig:
     """Return vLLM's config object for a `quantization_config`."""
     method = str(block.get("quant_method", "modelopt" if "quantization" in block else ""))
     if method not in _OF_METHOD:
-        what = f"quant_method '{method}' is not emulated"
-        raise CheckpointError(what, where="config.json", fix=f"emulated are {', '.join(_OF_METHOD)}")
+        what = f"quant_method '{method}' cannot be emulated"
+        raise CheckpointError(what, where="config.json", fix=f"use one of {', '.join(_OF_METHOD)}")
     return get_quantization_config(_OF_METHOD[method]).from_config(copy.deepcopy(dict(block)))
 
 
 def is_quantized(native: QuantizationConfig, layer: torch.nn.Module, prefix: str) -> bool:
-    """Whether vLLM takes a linear, or the routed experts of a layer, for quantized."""
+    """Return whether vLLM treats a linear, or the routed experts of a layer, as quantized."""
     name = native.get_name()
     if name == "modelopt_fp4":
         return not native.is_layer_excluded(prefix) and not any(part in prefix for part in _NEVER_MODELOPT)
@@ -59,7 +59,7 @@ def _compressed_tensors_quantizes(native: Any, layer: torch.nn.Module, prefix: s
         return False
     if not isinstance(layer, RoutedExperts):
         return native.get_scheme_dict(layer, prefix) is not None
-    # As CompressedTensorsMoEMethod.get_moe_method does it: expert 0 speaks for all.
+    # Like CompressedTensorsMoEMethod.get_moe_method, which checks only expert 0.
     native._add_fused_moe_to_target_scheme_map()
     projections = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
     return all(native.get_scheme_dict(layer, f"{prefix}.0.{name}") is not None for name in projections)

@@ -1,4 +1,4 @@
-"""Scales that make no sense, and scales that differ where an engine uses one of them for both."""
+"""Refuse invalid scales, and different scales where an engine uses one for several linears."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from halfbyte.errors import CheckpointError
 from halfbyte.serve.vllm_plugin.stored import CALIBRATE
 
-ONE_FOR_ALL = ("weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale")
-_WRITE_AGAIN = "write the checkpoint again: halfbyte quantize SRC OUT -r RECIPE"
+PER_TENSOR = ("weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale")
+_WRITE_AGAIN = "write the checkpoint again with halfbyte quantize SRC OUT -r RECIPE"
 _NIBBLES, _NO_SIGN = 0x77, 0x7F
 _INT4_ZEROS = -0x77777778  # 0x88888888: eight codes of 8, which stand for 0
 _E8M0_NAN = 0xFF
 
 
-def refuse_senseless(module: str, format: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse scales of one linear that are NaN, infinite or negative, or zero above codes that are not."""
+def refuse_invalid_scales(module: str, format: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse scales of a linear that are NaN, infinite or negative, or zero for a block of nonzero codes."""
     for suffix, tensor in tensors.items():
         if "scale" not in suffix:
             continue
@@ -26,17 +26,17 @@ def refuse_senseless(module: str, format: str, tensors: Mapping[str, torch.Tenso
         else:
             values = tensor.float()
             bad = ~torch.isfinite(values) | (values < 0)
-            if suffix in ONE_FOR_ALL or format.startswith("fp8"):
+            if suffix in PER_TENSOR or format.startswith("fp8"):
                 bad |= values == 0
         if bad.any():
             value = "NaN" if tensor.dtype == torch.uint8 else f"{float(tensor.float()[bad].reshape(-1)[0]):g}"
             fix = CALIBRATE if suffix.startswith("input") else _WRITE_AGAIN
-            raise CheckpointError(f"its {suffix} is {value}, which is no scale", where=module, fix=fix)
+            raise CheckpointError(f"its {suffix} is {value}, which is not a valid scale", where=module, fix=fix)
     _refuse_zero_blocks(module, format, tensors)
 
 
 def _refuse_zero_blocks(module: str, format: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """A zero scale takes a whole block away; where the codes are not zero nobody can have meant it."""
+    """Refuse a zero scale for a block of nonzero codes, which it would erase."""
     scale = tensors.get("weight_scale")
     if scale is None or scale.dtype == torch.uint8 or format.startswith("fp8") or not (scale.float() == 0).any():
         return
@@ -46,12 +46,12 @@ def _refuse_zero_blocks(module: str, format: str, tensors: Mapping[str, torch.Te
         used = (tensors["weight_packed" if "weight_packed" in tensors else "weight"] & _NIBBLES) != 0
     blocks = used.reshape(*scale.shape, -1).any(-1)
     if (blocks & (scale.float() == 0)).any():
-        what = "a weight_scale is 0, but the codes below it are not"
+        what = "a weight_scale is 0, but the codes of its block are not"
         raise CheckpointError(what, where=module, fix=_WRITE_AGAIN)
 
 
-def refuse_different(module: str, suffix: str, values: Mapping[str, torch.Tensor]) -> None:
-    """Refuse scales of fused linears that are not one number: engines take the first of them, or the largest."""
+def refuse_different_scales(module: str, suffix: str, values: Mapping[str, torch.Tensor]) -> None:
+    """Refuse different scales of fused linears: engines use only the first or the largest."""
     first, *others = values
     for other in others:
         if not torch.equal(values[first], values[other]):

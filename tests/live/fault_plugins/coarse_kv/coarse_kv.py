@@ -1,8 +1,8 @@
-"""A vLLM plugin that keeps few levels of what it writes into the KV cache: a KV dtype that is too coarse.
+"""A vLLM plugin that rounds the KV cache coarsely, to simulate a KV dtype with too few levels.
 
-vLLM's attention for CPUs has no smaller KV dtype, so that the fault has to be made. Every value becomes the nearest of
-2 * LEVELS + 1 multiples of a step, which is the same for the whole tensor, as with an integer type without scales by
-block. The folder is put on PYTHONPATH; vLLM finds the entry point beside it.
+vLLM's CPU attention has no smaller KV dtype. Every value is rounded to the nearest of 2 * LEVELS + 1 multiples of a
+step, which is the same for the whole tensor, as with an integer type without block scales. The folder is put on
+PYTHONPATH; vLLM finds the entry point in it.
 """
 
 import os
@@ -11,7 +11,7 @@ LEVELS = float(os.environ.get("COARSE_KV_LEVELS", "2"))
 
 
 def register() -> None:
-    """Round what is cached."""
+    """Round cached values."""
     from vllm.v1.attention.backends.mla.cpu_mla import CPUMLAImpl
 
     write = CPUMLAImpl.do_kv_cache_update

@@ -1,1 +1,1 @@
-"""A module for each section: from what is known to rows and sentences. The words around them are in ../templates."""
+"""Card sections: one module each, returning the values that its template in ../templates renders."""

@@ -1,35 +1,35 @@
-"""What `halfbyte audit` found in the files, and which evidence lies beside the weights."""
+"""Audit section: findings of `halfbyte audit`, and the list of evidence files."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from halfbyte.folders import FOLDER
-from halfbyte.publish.card.known import Known
+from halfbyte.checkpoint.output_folder import FOLDER
+from halfbyte.evidence.fields import rows, words
+from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.markdown import Markdown, code, phrase, table
-from halfbyte.publish.card.reading import rows, words
 from halfbyte.publish.evidence import PLACES
 
 _LEVELS = {"good": "pass", "note": "note", "bad": "**FAIL**"}
 
 
-def facts(known: Known) -> dict[str, Any]:
-    """Return the findings and the files."""
-    found = known.get("audit")
-    files = [[code(f"{FOLDER}/{place.file}"), "there" if known.get(kind) is not None else known.missing(kind)]
-             for kind, place in PLACES.items() if kind not in ("prune", "loops") or known.pruned]  # fmt: skip
-    shown = {"files": table(["File", ""], files)}
-    if found is None:
-        return {"missing": known.missing("audit"), **shown}
-    against = words(found, "against")
+def facts(card: CardFacts) -> dict[str, Any]:
+    """Return the audit findings and the evidence files."""
+    audit = card.get("audit")
+    files = [[code(f"{FOLDER}/{place.file}"), "present" if card.get(kind) is not None else card.missing(kind)]
+             for kind, place in PLACES.items() if kind not in ("prune", "loops") or card.pruned]  # fmt: skip
+    evidence = {"files": table(["File", "Status"], files)}
+    if audit is None:
+        return {"missing": card.missing("audit"), **evidence}
+    against = words(audit, "against")
     return {
         "missing": None,
-        "passed": found.get("passed") is True,
-        "how": phrase("{}{}, halfbyte {}", words(found, "date"), f", against the source {against}" if against else
-                      ", without the source", words(found, "versions", "halfbyte")),
-        "findings": table(["Check", "", "Found"], [
+        "passed": audit.get("passed") is True,
+        "how": phrase("{}{}, halfbyte {}", words(audit, "date"), f", against the source {against}" if against else
+                      ", without the source", words(audit, "versions", "halfbyte")),
+        "findings": table(["Check", "Result", "Details"], [
             [row.get("check"), Markdown(_LEVELS.get(str(row.get("level")), "not stated")), row.get("text")]
-            for row in rows(found, "findings")
+            for row in rows(audit, "findings")
         ]),
-        **shown,
+        **evidence,
     }  # fmt: skip

@@ -1,14 +1,14 @@
-"""Whose model it is, under which licence, and how to cite it; nothing here is known that is not stated."""
+"""Closing sections: ethical considerations, attribution and license, citation."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from halfbyte.folders import SOURCE_README
-from halfbyte.publish.card.known import HUB, Known
+from halfbyte.checkpoint.output_folder import SOURCE_README
+from halfbyte.evidence.fields import words
+from halfbyte.publish.card.facts import HUB, CardFacts
 from halfbyte.publish.card.markdown import Markdown, code, fenced, phrase
-from halfbyte.publish.card.reading import words
 from halfbyte.publish.card.sections.head import license_words
 
 _UNSAFE = re.compile(r"[{}\\%$#&~^\"@]")
@@ -28,46 +28,46 @@ _REAP = """@misc{lasby2025reap,
 }"""
 
 
-def facts(known: Known) -> dict[str, Any]:
-    """Return attribution and citations."""
-    licenses = sorted(path.name for path in known.evidence.out.iterdir()
+def facts(card: CardFacts) -> dict[str, Any]:
+    """Return attribution, license files and BibTeX entries."""
+    licenses = sorted(path.name for path in card.evidence.out.iterdir()
                       if path.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE")) and path.is_file())  # fmt: skip
-    reap = known.pruned and (words(known.get("prune"), "rule", "method") or "reap") == "reap"
-    upstream = (known.base_name or "").rpartition("/")[2] or None
-    entries = [_entry("upstream", upstream, _organisation(known.base_repository), known.base_repository, None),
-               _entry("this", known.title, known.quantized_by, known.repository, _year(known)),
+    reap = card.pruned and (words(card.get("prune"), "rule", "method") or "reap") == "reap"
+    upstream = (card.base_name or "").rpartition("/")[2] or None
+    entries = [_entry("upstream", upstream, _organization(card.base_repository), card.base_repository, None),
+               _entry("this", card.title, card.quantized_by, card.repository, _year(card)),
                _REAP if reap else None]  # fmt: skip
     return {
-        "base": known.base,
-        "title": known.title,
-        "license": license_words(known),
+        "base": card.base,
+        "title": card.title,
+        "license": license_words(card),
         "files": Markdown(", ".join(code(name) for name in licenses)) if licenses else None,
         "kept": SOURCE_README,
         "reap": reap,
         "entries": fenced("\n".join(entry for entry in entries if entry), "bibtex"),
-        "no_license_file": phrase("There is no licence file in this folder: add the one of {}.", known.base_name),
+        "no_license_file": phrase("This folder contains no license file: add the one from {}.", card.base_name),
     }
 
 
-def _organisation(repository: str | None) -> str | None:
+def _organization(repository: str | None) -> str | None:
     return repository.partition("/")[0] if repository else None
 
 
-def _entry(kind: str, title: str | None, author: str | None, place: str | None, year: str | None) -> str | None:
-    """Return an entry with what is stated; None where not even a title is."""
+def _entry(kind: str, title: str | None, author: str | None, repository: str | None, year: str | None) -> str | None:
+    """Return a BibTeX entry with the known fields; None without a title."""
     if title is None:
         return None
     fields = {"title": title, "author": author, "year": year}
     lines = [f"  {key} = {{{_UNSAFE.sub(' ', value)}}}" for key, value in fields.items() if value]
-    lines += [f"  howpublished = {{\\url{{{HUB}/{place}}}}}"] if place else []
+    lines += [f"  howpublished = {{\\url{{{HUB}/{repository}}}}}"] if repository else []
     key = re.sub(r"\W+", "_", f"{author or kind}_{title}", flags=re.ASCII).strip("_").lower()
     return f"@misc{{{key},\n" + ",\n".join(lines) + "\n}"
 
 
-def _year(known: Known) -> str | None:
-    """Return the year of the first evidence that has a date."""
+def _year(card: CardFacts) -> str | None:
+    """Return the year of the first dated evidence."""
     for kind, path in _DATES:
-        found = _YEAR.match(words(known.get(kind), *path) or "")
-        if found:
-            return found[1]
+        match = _YEAR.match(words(card.get(kind), *path) or "")
+        if match:
+            return match[1]
     return None

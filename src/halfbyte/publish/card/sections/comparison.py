@@ -1,39 +1,39 @@
-"""How far the checkpoint is from its source on the same tokens: KL, agreement and perplexity, with intervals."""
+"""Comparison section: KL divergence, top-1 agreement and perplexity against the source on the same tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from halfbyte.evidence.fields import items, mapping, rows, words
+from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.figures import NOT_MEASURED, counted, figure, percent
-from halfbyte.publish.card.known import Known
 from halfbyte.publish.card.markdown import code, phrase, table
-from halfbyte.publish.card.reading import items, mapping, rows, words
 
-HEAD = ["Domain", "Documents", "Tokens", "KL, nats", "Same top-1", "Perplexity, source", "Perplexity, this", "Ratio"]
+HEAD = ["Domain", "Documents", "Tokens", "KL, nats", "Top-1 agreement", "Perplexity, source", "Perplexity, this model",
+        "Perplexity ratio"]  # fmt: skip
 
 
-def facts(known: Known) -> dict[str, Any]:
-    """Return a row for each domain and one for all."""
-    found = known.get("compare")
-    if found is None:
-        return {"missing": known.missing("compare")}
-    if not mapping(found, "total"):
-        return {"missing": "**Not measured**: compare.json is no result of `halfbyte compare`."}
-    named = {**mapping(found, "domains"), "all": mapping(found, "total")}
-    emulated = mapping(found, "emulated")
-    last = rows(found, "layers")[-1:]
+def facts(card: CardFacts) -> dict[str, Any]:
+    """Return a row per domain and one for all domains."""
+    comparison = card.get("compare")
+    if comparison is None:
+        return {"missing": card.missing("compare")}
+    if not mapping(comparison, "total"):
+        return {"missing": "**Not measured**: compare.json is not a valid result of `halfbyte compare`."}
+    domains = {**mapping(comparison, "domains"), "all": mapping(comparison, "total")}
+    emulated = mapping(comparison, "emulated")
+    last = rows(comparison, "layers")[-1:]
     return {
         "missing": None,
-        "rows": table(HEAD, [_row(name, row) for name, row in named.items()]),
+        "rows": table(HEAD, [_row(name, row) for name, row in domains.items()]),
         "what": _emulated(emulated),
-        "dtype": words(found, "dtype"),
-        "device": words(found, "device"),
-        "length": " rows of ".join(counted(one) for one in items(found, "rows")),
-        "tokens": code(words(found, "tokens_sha256") or "not stated"),
+        "dtype": words(comparison, "dtype"),
+        "device": words(comparison, "device"),
+        "length": " rows of ".join(counted(dimension) for dimension in items(comparison, "rows")),
+        "tokens": code(words(comparison, "tokens_sha256") or "not stated"),
         "last": phrase(
-            "After the last layer the hidden states differ by {} (relative error), and {} of the router's choices are "
-            "the same.",
+            "After the last layer, the hidden states have a relative error of {}, and {} of expert selections match.",
             figure(last[0], "relative_error", digits=3),
             percent(last[0], "routed_alike", decimals=1),
         )
@@ -43,8 +43,8 @@ def facts(known: Known) -> dict[str, Any]:
 
 
 def _emulated(emulated: Mapping[str, Any]) -> str:
-    told = ", ".join(f"{name} {how}" for name, how in emulated.items())
-    return f"besides the weights: {told}" if told else "the weights only, activations and KV cache unquantized"
+    formats = ", ".join(f"{name} {format}" for name, format in emulated.items())
+    return f"emulated {formats}" if formats else "unquantized activations and KV cache"
 
 
 def _row(name: str, row: Any) -> list[Any]:

@@ -1,6 +1,6 @@
-"""Scores of both sides, their difference and what the statistics make of it; and how they were asked for.
+"""Evaluation section: scores of this model and the reference, their difference, verdicts and methodology.
 
-A difference that does not follow from its own two scores, or lies outside its own interval, is no evidence.
+A difference that does not match its two scores, or lies outside its own interval, is reported as inconsistent.
 """
 
 from __future__ import annotations
@@ -9,58 +9,54 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from halfbyte.evidence.fields import at, items, mapping, number, rows, texts, whole, words
+from halfbyte.evidence.verdict import deciding
+from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.figures import between, counted, p_value, percent, points
-from halfbyte.publish.card.known import Known
 from halfbyte.publish.card.markdown import Markdown, code, phrase, table
-from halfbyte.publish.card.reading import at, items, mapping, number, rows, texts, whole, words
 
-HEAD = ["Task", "Metric", "Items", "This", "Reference", "Difference", "95 % interval, pp", "Flips", "p", "Verdict"]
+HEAD = ["Task", "Metric", "Items", "This model", "Reference", "Difference", "95% CI, pp", "Flips", "p", "Verdict"]
 _MEANS = {
-    "ACCEPT": "a loss beyond the margin is ruled out",
+    "ACCEPT": "a loss larger than the margin is ruled out",
     "REGRESSION": "worse than the reference, beyond the margin",
-    "INCONCLUSIVE": "too few items to tell",
-    "ANOMALOUS": "not a score: the answers are broken",
-    "SCORED": "no reference was asked",
+    "INCONCLUSIVE": "too few items to decide",
+    "ANOMALOUS": "not a valid score: the answers are broken",
+    "SCORED": "scored without a reference",
 }
 _SMALL = 1e-9
-SOURCE_FOLDER = "eval-source"  # where `halfbyte release` keeps what the source scored
+SOURCE_FOLDER = "eval-source"  # the source's results in `halfbyte release`
 
 
-def facts(known: Known) -> dict[str, Any]:
-    """Return the table of scores, its sentences and the method."""
-    found = known.get("eval")
-    if found is None:
-        return {"missing": known.missing("eval")}
-    tasks = rows(found, "tasks")
+def facts(card: CardFacts) -> dict[str, Any]:
+    """Return the table of scores, its notes and the methodology."""
+    evaluation = card.get("eval")
+    if evaluation is None:
+        return {"missing": card.missing("eval")}
+    tasks = rows(evaluation, "tasks")
     labels = {label for task in tasks if (label := words(task, "label")) in _MEANS}
     return {
         "missing": None,
         "scores": table(HEAD, [row for task in tasks for row in _rows(task)]),
         "meanings": [f"{label}: {_MEANS[label]}" for label in _MEANS if label in labels],
-        "label": words(found, "label"),
-        "margin": points(found, "arguments", "margin").lstrip("+"),
+        "label": words(evaluation, "label"),
+        "margin": points(evaluation, "arguments", "margin").lstrip("+"),
         "notes": [note for task in tasks for note in _notes(task)],
-        "alike": words(found, "alike"),
-        "method": table(["", ""], _method(known, found)),
+        "alike": words(evaluation, "alike"),
+        "method": table(["", ""], _method(card, evaluation)),
     }
 
 
-def decided(compared: Any) -> Mapping[str, Any]:
-    """Return the comparison by items; with several seeds it is the one over their average."""
-    return mapping(compared, "decides") or mapping(compared)
-
-
 def contradicts_itself(compared: Mapping[str, Any]) -> bool:
-    """Whether a difference does not follow from its own numbers."""
-    ours, theirs, apart = (number(compared, key) for key in ("candidate", "reference", "difference"))
+    """Whether a difference does not match its own scores or interval."""
+    candidate, reference, difference = (number(compared, key) for key in ("candidate", "reference", "difference"))
     low, high = number(compared, "interval", 0), number(compared, "interval", 1)
-    if ours is None or theirs is None or apart is None or low is None or high is None:
+    if candidate is None or reference is None or difference is None or low is None or high is None:
         return True
-    return abs(ours - theirs - apart) > _SMALL or not low - _SMALL <= apart <= high + _SMALL
+    return abs(candidate - reference - difference) > _SMALL or not low - _SMALL <= difference <= high + _SMALL
 
 
 def _rows(task: Mapping[str, Any]) -> list[list[Any]]:
-    found: list[list[Any]] = []
+    table_rows: list[list[Any]] = []
     primary = words(task, "primary")
     for metric in mapping(task, "candidate", "by_metric"):
         ours = mapping(task, "candidate", "by_metric", metric)
@@ -71,12 +67,12 @@ def _rows(task: Mapping[str, Any]) -> list[list[Any]]:
         compared = mapping(task, "compared", metric)
         if not compared:
             reference = _score(theirs) if theirs else "not measured"
-            found.append([*start, reference, *["not measured"] * 4, label])
-        elif contradicts_itself(decided(compared)):
-            found.append([*start, _score(theirs), "contradicts itself in eval.json", *["-"] * 3, label])
+            table_rows.append([*start, reference, *["not measured"] * 4, label])
+        elif contradicts_itself(deciding(compared)):
+            table_rows.append([*start, _score(theirs), "inconsistent in eval.json", *["-"] * 3, label])
         else:
-            found.append([*start, _score(theirs), *_difference(decided(compared)), label])
-    return found
+            table_rows.append([*start, _score(theirs), *_difference(deciding(compared)), label])
+    return table_rows
 
 
 def _score(side: Mapping[str, Any]) -> str:
@@ -94,73 +90,73 @@ def _difference(pair: Mapping[str, Any]) -> list[str]:
 
 def _notes(task: Mapping[str, Any]) -> list[Markdown]:
     name = code(task.get("task"))
-    told = [*texts(task, "anomalies"), *texts(task, "notes")]
-    found = [phrase("{}: {}", name, note) for note in told]
+    notes = [phrase("{}: {}", name, note) for note in (*texts(task, "anomalies"), *texts(task, "notes"))]
     for metric, compared in mapping(task, "compared").items():
         seeds = items(compared, "candidate", "by_seed")
         if not at(compared, "decides") or not seeds:
             continue
         sides = [f"{percent(compared, side, 'mean')} ± {_stdev(compared, side)}" for side in ("candidate", "reference")]
-        text = "{} {}: over {} seeds {} against {} (mean ± the seeds' standard deviation; the table decides)"
-        found.append(phrase(text, name, code(metric), len(seeds), *sides))
-    return found
+        text = "{} {}: {} seeds, {} vs. {} (mean ± standard deviation across seeds; the verdict uses the table above)"
+        notes.append(phrase(text, name, code(metric), len(seeds), *sides))
+    return notes
 
 
 def _stdev(compared: Any, side: str) -> str:
-    found = number(compared, side, "stdev")
-    return "not measured" if found is None else f"{100 * found:.2f}"
+    stdev = number(compared, side, "stdev")
+    return "not measured" if stdev is None else f"{100 * stdev:.2f}"
 
 
-def _method(known: Known, found: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    limit = whole(found, "arguments", "limit")
-    told = mapping(found, "candidate", "told")
-    asked = [
-        f"{task.get('task')}: {task.get('asked_as') or 'not stated'}, {_shots(task)}" for task in rows(found, "tasks")
-    ]
+def _method(card: CardFacts, evaluation: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    limit = whole(evaluation, "arguments", "limit")
+    server = mapping(evaluation, "candidate", "told")
+    tasks = rows(evaluation, "tasks")
+    requests = [f"{task.get('task')}: {task.get('asked_as') or 'not stated'}, {_shots(task)}" for task in tasks]
     counts = [
-        f"{task.get('task')}: {counted(task, 'candidate', 'errors')} without an answer, "
-        f"{counted(task, 'candidate', 'truncated')} cut, {counted(task, 'candidate', 'empty')} empty"
-        for task in rows(found, "tasks")
+        f"{task.get('task')}: {counted(task, 'candidate', 'errors')} failed, "
+        f"{counted(task, 'candidate', 'truncated')} truncated, {counted(task, 'candidate', 'empty')} empty"
+        for task in tasks
     ]
-    pairs = (decided(mapping(task, "compared", words(task, "primary") or "")) for task in rows(found, "tasks"))
+    pairs = (deciding(mapping(task, "compared", words(task, "primary") or "")) for task in tasks)
     methods = {method for pair in pairs if (method := words(pair, "method"))}
     return [
-        ("Harness", phrase("lm-evaluation-harness {}, halfbyte {}", found.get("lm_eval"), found.get("halfbyte"))),
-        ("Suite", phrase("{} (SHA-256 {})", code(at(found, "suite", "name")), code(at(found, "suite", "hash")))),
-        ("Items", f"the first {limit:,} of each task (--limit {limit})" if limit else "all of each task"),
-        ("Asked as", "; ".join(asked)),
-        ("Seeds", _seeds(found)),
-        ("Requests at once", counted(found, "concurrency")),
-        ("Answers", "; ".join(counts)),
-        ("Decided by", "; ".join(sorted(methods)) or "not measured: no reference was asked"),
-        ("Server", phrase("{} {}, context {}", told.get("owned_by") or "engine", told.get("version"),
-                          counted(found, "candidate", "max_context"))),
-        ("Reference", _reference(known, found)),
-        ("Differences between the servers", "; ".join(texts(found, "differences")) or "none found"),
-        ("Measured", phrase("{}, {} s", found.get("started"), counted(found, "seconds"))),
+        ("Harness", phrase("lm-evaluation-harness {}, halfbyte {}", evaluation.get("lm_eval"),
+                           evaluation.get("halfbyte"))),
+        ("Suite", phrase("{} (SHA-256 {})", code(at(evaluation, "suite", "name")),
+                         code(at(evaluation, "suite", "hash")))),
+        ("Items", f"the first {limit:,} of each task (--limit {limit})" if limit else "all items of each task"),
+        ("Request format", "; ".join(requests)),
+        ("Seeds", _seeds(evaluation)),
+        ("Concurrent requests", counted(evaluation, "concurrency")),
+        ("Invalid answers", "; ".join(counts)),
+        ("Statistical test", "; ".join(sorted(methods)) or "none: no reference was evaluated"),
+        ("Server", phrase("{} {}, context {}", server.get("owned_by") or "engine", server.get("version"),
+                          counted(evaluation, "candidate", "max_context"))),
+        ("Reference", _reference(card, evaluation)),
+        ("Server differences", "; ".join(texts(evaluation, "differences")) or "none found"),
+        ("Date and duration", phrase("{}, {} s", evaluation.get("started"), counted(evaluation, "seconds"))),
     ]  # fmt: skip
 
 
 def _shots(task: Mapping[str, Any]) -> str:
     shots = whole(task, "shots")
-    return "shots as the task has them" if shots is None else f"{shots}-shot"
+    return "task-default shots" if shots is None else f"{shots}-shot"
 
 
-def _seeds(found: Mapping[str, Any]) -> str:
-    shown = [
-        ", ".join(f"{name} {seed}" for name, seed in one.items()) for one in rows(found, "seeds", "shown_examples")
+def _seeds(evaluation: Mapping[str, Any]) -> str:
+    groups = [
+        ", ".join(f"{name} {seed}" for name, seed in group.items())
+        for group in rows(evaluation, "seeds", "shown_examples")
     ]
-    return f"requests {counted(found, 'seeds', 'requests').replace(',', '')}; examples: {' / '.join(shown) or 'none'}"
+    requests = counted(evaluation, "seeds", "requests").replace(",", "")
+    return f"requests {requests}; few-shot examples: {' / '.join(groups) or 'none'}"
 
 
-def _reference(known: Known, found: Mapping[str, Any]) -> Markdown:
-    if not any(mapping(task, "reference") for task in rows(found, "tasks")):
-        return Markdown("not measured: `halfbyte eval URL --against URL2` asks both")
-    earlier = words(found, "arguments", "baseline")
+def _reference(card: CardFacts, evaluation: Mapping[str, Any]) -> Markdown:
+    if not any(mapping(task, "reference") for task in rows(evaluation, "tasks")):
+        return Markdown("not measured")
+    earlier = words(evaluation, "arguments", "baseline")
     if earlier and PurePath(earlier).name == SOURCE_FOLDER:
-        return phrase("the source, {}, asked in an earlier run", known.base)
+        return phrase("the source model, {}, evaluated in an earlier run", card.base)
     if earlier:
-        return phrase("asked in an earlier run, whose eval.json says of what; the source is {}", known.base)
-    return phrase(
-        "the server's model {}, asked in the same run", code(words(found, "reference", "model") or "not stated")
-    )
+        return phrase("evaluated in an earlier run, described in its eval.json; the source model is {}", card.base)
+    return phrase("{}, evaluated in the same run", code(words(evaluation, "reference", "model") or "not stated"))

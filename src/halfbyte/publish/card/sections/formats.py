@@ -1,102 +1,105 @@
-"""How numbers are stored and computed, in words: by the headers, not by what a recipe intended."""
+"""Describe the number formats of weights, activations, KV cache and routers, as stored in the headers."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 
-from halfbyte.models.linears import PLAIN
-from halfbyte.numerics.formats import FORMATS
-from halfbyte.publish.card.known import Known
-from halfbyte.publish.card.markdown import Markdown, code, inline, phrase
-from halfbyte.publish.card.reading import texts, words
+from halfbyte.evidence.fields import number, texts, words
+from halfbyte.families.linears import PLAIN
+from halfbyte.formats.registry import FORMATS
+from halfbyte.publish.card.facts import CardFacts
+from halfbyte.publish.card.markdown import Markdown, code_in_table, inline, phrase
 
 ROUTER = "router"
 _SHOWN = 12  # names of an exclude list
 _LAYER = re.compile(r"(\blayers\.)\d+")
 _WEIGHTS = {
-    "nvfp4": "NVFP4: FP4 E2M1 codes, an FP8 E4M3 scale for 16 values and an FP32 scale for a tensor",
-    "mxfp4": "MXFP4: FP4 E2M1 codes and a power of two (E8M0) as scale for 32 values",
-    "int4": "INT4 codes and a BF16 scale for a group of values",
-    "fp8_block": "FP8 E4M3 codes and an FP32 scale for a block of 128 x 128",
-    "fp8_channel": "FP8 E4M3 codes and a scale for a row",
+    "nvfp4": "NVFP4: FP4 (E2M1) values with one FP8 (E4M3) scale per 16 values and one FP32 scale per tensor",
+    "mxfp4": "MXFP4: FP4 (E2M1) values with one power-of-two (E8M0) scale per 32 values",
+    "int4": "INT4 values with one BF16 scale per group",
+    "fp8_block": "FP8 (E4M3) values with one FP32 scale per 128 x 128 block",
+    "fp8_channel": "FP8 (E4M3) values with one scale per row",
 }
-_CHOSEN = {
-    "max": "each block's largest value decides its scale",
-    "mse": "of all FP8 scales each block has the one with the smallest squared error",
-    "compensated": "errors of each column are made up for in the next ones, by the calibration data",
-    "even": "each block's largest value decides, rounded to the even power of two",
+_SCALE_RULES = {
+    "max": "each block's scale is set from its largest value",
+    "mse": "each block uses the FP8 scale with the smallest squared error",
+    "compensated": "GPTQ error compensation with calibration data",
+    "even": "each block's scale is set from its largest value, rounded to a power of two",
 }
 
 
-def stored_formats(known: Known) -> list[str]:
-    """Return the formats of quantized linears, by the headers."""
-    return sorted({linear.format for linear in known.model.linears.values()} - set(PLAIN))
+def stored_formats(card: CardFacts) -> list[str]:
+    """Return the stored formats of quantized linears."""
+    return sorted({linear.format for linear in card.model.linears.values()} - set(PLAIN))
 
 
-def weight_name(known: Known) -> str:
-    """Return the format of most of the quantized bytes in a word."""
-    return known.served.quantization.partition("-")[0].upper()
+def weight_name(card: CardFacts) -> str:
+    """Return the name of the format with the most quantized bytes."""
+    return card.served.quantization.partition("-")[0].upper()
 
 
-def weights(known: Known) -> Markdown:
-    """Say how quantized weights are stored."""
-    found = [
-        f"{_WEIGHTS[name.removesuffix('_ct')]} ({FORMATS[name].bits_per_weight:g} bits a weight; {FORMATS[name].title})"
-        for name in stored_formats(known)
+def weights(card: CardFacts) -> Markdown:
+    """Describe how quantized weights are stored."""
+    formats = [
+        f"{_WEIGHTS[name.removesuffix('_ct')]} "
+        f"({FORMATS[name].bits_per_weight:g} bits per weight; {FORMATS[name].title})"
+        for name in stored_formats(card)
     ]
-    rule = words(known.recipe, "quantize", "scales")
-    how = f"; scales by the rule {inline(rule)}: {_CHOSEN[rule]}" if rule in _CHOSEN else ""
-    return Markdown("; ".join(found) + how) if found else Markdown("BF16: nothing is quantized")
+    rule = words(card.recipe, "quantize", "scales")
+    scales = f"; scale rule {inline(rule)}: {_SCALE_RULES[rule]}" if rule in _SCALE_RULES else ""
+    return Markdown("; ".join(formats) + scales) if formats else Markdown("BF16, not quantized")
 
 
-def activations(known: Known) -> Markdown:
-    """Say how engines run the inputs of quantized linears."""
-    format, rule = known.served.activations, words(known.recipe, "quantize", "activations")
+def activations(card: CardFacts) -> Markdown:
+    """Describe the activation format of quantized linears."""
+    format, rule = card.served.activations, words(card.recipe, "quantize", "activations")
     if format == "none":
-        return Markdown("not quantized (BF16): the checkpoint asks for 4-bit weights only" if stored_formats(known)
+        return Markdown("not quantized (BF16); weight-only quantization" if stored_formats(card)
                         else "not quantized (BF16)")  # fmt: skip
     if format == "nvfp4":
-        scale = (
-            "an FP32 scale for a tensor, calibrated on data" if rule == "calibrated" else "an FP32 scale for a tensor"
-        )
-        return Markdown(f"NVFP4: {scale}, stored; FP8 E4M3 scales for 16 values, computed at inference")
+        scale = "one stored FP32 scale per tensor"
+        if rule == "calibrated":
+            scale += " (calibrated)"
+        elif (value := number(card.recipe, "quantize", "input_scale", "fixed")) is not None:
+            scale += f" (fixed at {value:g})"
+        return Markdown(f"NVFP4: {scale}; one FP8 (E4M3) scale per 16 values, computed at inference")
     if format == "mxfp4":
-        return Markdown("MXFP4: E8M0 scales for 32 values, computed at inference; nothing is calibrated")
-    return Markdown("FP8 E4M3, scaled at inference")
+        return Markdown("MXFP4: one E8M0 scale per 32 values, computed at inference; not calibrated")
+    return Markdown("FP8 (E4M3), scaled at inference")
 
 
-def kv_cache(known: Known) -> Markdown:
-    """Say what the checkpoint asks of the KV cache."""
-    if known.served.kv_dtype is None:
-        return Markdown("BF16: the checkpoint asks for nothing else; an engine can be told to use FP8")
-    scales = any(name.endswith((".k_scale", ".v_scale")) for name in known.checkpoint.tensors)
-    how = "with scales in the checkpoint" if scales else "cast, without scales in the checkpoint"
-    name = "FP8 E4M3" if known.served.kv_dtype.startswith("fp8") else known.served.kv_dtype
+def kv_cache(card: CardFacts) -> Markdown:
+    """Describe the KV-cache format that the checkpoint declares."""
+    if card.served.kv_dtype is None:
+        return Markdown("BF16 by default; engines can be configured to use FP8")
+    scales = any(name.endswith((".k_scale", ".v_scale")) for name in card.checkpoint.tensors)
+    how = "with scales in the checkpoint" if scales else "without scales in the checkpoint"
+    name = "FP8 (E4M3)" if card.served.kv_dtype.startswith("fp8") else card.served.kv_dtype
     return phrase("{}, {}", name, how)
 
 
-def excluded(known: Known) -> Markdown:
-    """Return the modules that config.json tells engines to leave alone."""
-    found = texts(known.block, "ignore") or texts(known.block, "exclude") or texts(known.block, "exclude_modules")
-    if not found:
-        return Markdown("config.json excludes nothing by name" if known.block else "nothing is quantized")
-    alike = Counter(_LAYER.sub(r"\1N", name) for name in found)  # lists of NVIDIA's have two names for each layer
-    layers = {_LAYER.sub(r"\1N", name): name for name in found}
+def excluded(card: CardFacts) -> Markdown:
+    """Return the modules that config.json excludes from quantization."""
+    modules = texts(card.block, "ignore") or texts(card.block, "exclude") or texts(card.block, "exclude_modules")
+    if not modules:
+        return Markdown("none listed" if card.block else "nothing is quantized")
+    patterns = Counter(_LAYER.sub(r"\1N", name) for name in modules)  # NVIDIA lists two names per layer
+    layers = {_LAYER.sub(r"\1N", name): name for name in modules}
     names = [
-        Markdown(f"{code(name)} for {count} layers N") if count > 1 else code(layers[name])
-        for name, count in alike.items()
+        Markdown(f"{code_in_table(name)} ({count} layers)") if count > 1 else code_in_table(layers[name])
+        for name, count in patterns.items()
     ]
     more = f" and {len(names) - _SHOWN:,} more, in config.json" if len(names) > _SHOWN else ""
     return Markdown(", ".join(names[:_SHOWN]) + more)
 
 
-def routers(known: Known) -> Markdown:
-    """Say how the routers are stored: whatever a list or a recipe says, the headers decide."""
-    row = next((row for row in known.inspection.roles if row.role == ROUTER), None)
+def routers(card: CardFacts) -> Markdown:
+    """Describe how the routers are stored, from the headers."""
+    row = next((row for row in card.inspection.roles if row.role == ROUTER), None)
     if row is None:
-        return Markdown("there are none")
-    held = " and ".join(name.upper() for name in row.stored_as)
+        return Markdown("none")
+    dtypes = " and ".join(name.upper() for name in row.stored_as)
     if set(row.stored_as) <= set(PLAIN):
-        return Markdown(f"{held}, by the headers: routers are never quantized, because no engine loads a quantized one")
-    return Markdown(f"{held}, by the headers. **No engine loads a quantized router: this checkpoint will not load**")
+        return Markdown(f"{dtypes}, not quantized: no engine supports quantized routers")
+    return Markdown(f"{dtypes}. **No engine supports quantized routers: this checkpoint will not load**")

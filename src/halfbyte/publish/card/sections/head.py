@@ -1,60 +1,66 @@
-"""What it is in one sentence, whether it was accepted, and whose model it is."""
+"""Head section: title, verdict with its gates, and third-party notice."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
-from halfbyte.publish.card.known import Known
+from halfbyte.evidence.fields import rows, texts, words
+from halfbyte.evidence.verdict import ACCEPT, Verdict, headline
+from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.markdown import Markdown, box, phrase, table
-from halfbyte.publish.card.reading import rows, texts, words
 from halfbyte.publish.card.sections.formats import weight_name
 
-ACCEPT = "ACCEPT"
-_VERDICTS = (ACCEPT, "REGRESSION", "ANOMALOUS", "INFEASIBLE")
+_VERDICTS = get_args(Verdict)
 
 
-def facts(known: Known) -> dict[str, Any]:
-    """Return title, verdict and gates."""
-    release = known.get("release")
+def facts(card: CardFacts) -> dict[str, Any]:
+    """Return the title, verdict and gates."""
+    release = card.get("release")
     gates = [[gate.get(key) for key in ("name", "wanted", "measured", "outcome", "why")]
              for gate in rows(release, "gates")]  # fmt: skip
     return {
-        "title": known.title,
-        "base": known.base,
-        "what": f"{weight_name(known)} {'quantization' if known.quantizes else 'copy'}",
-        "made": bool(known.plan),
-        "pruned": known.pruned,
-        "verdict": _verdict(known),
-        "next": texts(release, "next"),
-        "gates": table(["Gate", "Wanted", "Measured", "Outcome", "Why"], gates) if gates else None,
-        "quantized_by": known.quantized_by,
-        "license": license_words(known),
+        "title": card.title,
+        "base": card.base,
+        "what": f"{weight_name(card)} {'quantization' if card.quantizes else 'version'}",
+        "made": bool(card.plan),
+        "pruned": card.pruned,
+        "verdict": _verdict(card),
+        "gates": table(["Gate", "Required", "Measured", "Outcome", "Reason"], gates) if gates else None,
+        "quantized_by": card.quantized_by,
+        "license": license_words(card),
     }
 
 
-def _verdict(known: Known) -> Markdown:
-    release = known.get("release")
+def _verdict(card: CardFacts) -> Markdown:
+    release = card.get("release")
     verdict = words(release, "verdict")
     if release is None or verdict not in _VERDICTS:
-        why = known.how_to("release", "judge") if release is None else ": release.json holds no verdict."
-        return Markdown(f"**Verdict: not judged.** No gate has accepted or refused this checkpoint{why}")
-    why = phrase(" ".join(["{}"] * len(texts(release, "why"))), *texts(release, "why"))
+        why = card.why_missing("release") if release is None else " (release.json contains no verdict)."
+        return Markdown(f"**Verdict: not judged.** No release gates were evaluated for this checkpoint{why}")
+    reasons = [_sentence(text) if verdict == ACCEPT else text.rstrip(".") for text in texts(release, "why")]
     if verdict == ACCEPT:
-        return Markdown(f"**Verdict: ACCEPT.** {why}".rstrip())
+        why = phrase(" ".join(["{}"] * len(reasons)), *reasons)
+        text = phrase("{}", headline(verdict, card.get("eval")))
+        return Markdown(f"**Verdict: {text}.** {why}".rstrip())
+    why = phrase("; ".join(["{}"] * len(reasons)) + "." * bool(reasons), *reasons)  # each starts with a gate's name
     forced = (
-        "It was published by force, against the verdict."
+        "It was published with `--force` despite this verdict."
         if release.get("forced") is True
-        else f"halfbyte publishes only what its gates accept: a copy of this checkpoint with the verdict {verdict} "
-        "that you can download was published by force, against the verdict."
+        else "`halfbyte publish` requires `--force` to upload a checkpoint with this verdict."
     )
     return box("CAUTION", Markdown(f"**Verdict: {verdict}. This release was not accepted.** {why}".rstrip()),
                Markdown(forced))  # fmt: skip
 
 
-def license_words(known: Known) -> Markdown:
-    """Return the licence in a sentence, with a link where there is one."""
-    name = known.license_name or known.license
+def _sentence(text: str) -> str:
+    """Return a reason as a complete sentence."""
+    return f"{text[0].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+
+
+def license_words(card: CardFacts) -> Markdown:
+    """Return the license name, linked if a link is known."""
+    name = card.license_name or card.license
     if name is None:
         return Markdown("not stated")
-    link = known.license_link
+    link = card.license_link
     return Markdown(f"[{phrase('{}', name)}]({link})") if link else phrase("{}", name)

@@ -1,0 +1,187 @@
+"""Identify the server behind a URL, and whether its speed may support a claim.
+
+The speed of an emulated server or a CPU says nothing about GPUs. Both are recognized from the server's responses and,
+on this machine, from its process. An unrecognized device is "unknown" and supports no claim without --gpus.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from halfbyte.endpoint.bounded_http import open_within
+from halfbyte.endpoint.client import api_key, parse_url
+from halfbyte.endpoint.listed_models import listed_models
+from halfbyte.endpoint.metrics_page import Page, read_page
+from halfbyte.errors import MachineError, UsageError
+from halfbyte.serve.boot_time import Boot, told
+from halfbyte.serve.ports import listening_process
+
+ANSWERS_WITHIN_S = 10.0
+EMULATION = "halfbyte_emulate"
+EMULATED = "the server emulates its number format"
+_LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+_FLAG_LABELS = ("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization", "kv_cache_dtype")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Facts about a server, from its responses and, if it runs on this machine, its process."""
+
+    url: str
+    model: str
+    root: str
+    context: int | None
+    version: str
+    device: str  # "gpu", "cpu" or "unknown"
+    emulated: bool
+    local: bool
+    kv_tokens: int | None
+    started: float | None
+    settings: Mapping[str, str]
+    boot: Boot | None = None  # known only if halfbyte started the server
+
+    @property
+    def no_claim_because(self) -> str:
+        """Why its speed does not represent a GPU, or an empty string."""
+        if self.emulated:
+            return EMULATED
+        if self.device == "cpu":
+            return "the server computes on a CPU"
+        return "" if self.device == "gpu" else "the server's hardware is unknown; pass --gpus"
+
+    def identity(self) -> dict[str, Any]:
+        """Return the facts that distinguish it from another server at the same address.
+
+        The labels --gpus and --emulated are excluded, because they may change when a bench is resumed.
+        """
+        names = ("url", "model", "root", "context", "version", "started", "kv_tokens")
+        return {name: getattr(self, name) for name in names} | {"settings": dict(self.settings)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the server for JSON."""
+        boot = {**asdict(self.boot), "kind": self.boot.kind} if self.boot else None
+        more = {"settings": dict(self.settings), "boot": boot, "no_claim_because": self.no_claim_because}
+        return {**asdict(self), **more}
+
+
+def inspect_server(url: str, *, emulated: bool = False, gpus: str | None = None, model: str | None = None) -> Server:
+    """Query a server and return its facts. Raise if it does not respond or serves no model."""
+    endpoint = parse_url(url, ANSWERS_WITHIN_S)
+    url, rows = endpoint.url, listed_models(endpoint, ANSWERS_WITHIN_S)
+    named = [row for name, row in rows.items() if model in (None, name)]
+    if not named:
+        models = ", ".join(rows) or "none"
+        raise UsageError(f"the server has no model '{model}'", where=url, fix=f"available models: {models}")
+    page = metrics(url)
+    cache: Mapping[str, str] = page.cache if page else {}
+    version = str((_json(url, "/version") or {}).get("version", ""))
+    command, row = local_command(url), named[0]
+    reported = (page is not None and page.emulated) or EMULATION in json.dumps(_json(url, "/server_info") or {})
+    return Server(
+        url=url,
+        model=str(row.get("id", "")),
+        root=str(row.get("root") or ""),
+        context=row.get("max_model_len"),
+        version=version,
+        device=_device(version, url, command, declared=bool(gpus)),
+        emulated=emulated or reported or EMULATION in command,
+        local=bool(command),
+        kv_tokens=page.kv_tokens if page else None,
+        started=page.started if page else None,
+        settings={name: cache[name] for name in _FLAG_LABELS if name in cache},
+        boot=told(url),
+    )
+
+
+def server_changes(server: Server) -> str:
+    """Return the differences if another server now responds at the address, or an empty string.
+
+    A server that does not respond is not reported here: its requests fail. Missing facts are not compared.
+    """
+    try:
+        now = inspect_server(server.url, model=server.model).identity()
+    except UsageError as error:  # it serves other models
+        return error.what
+    except MachineError:
+        return ""
+    then = server.identity()
+    before, after = ({**facts.pop("settings"), **facts} for facts in (then, now))
+    changed = [name for name in after if after[name] not in (None, "", before.get(name))]
+    return "; ".join(f"{name}: {before.get(name)} at the start, {after[name]} now" for name in changed)
+
+
+def differences(a: Server, b: Server) -> list[str]:
+    """Return the differences between two servers besides the checkpoint, which also affect their ratio."""
+    pairs = {"version": (a.version, b.version), "device": (a.device, b.device), "context": (a.context, b.context)}
+    pairs |= {"emulated": (a.emulated, b.emulated)}
+    pairs |= {name: (a.settings.get(name), b.settings.get(name)) for name in sorted({*a.settings, *b.settings})}
+    return [f"{name}: {first} and {second}" for name, (first, second) in pairs.items() if first != second]
+
+
+def metrics(url: str) -> Page | None:
+    """Read the server's /metrics. Return None if it has none."""
+    text = fetch(f"{url}/metrics")
+    return None if text is None else read_page(text)
+
+
+def fetch(address: str) -> str | None:
+    """GET a page within a few seconds. Return None on any failure."""
+    try:
+        return _get(address)
+    except (OSError, ValueError, http.client.HTTPException):  # URLError and timeouts are OSErrors
+        return None
+
+
+def _get(address: str) -> str:
+    key = api_key()
+    call = urllib.request.Request(address, headers={"Authorization": f"Bearer {key}"} if key else {})
+    with open_within(call, ANSWERS_WITHIN_S) as answer:
+        return answer.read().decode("utf-8", errors="replace")
+
+
+def _json(url: str, path: str) -> dict[str, Any] | None:
+    return _object(fetch(f"{url}{path}") or "")
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value: Any = json.loads(text)
+    except ValueError:
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def local_command(url: str) -> str:
+    """Return the command line of the server's process if it runs on this machine, or an empty string."""
+    address = urlsplit(url)
+    if address.hostname not in _LOCAL or address.port is None:
+        return ""
+    process = listening_process(address.port)
+    try:
+        command = (process / "cmdline").read_bytes().decode(errors="replace") if process else ""
+        return command.replace("\0", " ").strip()
+    except OSError:
+        return ""
+
+
+def _device(version: str, url: str, command: str, *, declared: bool) -> str:
+    """Return the server's device. The user's declaration counts only if nothing else is known.
+
+    The /version of vLLM's CPU build does not always name the CPU.
+    """
+    here = urlsplit(url).hostname in _LOCAL
+    if "cpu" in version or (here and not _gpu_here()):
+        return "cpu"
+    return "gpu" if declared or (here and command) else "unknown"
+
+
+def _gpu_here() -> bool:
+    return bool(shutil.which("nvidia-smi")) or Path("/dev/kfd").exists()

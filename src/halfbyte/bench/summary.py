@@ -1,0 +1,188 @@
+"""Summarize the blocks of one server at one point: rates, latencies, errors, goodput, server metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from halfbyte.bench.blocks import WARM_UP
+from halfbyte.bench.doubts import doubt_of
+from halfbyte.bench.records import Block, Request
+from halfbyte.bench.shapes import Point
+from halfbyte.statistics.throughput import DRIFT_P, drift_of
+
+PERCENTILES = (50, 90, 99)
+BUSY_CLIENT = 0.8  # share of a core above which the load generator may be the bottleneck
+KNOWN_PREFIX = 0.01  # prefix cache hit rate above which no claim is made
+_KINDS_OF_ERRORS = 3
+_FEWEST_FOR_DRIFT = 4
+_LARGE_DRIFT = 0.1
+
+Spread = dict[str, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One server at one point. Times are in seconds.
+
+    A rate without responses is None, never 0. A goodput of 0 means that all responses missed the targets.
+    """
+
+    arm: str
+    point: Point
+    blocks: int
+    requests: int
+    failed: int
+    errors: Mapping[str, int]
+    requests_per_second: float | None
+    tokens_per_second: float | None
+    steady_tokens_per_second: float | None
+    tokens_per_second_per_user: float | None
+    prefill_tokens_per_second: float | None
+    ttft: Spread
+    itl: Spread
+    tpot: Spread
+    e2e: Spread
+    goodput_per_second: float | None
+    good_share: float | None
+    drift: float | None
+    """Relative change of the throughput over the blocks; None unless it is large and significant."""
+    client_share: float
+    server: Mapping[str, Any]
+    gpus: Mapping[str, Any] | None
+    doubt: str = ""
+
+    @property
+    def error_rate(self) -> float:
+        """Share of failed requests."""
+        return self.failed / self.requests if self.requests else 1.0
+
+    @property
+    def no_claim_because(self) -> str:
+        """Why this measurement supports no claim, or an empty string."""
+        if self.failed or not self.requests:
+            most = next(iter(self.errors), "no measurements")
+            return f"{self.failed} of {self.requests} requests of {self.arm} failed: {most}"
+        if self.client_share > BUSY_CLIENT:
+            return f"the load generator used {self.client_share:.0%} of a core and may be the bottleneck"
+        known = self.server.get("prefix_hit_share") or 0.0
+        if known > KNOWN_PREFIX:
+            return f"{self.arm}'s prefix cache hit rate is {known:.0%}; use another --seed for new prompts"
+        return self.doubt
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the summary for JSON."""
+        return {**asdict(self), "error_rate": self.error_rate, "no_claim_because": self.no_claim_because}
+
+
+def summarize(blocks: Sequence[Block], slo: Mapping[str, float]) -> Summary:
+    """Summarize all blocks of one arm at one point. Failed blocks count as errors."""
+    arm, point = blocks[0].arm, blocks[0].point
+    whole = [block for block in blocks if block.turn != WARM_UP and not block.failed]
+    requests = [request for block in whole for request in block.requests]
+    good = [request for request in requests if not request.error]
+    lost = [block for block in blocks if block.failed or (block.turn == WARM_UP and block.problem)]
+    errors = Counter([request.error for request in requests if request.error] + [block.problem for block in lost])
+    seconds = sum(block.seconds for block in whole)
+    within = [request for request in good if _within(request, slo)]
+    paces = [request.tpot for request in good if request.tpot]
+    measured = [block.throughput for block in whole if not block.problem]
+    return Summary(
+        arm=arm,
+        point=point,
+        blocks=len(whole),
+        requests=len(requests) + len(lost),
+        failed=len(requests) - len(good) + len(lost),
+        errors=dict(errors.most_common(_KINDS_OF_ERRORS)),
+        requests_per_second=_rate(len(good), seconds),
+        tokens_per_second=_rate(sum(request.output_tokens for request in good), seconds),
+        steady_tokens_per_second=steady([block for block in whole if not block.problem]),
+        tokens_per_second_per_user=_rate(len(paces), sum(paces)),
+        prefill_tokens_per_second=_median([row.prompt_tokens / row.ttft for row in good if row.ttft]),
+        ttft=_spread([request.ttft for request in good]),
+        itl=_spread([gap for request in good for gap in request.gaps]),
+        tpot=_spread(paces),
+        e2e=_spread([request.latency for request in good]),
+        goodput_per_second=len(within) / seconds if slo and good and seconds else None,
+        good_share=len(within) / len(requests) if slo and requests else None,
+        drift=_drift(measured),
+        client_share=max((block.processor_share for block in whole), default=0.0),
+        server=_server([block.server for block in whole]),
+        gpus=_gpus([block.gpus for block in whole if block.gpus]),
+        doubt=next((doubt for doubt in [doubt_of(block) for block in whole] if doubt), ""),
+    )
+
+
+def steady(blocks: Sequence[Block]) -> float | None:
+    """Return tokens per second in steady state: from the first tokens of all users to the start of the last request.
+
+    The plain rate also includes ramp-up and ramp-down, which are the same for both servers. Return None if a block has
+    no steady state.
+    """
+    tokens = seconds = 0.0
+    for block in blocks:
+        order = sorted(block.requests, key=lambda request: request.start)
+        start = max((row.start + row.ttft for row in order[: block.point.concurrency]), default=0.0)
+        end = order[-1].start if order else 0.0
+        if end <= start:
+            return None
+        for request in order:
+            times = request.start + request.ttft + np.cumsum((0.0, *request.gaps))
+            inside = int(((times > start) & (times <= end)).sum())
+            tokens += inside * request.output_tokens / len(times)
+        seconds += end - start
+    return tokens / seconds if seconds else None
+
+
+def _within(request: Request, slo: Mapping[str, float]) -> bool:
+    latencies = {"ttft": request.ttft, "tpot": request.tpot or 0.0, "e2e": request.latency}
+    return all(latencies[name] <= limit for name, limit in slo.items())
+
+
+def _rate(count: float, seconds: float) -> float | None:
+    return count / seconds if count and seconds else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if values else None
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    if not values:
+        return None
+    return {f"p{at}": float(np.percentile(values, at)) for at in PERCENTILES} | {"mean": float(np.mean(values))}
+
+
+def _drift(throughputs: Sequence[float]) -> float | None:
+    if len(throughputs) < _FEWEST_FOR_DRIFT:
+        return None
+    share, p = drift_of(throughputs)
+    return share if share is not None and p is not None and p < DRIFT_P and abs(share) > _LARGE_DRIFT else None
+
+
+def _server(pages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Add up the counters of all blocks. A counter that no block has is None."""
+    names = ("prefix_queries", "prefix_hits", "draft_tokens", "accepted_tokens", "preemptions", "generated_tokens")
+    totals: dict[str, Any] = {}
+    for name in names:
+        known = [page[name] for page in pages if page.get(name) is not None]
+        totals[name] = sum(known) if known else None
+    uses = [page["kv_use_peak"] for page in pages if page.get("kv_use_peak") is not None]
+    return {
+        **totals,
+        "prefix_hit_share": totals["prefix_hits"] / totals["prefix_queries"] if totals["prefix_queries"] else None,
+        "draft_acceptance": totals["accepted_tokens"] / totals["draft_tokens"] if totals["draft_tokens"] else None,
+        "kv_use_peak": max(uses, default=None),
+    }
+
+
+def _gpus(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    if not samples:
+        return None
+    names = [name for name in samples[0] if name not in ("gpus", "samples")]
+    known = {name: [sample[name] for sample in samples if sample[name] is not None] for name in names}
+    return {"gpus": samples[0]["gpus"]} | {name: float(np.mean(rows)) if rows else None for name, rows in known.items()}

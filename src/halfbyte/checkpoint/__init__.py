@@ -1,0 +1,1 @@
+"""Read a checkpoint's headers and, on demand, its tensor data."""

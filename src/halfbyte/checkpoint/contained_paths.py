@@ -1,0 +1,66 @@
+"""Open only files inside a checkpoint folder, so that a symlink cannot pull other local files into an output.
+
+A symlink can be swapped between check and use, so the check is made on the path of the opened file descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from halfbyte.checkpoint.expected_hashes import hub_blob
+from halfbyte.errors import CheckpointError
+from halfbyte.machine.named_errors import naming
+
+_OPENED = Path("/proc/self/fd")
+
+
+def check_inside(root: Path, file: Path) -> None:
+    """Raise if a file is a link to a path outside the folder."""
+    # The Hub's cache stores files as links from snapshots/REVISION to blobs/.
+    try:
+        inside = (root / file).resolve().is_relative_to(root.resolve())
+    except (OSError, RuntimeError):  # a symlink loop
+        raise CheckpointError(f"'{file}' is a link to itself", where=str(root), fix="download it again") from None
+    if not inside and hub_blob(root, file) is None:
+        raise _leaves(root, file)
+
+
+def open_inside(root: Path, file: Path) -> int:
+    """Open a regular file of the folder for reading; raise if the opened file is outside the folder."""
+    check_inside(root, file)
+    try:
+        # Without O_NONBLOCK, opening a pipe blocks until a writer opens it.
+        opened = os.open(root / file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise CheckpointError(f"'{file}' is missing", where=str(root), fix="download it again") from None
+    except OSError as error:
+        what = f"cannot read '{file}': {error.strerror}"
+        raise CheckpointError(what, where=str(root), fix="check the file and its permissions") from None
+    try:
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            raise CheckpointError(f"'{file}' is not a regular file", where=str(root), fix="download it again")
+        if _OPENED.is_dir() and not _is_inside(root, file, (_OPENED / str(opened)).readlink()):
+            raise _leaves(root, file)
+    except BaseException:
+        os.close(opened)
+        raise
+    return opened
+
+
+def read_inside(root: Path, file: Path) -> bytes:
+    """Return the contents of a small file in the folder."""
+    with naming(root / file), open(open_inside(root, file), "rb") as opened:
+        return opened.read()
+
+
+def _is_inside(root: Path, file: Path, real: Path) -> bool:
+    if real.is_relative_to(root.resolve()):
+        return True
+    return hub_blob(root, file) is not None and real == (root / file).resolve()
+
+
+def _leaves(root: Path, file: Path) -> CheckpointError:
+    fix = "copy the file into the folder, or pass the folder that contains it"
+    return CheckpointError(f"'{file}' is a link to a path outside the folder", where=str(root), fix=fix)

@@ -1,0 +1,34 @@
+"""The `halfbyte diff` command, with deferred imports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from halfbyte.cli.usage import Command
+from halfbyte.errors import CheckFailedError
+from halfbyte.ui.console import Output
+
+
+@click.command("diff", cls=Command, example="halfbyte diff OUT OUT2")
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.pass_obj
+def diff_command(out: Output, a: Path, b: Path) -> None:
+    """Compare the checkpoints A and B tensor by tensor: same bytes, same value, different, missing.
+
+    If one was made from the other, its plan explains the expected differences: encoded linears with their SQNR, dropped
+    and renumbered experts, config keys. Exit code 1 if a difference is not in the plan.
+    """
+    with out.activity("comparing tensors"):
+        from halfbyte.audit.diff import diff
+
+        result = diff(a, b)
+    out.facts(result.as_dict(), result.lines())
+    if result.planned or (result.equal and result.explained is None):
+        return
+    fix = "the names above differ; --json has all of them"
+    if result.alike and result.explained is None and result.renumbered is not None:
+        fix = f"none needed: experts are missing as recorded in {result.renumbered.pruned}"
+    raise CheckFailedError(result.verdict(), where=f"{a} and {b}", fix=fix)

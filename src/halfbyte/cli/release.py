@@ -1,0 +1,221 @@
+"""The `halfbyte release` command, with deferred imports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from halfbyte.cli.device_options import chosen_device_memory, device_options
+from halfbyte.cli.recipe_options import chosen_recipe, recipe_options
+from halfbyte.cli.serve_then_option import commands_beside
+from halfbyte.cli.usage import Command
+from halfbyte.errors import EXIT_USAGE, CheckFailedError, HalfbyteError, RecipeError, UsageError
+from halfbyte.machine.devices import CPU
+from halfbyte.ui.console import SYMBOLS, Column, Level, Output
+from halfbyte.ui.shell_quote import pasted
+
+if TYPE_CHECKING:
+    from halfbyte.recipe.decisions import Recipe
+    from halfbyte.release.gate import Judged
+    from halfbyte.release.preflight import Preflight
+    from halfbyte.release.run import Ended, Release
+    from halfbyte.release.stages import Stage
+
+STAGES = ("quantize", "audit", "loops", "compare", "scripts", "source", "serve", "probe", "eval", "bench", "verdict",
+          "provenance", "card", "report", "publish")  # fmt: skip
+_FOLDER = click.Path(path_type=Path)
+_GATES = (Column("name", "gate"), Column("wanted", "wanted"), Column("measured", "measured"), Column("outcome", ""))
+_STAGES = (Column("stage", "stage"), Column("state", ""), Column("command", "command"))
+_REQUIREMENTS = (Column("mark", ""), Column("stage", "stage"), Column("needs", "needs"), Column("here", "here"),
+                 Column("fix", "fix"))  # fmt: skip
+_BAD = ("failed", "anomalous", "infeasible")
+
+
+@click.command("release", cls=Command, example="halfbyte release Kimi-K2.6 OUT -r kimi-k2.6-nvfp4-nvidia --dry-run")
+@click.argument("source", metavar="SRC", type=_FOLDER)
+@click.argument("out_folder", metavar="OUT", type=_FOLDER)
+@recipe_options
+@device_options
+@click.option("--url", help="Use this running server for OUT instead of starting an engine.")
+@click.option("--reference-url", metavar="URL", help="Running server of the source to compare with.")
+@click.option("--again", multiple=True, metavar="STAGE", type=click.Choice(STAGES),
+              help="Run this stage again although it is done; repeatable.")  # fmt: skip
+@click.option("--stop-after", metavar="STAGE", type=click.Choice(STAGES), help="Stop after this stage.")
+@click.option("--force", is_flag=True, help="Publish without ACCEPT. release.json and the card say so.")
+@click.option("--dry-run", is_flag=True, help="List the stages with their commands and requirements, and exit.")
+@click.pass_context
+def release_command(ctx: click.Context, source: Path, out_folder: Path, dry_run: bool, **choice: Any) -> None:
+    """Quantize, check, serve, measure, judge and report in one run.
+
+    A preflight first checks the requirements of every stage and writes nothing: exit code 3 if this machine lacks
+    something, 2 if the recipe is invalid. Finished stages are kept if plan and options are the same. Run the same
+    command again to resume, also after a crash. Exit code 1 unless the verdict is ACCEPT.
+    """
+    from halfbyte.cli.hash_progress import hash_output
+
+    out: Output = ctx.obj
+    release, preflight = _release(source, out_folder, choice)
+    _refuse_missing_commands(release.stages, commands_beside(ctx))
+    if choice["stop_after"] and choice["stop_after"] not in [stage.name for stage in release.stages]:
+        what = f"this release has no stage '{choice['stop_after']}'"
+        raise UsageError(what, where="--stop-after", fix=f"use {', '.join(stage.name for stage in release.stages)}")
+    _check_first(out, release, preflight, dry_run=dry_run)
+    if dry_run:
+        return None
+    hash_output(out, out_folder)
+    ended = release.run(out)
+    _show(out, ended)
+    return _finish(out, ended, out_folder)
+
+
+def _release(source: Path, out_folder: Path, choice: Mapping[str, Any]) -> tuple[Release, Preflight]:
+    from halfbyte.recipe.load import load_release
+    from halfbyte.release.preflight import Preflight
+    from halfbyte.release.run import Folders, Release
+    from halfbyte.release.stages import ASKS_SERVER, Asked, make_stages
+
+    recipe, block = chosen_recipe(choice), load_release(choice["recipe"], choice["overrides"])
+    if block is None:
+        fix = "add a 'release' block with stages and gates; `halfbyte recipes show kimi-k2.6-nvfp4-nvidia` has one"
+        raise RecipeError(f"recipe '{recipe.name}' has no 'release' block", where=choice["recipe"], fix=fix)
+    asks = [name for name in ASKS_SERVER if name in block]
+    if asks and "serve" not in block and choice["url"] is None:
+        fix = "add 'release.serve' to the recipe ({} for the engine's defaults), or pass --url"
+        raise RecipeError(f"stage '{asks[0]}' needs a server, but there is no 'serve' stage", where="release", fix=fix)
+    options = Asked(
+        recipe=choice["recipe"],
+        block=block,
+        quantize=_quantize_words(choice),
+        device=choice["device"],
+        reads=_local_data(recipe),
+        url=choice["url"],
+        reference_url=choice["reference_url"],
+        force=choice["force"],
+    )
+    release = Release(
+        folders=Folders(source, out_folder),
+        stages=make_stages(options),
+        gates=block["gates"],
+        recipe=recipe.name,
+        fingerprint=recipe.fingerprint(),
+        force=choice["force"],
+        again=choice["again"],
+        stop_after=choice["stop_after"],
+    )
+    return release, Preflight(release, options, recipe, choice["layers"])
+
+
+def _quantize_words(choice: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the options of `quantize` besides the recipe, without overrides of the release block."""
+    chosen_device_memory(choice)  # raises for a size without a GPU
+    words: list[str] = []
+    for override in choice["overrides"]:
+        if override.partition(".")[0].strip() != "release":
+            words += ["--set", override]
+    for pair in choice["data"]:
+        words += ["--data", pair]
+    for name in ("samples", "layers", "device_memory"):
+        if choice[name] is not None:
+            words += [f"--{name.replace('_', '-')}", str(choice[name])]
+    return (*words, *(() if choice["device"] == CPU else ("--device", choice["device"])))
+
+
+def _local_data(recipe: Recipe) -> tuple[Path, ...]:
+    """Return the local calibration files, whose content may change between runs."""
+    sources = [Path(dataset.source) for dataset in recipe.calibrate.datasets] if recipe.calibrate else []
+    return tuple(path for path in sources if path.is_file())
+
+
+def _refuse_missing_commands(stages: Sequence[Stage], commands: Mapping[str, click.Command]) -> None:
+    from halfbyte.release.stages import HALFBYTE, PROVENANCE
+
+    for stage in stages:
+        no_command = stage.program == HALFBYTE and stage.words != () and stage.words[0] not in commands
+        no_module = stage.program == PROVENANCE and find_spec("halfbyte.publish.provenance") is None
+        if no_command or no_module:
+            fix = f"remove 'release.{stage.name}' from the recipe, or --set release.{stage.name}=null"
+            raise UsageError(f"this version of halfbyte has no stage '{stage.name}'", where="release", fix=fix)
+
+
+def _check_first(out: Output, release: Release, preflight: Preflight, *, dry_run: bool) -> None:
+    """Refuse a release that cannot complete on this machine. A dry run shows all stages and requirements."""
+    from halfbyte.release.preflight import infeasible
+
+    out.note("preflight: checking the requirements of every stage")
+    requirements = preflight.run()
+    problem = infeasible(requirements, [stage.name for stage in release.stages])
+    stages = _outlook(release) if dry_run and release.folders.source.is_dir() else []
+    if out.as_json and (dry_run or problem):
+        verdict = {"verdict": "INFEASIBLE", "why": [problem.what]} if problem else {}
+        out.facts({**verdict, "stages": stages, "preflight": [item.as_dict() for item in requirements]}, [])
+    elif not out.as_json:
+        if dry_run:
+            out.table(stages, _STAGES)
+        if dry_run or problem:
+            out.table([{**item.as_dict(), "mark": SYMBOLS[item.level]} for item in requirements], _REQUIREMENTS)
+    if problem is not None:
+        raise problem
+    for item in requirements:
+        if item.level == "note":
+            out.note(f"! {item.stage}: {item.needs}: {item.here}; {item.fix}")
+    kept = f"; {len(stages)} stages, {sum(row['state'] == 'kept' for row in stages)} of them kept; nothing was run"
+    out.note(f"preflight: all {len(requirements)} requirements are met" + (kept if dry_run else ""))
+
+
+def _outlook(release: Release) -> list[dict[str, str]]:
+    from halfbyte.release.stages import shown
+
+    folders = release.folders.shown()
+    return [
+        {"stage": stage.name, "state": state, "command": shown(stage, folders) or "(judges by the gates)"}
+        for stage, state in release.outlook()
+    ]
+
+
+def _show(out: Output, ended: Ended) -> None:
+    if out.as_json:
+        out.facts(ended.value, [])
+        return
+    out.table([gate.as_dict() for gate in ended.judged.gates], _GATES)
+    bad: list[tuple[Level, str]] = [
+        ("bad" if gate.outcome in _BAD else "note", f"{gate.name}: {gate.why}")
+        for gate in ended.judged.gates
+        if gate.outcome != "passed"
+    ]
+    level: Level = "good" if ended.judged.headline == ended.judged.verdict else "note"
+    out.verdicts(bad or [(level, f"{ended.judged.headline}: {ended.judged.why[0]}")])
+
+
+def _finish(out: Output, ended: Ended, out_folder: Path) -> None:
+    """Raise the error that sets the exit code, or print the next step."""
+    from halfbyte.checkpoint.output_folder import FOLDER, RELEASE
+
+    judged, where = ended.judged, str(out_folder / FOLDER / RELEASE)
+    quantized = ended.records.get("quantize")
+    if quantized is not None and quantized.state == "failed" and quantized.exit_code == EXIT_USAGE:
+        raise UsageError(quantized.why, where="quantize", fix=f"see {out_folder / FOLDER}/release/quantize.log")
+    if ended.stopped:
+        bad = [gate for gate in judged.gates if gate.outcome in _BAD]
+        if bad:
+            raise CheckFailedError(f"{bad[0].name}: {bad[0].why}", where=where, fix=_next(judged, out_folder))
+        out.note(f"{judged.verdict}: {judged.why[0]}")
+        out.note("stopped by --stop-after; run the same command without it to resume")
+        return
+    if judged.verdict != "ACCEPT":
+        raise CheckFailedError(f"{judged.verdict}: {judged.why[0]}", where=where, fix=_next(judged, out_folder))
+    for record in ended.records.values():
+        if record.state == "failed":  # a stage after the verdict
+            error = HalfbyteError(f"{record.name}: {record.why}", where=where, fix="run the same command to retry")
+            error.exit_code = record.exit_code or CheckFailedError.exit_code
+            raise error
+    out.note(where)
+    if "publish" not in ended.records:
+        out.hint(_next(judged, out_folder))
+
+
+def _next(judged: Judged, out_folder: Path) -> str:
+    return judged.next[0].replace("OUT", pasted(out_folder)) if judged.next else ""

@@ -1,0 +1,1 @@
+"""HTTP clients for OpenAI-compatible servers, with bounded time and retries."""

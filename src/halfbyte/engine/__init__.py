@@ -1,0 +1,1 @@
+"""Run a plan on one of the backends, with a journal, resume and atomic writes."""

@@ -1,0 +1,1 @@
+"""Execution backends: local threads, GPUs, or a Ray cluster."""

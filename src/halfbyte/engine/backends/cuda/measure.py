@@ -1,0 +1,39 @@
+"""Calibration on the device without a checkpoint: runs a plan without jobs, so the statistics match `quantize`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from halfbyte.calibrate.provided import Say, Statistics
+from halfbyte.calibrate.stats import LayerStats
+from halfbyte.checkpoint.atomic_write import Journal
+from halfbyte.checkpoint.reader import stamps
+from halfbyte.engine.backends.cuda.setup import check_device, check_machine, devices_of, run_on_device
+from halfbyte.engine.backends.local import Progress, Resources, Runner
+
+if TYPE_CHECKING:
+    from halfbyte.plan.manifest import Plan
+
+
+class OnDevice:
+    """A calibration on one or several devices; the constructor raises if this machine lacks them."""
+
+    def __init__(self, empty_plan: Plan, device: str, limit: int | None = None) -> None:
+        self._plan, self._devices, self._limit = empty_plan, devices_of(device), limit
+        check_machine(*self._devices)
+
+    def check(self, statistics: Statistics) -> None:
+        """Raise if the devices do not support the calibration or lack memory."""
+        check_device(self._plan, statistics, self._devices, self._limit)
+
+    def run(self, statistics: Statistics, folder: Path, measured: dict[int, LayerStats], say: Say) -> None:
+        """Measure the layers that no earlier run has measured; `measured` is filled during the run."""
+
+        def report(progress: Progress) -> None:
+            say(progress.shard)
+
+        journal = Journal(folder / "journal.jsonl")  # never written: there are no shards
+        seen, resources = stamps(self._plan.checkpoint), Resources(threads=1)
+        with Runner(self._plan, folder, journal, {}, seen=seen, resources=resources, progress=report) as runner:
+            run_on_device(self._plan, runner, statistics, self._devices, self._limit, known=measured)

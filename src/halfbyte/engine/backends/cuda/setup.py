@@ -1,0 +1,143 @@
+"""Check the devices for a plan, and run the plan on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+
+from halfbyte.engine.backends.cuda.memory import Mode, Needs, choose_mode, needs_of
+from halfbyte.engine.backends.cuda.partition import most_rows, refuse_too_many
+from halfbyte.engine.backends.cuda.pinned_buffers import slot_nbytes
+from halfbyte.engine.backends.cuda.support import refuse_unbuilt
+from halfbyte.engine.backends.local import Runner, no_inputs
+from halfbyte.errors import MachineError
+from halfbyte.machine.devices import CUDA, device_names
+from halfbyte.machine.library_settings import allow_expandable_segments
+from halfbyte.methods.apply import JobInputs
+from halfbyte.methods.layer_inputs import inputs_from_stats
+from halfbyte.plan.manifest import Plan
+from halfbyte.plan.rules import Job
+from halfbyte.ui.units import size
+
+if TYPE_CHECKING:
+    from halfbyte.calibrate.provided import Statistics
+    from halfbyte.calibrate.stats import LayerStats
+    from halfbyte.calibrate.stream import Calibration
+    from halfbyte.engine.backends.cuda.layer_loop import DevicePass
+
+_CONTEXT_NBYTES = 600_000_000  # the CUDA context, which PyTorch's allocator does not count
+
+
+def devices_of(text: str) -> list[torch.device]:
+    """Return the devices of a --device value."""
+    return [torch.device(name) for name in device_names(text)]
+
+
+def check_machine(*devices: torch.device) -> None:
+    """Raise if this machine cannot run the kernels."""
+    allow_expandable_segments()
+    if devices[0].type == CUDA and not torch.cuda.is_available():
+        fix = "check the driver (nvidia-smi) and that PyTorch is a CUDA build, or use --device cpu"
+        raise MachineError("PyTorch detects no CUDA device", where="--device cuda", fix=fix)
+    for device in devices:
+        if device.type == CUDA and (device.index or 0) >= (count := torch.cuda.device_count()):
+            last = f"cuda:{count - 1}"
+            what = f"{device} does not exist: PyTorch detects {count} {'GPU' if count == 1 else 'GPUs'}"
+            raise MachineError(what, where=f"--device {device}", fix=f"use at most {last}; see halfbyte doctor")
+    if find_spec("triton") is None:
+        fix = "install triton, which is part of CUDA builds of PyTorch, or use --device cpu"
+        raise MachineError("Triton, which the GPU kernels need, is not installed", where="--device", fix=fix)
+
+
+def check_device(
+    plan: Plan, measured: Statistics | None, devices: Sequence[torch.device], limit: int | None = None
+) -> None:
+    """Raise, before anything is written, if these devices cannot run the plan."""
+    check_machine(*devices)
+    refuse_unbuilt(plan.recipe, measures=measured is not None and measured.calibration is not None)
+    calibration = measured.calibration if measured else None
+    if calibration is not None:
+        refuse_too_many(len(calibration.rows.tokens), len(devices))
+    mode_of(plan, calibration, devices, limit)
+
+
+def mode_of(
+    plan: Plan, calibration: Calibration | None, devices: Sequence[torch.device], limit: int | None
+) -> tuple[Needs, Mode]:
+    """Return the memory needs per device, and the fastest mode that fits on every device.
+
+    Available memory is the free memory or the limit. A device that is listed twice has half of it each time.
+    """
+    rows, length = calibration.rows.tokens.shape if calibration else (0, 0)
+    tokens = most_rows(rows, len(devices)) * length
+    need = needs_of(plan, tokens, slot_nbytes(devices[0]), len(devices))
+    free, where = limit, f"--device-memory {size(limit or 0)}"
+    for device in devices:
+        if device.type != CUDA:
+            continue
+        times = devices.count(device)
+        torch.cuda.empty_cache()  # frees memory cached by earlier runs of this process
+        device_free, total = torch.cuda.mem_get_info(device)
+        if free is None or device_free // times < free:
+            free, where = device_free // times, str(device)
+        # Pass the limit to the allocator, which otherwise caches freed memory up to the device's capacity.
+        share = 1.0 if limit is None else max(0, times * limit - _CONTEXT_NBYTES) / total
+        with torch.cuda.device(device):  # the function's own argument must have an index
+            torch.cuda.set_per_process_memory_fraction(min(1.0, share))
+    return need, choose_mode(need, free, where)
+
+
+def run_on_device(
+    plan: Plan,
+    runner: Runner,
+    measured: Statistics | None,
+    devices: Sequence[torch.device],
+    limit: int | None = None,
+    *,
+    known: dict[int, LayerStats] | None = None,
+) -> tuple[dict[int, LayerStats], DevicePass]:
+    """Run all pending jobs; return the statistics, and the pass with its timings.
+
+    If given, `known` receives the statistics of each layer before its progress message, for callers that count layers.
+    """
+    from halfbyte.engine.backends.cuda.layer_loop import DevicePass  # noqa: PLC0415
+
+    quantize = plan.recipe.quantize
+
+    def inputs_of(stats: LayerStats | None) -> Callable[[Job], JobInputs]:
+        return no_inputs if stats is None else inputs_from_stats(stats, quantize)
+
+    layers = plan.layers or plan.model.layers
+    calibration = measured.calibration if measured else None
+    store = measured.store if measured else None
+    stored: dict[int, LayerStats] = {}
+    forward_from, hidden = 0, None
+    if measured is not None and calibration is None:
+        stored = dict(measured.layers(runner.reader, None, runner.say, ()))
+    elif store is not None:
+        store.begin()
+        if (complete := store.whole()) is not None:
+            stored, calibration = complete, None
+        elif (snapshot := store.load_hidden()) is not None:
+            forward_from, hidden = snapshot
+            stored = {layer: stats for layer in range(forward_from) if (stats := store.load(layer)) is not None}
+    device_pass = DevicePass(
+        plan,
+        runner,
+        devices,
+        mode=mode_of(plan, calibration, devices, limit)[1],
+        layers=layers,
+        calibration=calibration,
+        store=store,
+        inputs_of=inputs_of,
+        say=runner.say,
+    )
+    device_pass.measured = stored if known is None else known
+    device_pass.measured |= stored
+    device_pass.run(forward_from, hidden)
+    if calibration is not None and store is not None:
+        store.finish()
+    return device_pass.measured, device_pass

@@ -1,0 +1,400 @@
+"""The quantization pipeline: open the source, plan, verify, run pending jobs, finalize and report.
+
+Running the same command again resumes: shards that are in the journal are verified and not rewritten.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from halfbyte.calibrate.store import STATS as STATS_FILE
+from halfbyte.calibrate.store import refuse_other
+from halfbyte.checkpoint.atomic_write import PART, Journal, file_sha256, write_whole
+from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
+from halfbyte.checkpoint.identity import identity
+from halfbyte.checkpoint.output_folder import (
+    FOLDER,
+    PLAN,
+    VERIFIED,
+    alone,
+    is_foreign,
+    read_plan,
+    refuse_nested,
+    refuse_unwritable,
+    without_parts,
+)
+from halfbyte.checkpoint.reader import stamps as source_stamps
+from halfbyte.checkpoint.verify import Stamp, stamps_as_json
+from halfbyte.engine.backends.local import Progress, Resources, Runner
+from halfbyte.engine.dispatch import Work, run_pending
+from halfbyte.engine.failures import explain_failures
+from halfbyte.engine.finalize import finalize
+from halfbyte.engine.prefetch import Ahead, refuse_other_version, write_origin
+from halfbyte.engine.source_check import md5_count, refuse_other_weights, verified_count
+from halfbyte.engine.source_check import verify_source as verify_shards
+from halfbyte.errors import UsageError
+from halfbyte.families.declared_formats import refuse_other_config
+from halfbyte.families.model import describe
+from halfbyte.formats.lapack import one_blas_thread
+from halfbyte.machine.address_space import refuse_few_addresses
+from halfbyte.plan.ignore_list import refuse_misread
+from halfbyte.plan.manifest import Plan, make_plan, refuse_nothing_to_prune, refuse_other_plan
+from halfbyte.plan.prune_plan import PLAN as PRUNE_PLAN
+from halfbyte.plan.prune_plan import PrunePlan, write_prune_plan
+from halfbyte.plan.prune_record import carry
+from halfbyte.plan.pruned import Kept, kept_digest
+from halfbyte.plan.summary import by_role, peak_memory_nbytes
+from halfbyte.prune.report import stored_advice
+from halfbyte.recipe.decisions import COMPENSATED, Recipe
+
+if TYPE_CHECKING:
+    from halfbyte.calibrate.provided import Statistics
+    from halfbyte.calibrate.report import Report
+    from halfbyte.degeneracy.after_pruning import LoopTest
+    from halfbyte.plan.plan_file import PlanFile
+    from halfbyte.prune.decide import LayerByLayer
+    from halfbyte.publish.hub.push import Push
+    from halfbyte.ui.advice import Advice
+
+COMMAND = "command"  # in plan.json: the command line, with SRC and OUT for the folders
+CHOSEN = "chosen"  # in plan.json: the digest of the kept experts, if the run itself selected them
+JOURNAL = "journal.jsonl"
+STATS = "stats"  # folder: per-layer statistics during the run, one file afterwards
+STATS_SHA256 = "statistics_sha256"  # in plan.json: the SHA-256 of that file
+CPU = "cpu"
+_SPARE_NBYTES = 1 << 28  # config, index, tokenizer and file-system overhead
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a run."""
+
+    out: Path
+    fingerprint: str
+    shards: int
+    resumed: int
+    write_nbytes: int
+    seconds: float
+    source_shards: int
+    verified_shards: int | None  # None: verification was off
+    coverage: Report | None  # expert coverage of the calibration data; None: no data needed
+    pruned: PrunePlan | None = None  # kept experts; None: all of them
+    advice: tuple[Advice, ...] = ()  # about the stored format
+    loops: LoopTest | None = None  # loop test of a pruned checkpoint, if `halfbyte.api.prune` ran it
+    md5_shards: int = 0  # shards without a known SHA-256 that were verified by the MD5 in their ETag
+
+
+def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None, kept: Kept | None = None) -> Plan:
+    """Return the plan that `quantize` would run. Reads only headers."""
+    checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
+    if recipe.prune is not None:
+        from halfbyte.prune.decide import refuse_pruned_source  # noqa: PLC0415 - only for pruning recipes
+
+        refuse_pruned_source(checkpoint)
+    model = describe(checkpoint)
+    refuse_other_config(checkpoint, model)
+    run_plan = make_plan(checkpoint, model, recipe, layers=layers, kept=kept)
+    refuse_misread(run_plan)
+    return run_plan
+
+
+def quantize(  # noqa: PLR0913 - keyword-only
+    source: Path | Checkpoint,
+    out: Path,
+    recipe: Recipe,
+    *,
+    layers: int | None = None,
+    stats: Path | None = None,
+    prune_plan: PrunePlan | None = None,
+    threads: int | None = None,
+    device: str = CPU,
+    device_memory: int | None = None,
+    ray: str | None = None,
+    verify_source: bool = True,
+    planned: PlanFile | None = None,
+    push: Push | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    begins: Callable[[str], None] = lambda phase: None,
+    command: Sequence[str] = (),
+) -> Result:
+    """Write the checkpoint that the recipe describes; the same call resumes an interrupted run.
+
+    The plan must match the plan file `planned`, if given. `progress` is called after every step, `begins` with the name
+    of each phase as it starts. `command` is the command line, for the model card.
+    """
+    start, resources = time.monotonic(), Resources(threads, device, device_memory, ray)
+    _check_paths(source, out, threads, measures=recipe.calibrate is not None and stats is None)
+    run_plan = plan(source, recipe, layers=layers)
+    _check_options(run_plan, planned, stats, prune_plan, resources, pushes=push is not None)
+    others = run_plan.checkpoint.other_files()  # raises now if a file cannot be copied, not after the last shard
+    # In this order, so that a change in between is detected.
+    seen, weights = source_stamps(run_plan.checkpoint), identity(run_plan.checkpoint)
+    if recipe.calibrate is not None and stats is None:
+        begins("reading the calibration data")
+    measured = _statistics(run_plan, out, weights, stats, device, prune_plan)
+    run_plan, pruned = _with_experts(run_plan, measured, weights, prune_plan)
+    _check_machine(run_plan, measured, resources)
+    _check_folder(out, run_plan, measured)
+    journal = Journal(out / FOLDER / JOURNAL)
+    finished = _verified(out, run_plan, journal, push)
+    refuse_other_weights(out, run_plan, weights, finished)
+    prefetcher = _prefetcher(run_plan, finished, measured, resources)
+    _check_space(out, run_plan, finished, measured, prefetcher, push)
+    listeners = (prefetcher,) if push is None else (prefetcher, push)
+    needed = sorted({shard for job in run_plan.jobs for shard in run_plan.source_shards(job)})
+    begins("verifying the source's shards by SHA-256")
+    stamps = verify_shards(run_plan.checkpoint, out, needed, threads, progress) if verify_source else None
+    begins("calibrating and quantizing, layer by layer" if measured and measured.file is None else "quantizing")
+    with explain_failures(out, run_plan, journal), alone(out), without_parts(out):  # nothing is written before this
+        _check_folder(out, run_plan, measured)  # again, now that the folder is locked
+        _initialize(out, run_plan, weights, measured, stamps, pruned, command)
+        with (
+            _blas_threads(run_plan),
+            prefetcher,
+            push or nullcontext(),
+            Runner(
+                run_plan, out, journal, finished, seen=seen, resources=resources, progress=progress, listeners=listeners
+            ) as runner,
+        ):
+            for listener in listeners:
+                listener.begin(finished, runner.say)
+            chooser = _chooser(run_plan, measured, weights)
+            coverage = run_pending(Work(run_plan, out, runner, measured, chooser, resources))
+            for listener in listeners:
+                listener.wait()
+            runner.save_hashes()
+        pruned = _seal(out, measured, chooser) or pruned
+        finalize(run_plan if pruned is None else replace(run_plan, kept=pruned.kept()), out, others)
+        if push is not None:
+            push.rest()
+    result = _result(out, run_plan, needed, stamps)
+    return replace(result, resumed=len(finished), seconds=time.monotonic() - start, coverage=coverage, pruned=pruned)
+
+
+def _result(out: Path, run_plan: Plan, needed: list[str], stamps: Mapping[str, Stamp] | None) -> Result:
+    """Return the part of the result that follows from the plan and the source verification."""
+    return Result(
+        out=out,
+        fingerprint=run_plan.fingerprint(),
+        shards=len(run_plan.shards),
+        resumed=0,
+        write_nbytes=run_plan.write_nbytes,
+        seconds=0.0,
+        source_shards=len(needed),
+        verified_shards=verified_count(run_plan.checkpoint, needed, stamps),
+        coverage=None,
+        advice=stored_advice(run_plan),
+        md5_shards=md5_count(run_plan.checkpoint, needed),
+    )
+
+
+def _prefetcher(
+    run_plan: Plan, finished: Mapping[str, str], measured: Statistics | None, resources: Resources
+) -> Ahead:
+    """Return the prefetcher of a remote source, in the order in which `run_pending` reads."""
+    if resources.ray is not None:
+        return Ahead.of_workers(run_plan, finished)
+    measures = measured is not None and measured.file is None
+    by_layer = measures or not resources.on_cpu or (measured is not None and run_plan.recipe.quantize is not None)
+    return Ahead.of_run(run_plan, finished, by_layer=by_layer, measures=measures)
+
+
+def _check_paths(source: Path | Checkpoint, out: Path, threads: int | None, *, measures: bool) -> None:
+    """Raise for nested folders, and for an address-space limit that is too low for any run."""
+    refuse_nested(source if isinstance(source, Path) else source.root, out)
+    refuse_few_addresses(0, threads, measures=measures)
+
+
+def _check_options(
+    run_plan: Plan,
+    planned: PlanFile | None,
+    stats: Path | None,
+    prune_plan: PrunePlan | None,
+    resources: Resources,
+    *,
+    pushes: bool,
+) -> None:
+    """Raise for a plan that differs from `planned`, and for options that cannot be combined."""
+    if planned is not None:
+        planned.refuse_other(run_plan)
+    if resources.ray is not None:
+        from halfbyte.engine.backends.ray.support import refuse_pushing, refuse_unsupported  # noqa: PLC0415
+
+        refuse_unsupported(run_plan, resources)
+        if pushes:
+            refuse_pushing()
+    if run_plan.recipe.prune is None:
+        return
+    from halfbyte.prune.decide import refuse_unclear  # noqa: PLC0415
+
+    if prune_plan is None:
+        refuse_nothing_to_prune(run_plan)
+    refuse_unclear(run_plan, prune_plan, has_statistics=stats is not None, on_cpu=resources.on_cpu)
+
+
+def _with_experts(
+    run_plan: Plan, measured: Statistics | None, weights: Mapping[str, str], prune_plan: PrunePlan | None
+) -> tuple[Plan, PrunePlan | None]:
+    """Return the plan and the kept experts, if they are known before the run."""
+    if run_plan.recipe.prune is None:
+        return run_plan, None
+    from halfbyte.prune.decide import chosen, of_layers  # noqa: PLC0415
+
+    pruned = prune_plan or chosen(run_plan, measured, weights)
+    if pruned is None:
+        return run_plan, None
+    pruned = of_layers(pruned, run_plan.layers)
+    return plan(run_plan.checkpoint, run_plan.recipe, layers=run_plan.layers, kept=pruned.kept()), pruned
+
+
+def _chooser(run_plan: Plan, measured: Statistics | None, weights: Mapping[str, str]) -> LayerByLayer | None:
+    """Return the expert selection for pruning during calibration, if it is still open."""
+    if run_plan.chosen or measured is None:
+        return None
+    from halfbyte.prune.decide import LayerByLayer  # noqa: PLC0415
+
+    return LayerByLayer(run_plan, weights, measured.about)
+
+
+def _seal(out: Path, measured: Statistics | None, chooser: LayerByLayer | None) -> PrunePlan | None:
+    """Record the digests of the statistics and of the experts that this run selected in plan.json."""
+    pruned = chooser.plan() if chooser is not None else None
+    digests: dict[str, str] = {}
+    if pruned is not None:
+        write_prune_plan(out / FOLDER / PRUNE_PLAN, pruned)
+        digests[CHOSEN] = kept_digest(pruned.kept())
+    if measured is not None and (statistics := out / FOLDER / STATS / STATS_FILE).is_file():
+        digests[STATS_SHA256] = file_sha256(statistics)
+    if digests:
+        write_whole(out / FOLDER / PLAN, json.dumps({**read_plan(out), **digests}, indent=1).encode())
+    return pruned
+
+
+def _blas_threads(run_plan: Plan) -> AbstractContextManager[None]:
+    """Limit BLAS to one thread for GPTQ, so that matrix factors do not depend on the number of cores."""
+    gptq = run_plan.recipe.quantize is not None and run_plan.recipe.quantize.scales == COMPENSATED
+    return one_blas_thread() if gptq else nullcontext()
+
+
+def _check_machine(run_plan: Plan, measured: Statistics | None, resources: Resources) -> None:
+    """Raise if the machine cannot run this plan: calibration over Ray, address space, GPU."""
+    if resources.ray is not None and measured is not None and measured.file is None:
+        from halfbyte.engine.backends.ray.support import refuse_remote_calibration  # noqa: PLC0415
+
+        refuse_remote_calibration(run_plan)
+    if resources.ray is None:
+        refuse_few_addresses(peak_memory_nbytes(run_plan, resources.threads), resources.threads, measures=False)
+    if resources.on_cpu:
+        return
+    from halfbyte.engine.backends.cuda.setup import check_device, devices_of  # noqa: PLC0415 - imports torch
+
+    check_device(run_plan, measured, devices_of(resources.device), resources.device_memory)
+
+
+def _statistics(
+    run_plan: Plan,
+    out: Path,
+    weights: Mapping[str, str],
+    stats: Path | None,
+    device: str,
+    prune_plan: PrunePlan | None,
+) -> Statistics | None:
+    """Return the statistics that the recipe needs, from a file or measured by this run."""
+    if prune_plan is not None and run_plan.recipe.quantize is None and stats is None:
+        return None  # the pruning plan replaces the data
+    if run_plan.recipe.calibrate is None and (run_plan.recipe.prune is None or stats is None):
+        if stats is not None:
+            what = f"recipe '{run_plan.recipe.name}' does not use statistics"
+            raise UsageError(what, where="--stats", fix="omit --stats, or use a recipe that calibrates")
+        return None
+    layers = run_plan.layers or run_plan.model.layers
+    if stats is not None:
+        if run_plan.recipe.quantize is not None and run_plan.recipe.quantize.scales == COMPENSATED:
+            what = "GPTQ needs the Hessians of expert inputs, which statistics files do not contain"
+            raise UsageError(what, where="--stats", fix="omit --stats: this recipe calibrates while it writes")
+        from halfbyte.calibrate.provided import given  # noqa: PLC0415
+
+        rule = run_plan.recipe.quantize.input_scale if run_plan.recipe.quantize else None
+        choosing = run_plan.recipe.quantize is None  # only for expert selection, not for scales
+        return given(stats, run_plan.checkpoint, weights, layers, rule, choosing=choosing)
+    from halfbyte.engine.measure import measured_here  # noqa: PLC0415 - imports torch
+
+    folder = out / FOLDER / STATS
+    return measured_here(run_plan.checkpoint, run_plan.model, run_plan.recipe, weights, folder, layers, device=device)
+
+
+def _check_folder(out: Path, run_plan: Plan, measured: Statistics | None) -> None:
+    """Raise unless the output folder can be created, is empty, or holds the same plan. Writes nothing."""
+    if (out / FOLDER / PLAN).is_file():
+        record = read_plan(out)
+        refuse_other_plan(record, run_plan, str(out))
+        refuse_other_version(out / FOLDER, run_plan.checkpoint)
+        if measured is not None:
+            refuse_other(record.get("calibration", {}), measured.about, str(out))
+    elif out.is_dir() and any(map(is_foreign, out.iterdir())):
+        raise UsageError("the output folder is not empty", where=str(out), fix="use a new folder")
+    refuse_unwritable(out)
+
+
+def _initialize(  # noqa: PLR0913, PLR0917 - each is recorded in the folder before the first shard
+    out: Path,
+    run_plan: Plan,
+    weights: Mapping[str, str],
+    measured: Statistics | None,
+    stamps: dict[str, Stamp] | None,
+    pruned: PrunePlan | None,
+    command: Sequence[str],
+) -> None:
+    for stale in out.glob(f"*{PART}"):
+        stale.unlink()  # left by a killed run
+    record = {**run_plan.as_dict(), "roles": [row.as_dict() for row in by_role(run_plan)], "source": weights}
+    record |= {"calibration": dict(measured.about)} if measured else {}
+    record |= {COMMAND: list(command)} if command else {}
+    if pruned is None and run_plan.recipe.prune is None:
+        record |= carry(run_plan.checkpoint.root, out)
+    write_origin(out / FOLDER, run_plan.checkpoint)
+    write_whole(out / FOLDER / PLAN, json.dumps(record, indent=1).encode())
+    if measured is not None and measured.file is not None:
+        (out / FOLDER / STATS).mkdir(exist_ok=True)
+        write_whole(out / FOLDER / STATS / STATS_FILE, measured.file)
+    if pruned is not None:
+        write_prune_plan(out / FOLDER / PRUNE_PLAN, pruned)
+    if stamps:
+        write_whole(out / FOLDER / VERIFIED, json.dumps(stamps_as_json(stamps), indent=1).encode())
+
+
+def _verified(out: Path, run_plan: Plan, journal: Journal, push: Push | None) -> dict[str, str]:
+    """Return the finished shards: in the journal, with the planned size and the journaled hash, here or pushed."""
+    sizes = {shard.name: shard.nbytes for shard in run_plan.shards}
+    finished: dict[str, str] = {}
+    for line in journal.lines():
+        name, digest = line.get("shard"), line.get("sha256")
+        path = out / str(name)
+        if name in sizes and path.is_file() and path.stat().st_size == sizes[name] and file_sha256(path) == digest:
+            finished[name] = str(digest)
+        elif name in sizes and push is not None and not path.exists() and push.has(str(name), str(digest)):
+            finished[str(name)] = str(digest)
+    return finished
+
+
+def _check_space(
+    out: Path,
+    run_plan: Plan,
+    finished: dict[str, str],
+    measured: Statistics | None,
+    prefetcher: Ahead,
+    push: Push | None,
+) -> None:
+    """Raise if the disk lacks space for the pending shards and the temporary hidden states."""
+    pending = [shard.nbytes for shard in run_plan.shards if shard.name not in finished]
+    needed = (sum(pending) if push is None else push.room_nbytes(pending)) + (
+        measured.missing_nbytes if measured else 0
+    )
+    if pending:
+        prefetcher.refuse_full(out, needed + _SPARE_NBYTES, sum(stale.stat().st_size for stale in out.glob(f"*{PART}")))

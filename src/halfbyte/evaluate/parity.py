@@ -1,0 +1,92 @@
+"""Check that two servers are comparable: both running now, or one from an earlier run.
+
+Different tokenization of the same prompt is an error. Other differences are reported, because they may affect scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from halfbyte.endpoint.identity import Identity, differences, has_logprobs, same_probes
+from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.evaluate.preflight import PARITY_PROMPTS, Finding, Preflight
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The facts about one side: identity, token counts and evaluation settings."""
+
+    identity: Identity
+    prompt_tokens: Mapping[str, list[int | None]]  # by API
+    settings: Mapping[str, Any]  # concurrency, version of lm-eval
+    probes: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # fingerprint replies
+
+
+def known_now(ready: Preflight, settings: Mapping[str, Any]) -> Known:
+    """Return the facts from a preflight."""
+    return Known(ready.identity, ready.prompt_tokens, settings, ready.probes)
+
+
+def known_then(head: Mapping[str, Any], where: Path) -> Known:
+    """Return the facts about the candidate of an earlier run, from its eval.json."""
+    try:
+        side = head["candidate"]
+        facts = {str(name): str(value) for name, value in side["told"].items()}
+        identity = Identity(str(side["url"]), str(side["model"]), side["max_context"], facts)
+        counts = {str(api): list(values) for api, values in side["prompt_tokens"].items()}
+        settings = {"concurrency": head["concurrency"], "lm_eval": head["lm_eval"]}
+        probes = [{"text": reply["text"], "logprobs": list(reply["logprobs"])} for reply in side["probes"]]
+    except (LookupError, TypeError, AttributeError, ValueError):
+        what = "the baseline does not record its evaluation settings"
+        raise UsageError(what, where=str(where), fix="run the baseline again with this version") from None
+    return Known(identity, cast("dict[str, list[int | None]]", counts), settings, probes)
+
+
+def parity(candidate: Known, reference: Known) -> list[Finding]:
+    """Compare two sides. Raise on different tokenization, and report other differences."""
+    _refuse_unequal_prompts(candidate, reference)
+    different = differences(candidate.identity, reference.identity)
+    different += [
+        f"{name}: {mine} against {reference.settings.get(name)}"
+        for name, mine in candidate.settings.items()
+        if mine != reference.settings.get(name)
+    ]
+    if not different:
+        return [Finding("parity", "good", "both servers tokenize prompts identically and report the same settings")]
+    return [Finding("parity", "note", f"the servers differ in more than the checkpoint: {text}") for text in different]
+
+
+def alike(candidate: Known, reference: Known) -> str | None:
+    """Return the caveat for two sides that cannot be distinguished, or None."""
+    if not same_probes(candidate.probes, reference.probes):
+        return None
+    if has_logprobs(candidate.probes):
+        return (
+            "candidate and reference have the same fingerprint (equal answers with equal log-probabilities): this "
+            "compares a checkpoint with itself (A/A test), so the verdict says nothing about another one"
+        )
+    if candidate.identity.url == reference.identity.url or candidate.identity.told == reference.identity.told:
+        return (
+            "candidate and reference cannot be distinguished (equal answers, no log-probabilities): this may compare "
+            "a checkpoint with itself (A/A test)"
+        )
+    return None
+
+
+def _refuse_unequal_prompts(candidate: Known, reference: Known) -> None:
+    for api, counts in candidate.prompt_tokens.items():
+        others = reference.prompt_tokens.get(api, [])
+        unequal = [
+            f"{text!r}: {a} against {b}"
+            for text, a, b in zip(PARITY_PROMPTS, counts, others, strict=False)  # an earlier run may have fewer
+            if a != b and a is not None and b is not None
+        ]
+        if unequal:
+            raise CheckFailedError(
+                f"{api}: the servers tokenize the same prompt differently ({unequal[0]}, {len(unequal)} in all)",
+                where=f"{candidate.identity.url} and {reference.identity.url}",
+                fix="serve both with the same tokenizer and chat template",
+            )

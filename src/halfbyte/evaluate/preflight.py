@@ -1,0 +1,147 @@
+"""Check an endpoint before the evaluation, so that a misconfigured server fails at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from halfbyte.endpoint.asking import Asker, Reply
+from halfbyte.endpoint.client import Api, Endpoint, EndpointError
+from halfbyte.endpoint.identity import Identity, identify, is_identifiable, probe
+from halfbyte.errors import CheckFailedError, MachineError
+from halfbyte.evaluate.echo import echo_problem
+from halfbyte.evaluate.suites import Suite
+from halfbyte.evaluate.tokens import ServerTokens, server_tokens
+from halfbyte.ui.console import Level
+
+# Spaces, digits, capitals, code, other scripts and a multi-codepoint emoji, where tokenizers and templates differ.
+PARITY_PROMPTS = (
+    "Hello",
+    "I'm sure they don't, WE'LL see",
+    "12345678901234567890 3.14159 1,000,000",
+    "def f(x):\n\treturn  x  **  2\n\n\n",
+    "Größe naïve œuvre Ångström",
+    "今天天气很好, 東京タワー, 안녕하세요",
+    "Привет, мир! שלום עולם مرحبا",
+    "👩‍👩‍👧‍👦 ¥ € U+2011: a\u2011b",
+    "   leading and trailing   ",
+    "<|im_end|> is a name in a text",
+)
+_COUNTING = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15"
+_TALKING = (_COUNTING, "Question: Anna has 12 apples and buys 30 more. How many has she?\nAnswer:", "Tell me a story.")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check."""
+
+    check: str
+    level: Level
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """The facts about an endpoint before the first item."""
+
+    endpoint: Endpoint
+    identity: Identity
+    findings: list[Finding]
+    prompt_tokens: dict[str, list[int | None]]  # by API
+    probes: list[dict[str, Any]]
+    tokens: ServerTokens | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the preflight for JSON."""
+        checks = [{"check": row.check, "level": row.level, "sentence": row.sentence} for row in self.findings]
+        return {**self.identity.as_dict(), "prompt_tokens": self.prompt_tokens, "probes": self.probes, "checks": checks}
+
+
+def preflight(endpoint: Endpoint, model: str | None, suite: Suite, *, any_name: bool = False) -> Preflight:
+    """Check an endpoint for a suite. Raise if its scores would be meaningless."""
+    identity = identify(endpoint, model, any_name=any_name)
+    tokens = server_tokens(endpoint, identity.model)
+    findings: list[Finding] = []
+    prompt_tokens: dict[str, list[int | None]] = {}
+    probes: list[dict[str, Any]] = []
+    try:
+        for api in forms(suite):
+            asker = Asker(endpoint, identity.model, api)
+            prompt_tokens[api] = [asker.ask(text, max_tokens=1).prompt_tokens for text in PARITY_PROMPTS]
+            findings += [_stop(asker), _repeats(asker), _seed(asker), _usage(prompt_tokens[api], api)]
+            probes += probe(asker)
+        findings += _likelihoods(endpoint, identity, suite, tokens)
+    except EndpointError as error:
+        fix = "send a request with curl, and check the server's log"
+        raise MachineError(
+            f"the endpoint does not answer a short prompt: {error}", where=endpoint.url, fix=fix
+        ) from None
+    if not is_identifiable(identity, probes):
+        what = (
+            "the server reports neither log-probabilities nor its start time, so another checkpoint at this address "
+            "could not be detected; resuming an earlier run requires --same-server"
+        )
+        findings.append(Finding("fingerprint", "note", what))
+    if identity.max_context is None or tokens is None:
+        what = "the server does not report its context length or tokenizer, so prompts that are too long fail as errors"
+        findings.append(Finding("context", "note", what))
+    return Preflight(endpoint, identity, findings, prompt_tokens, probes, tokens)
+
+
+def forms(suite: Suite) -> list[Api]:
+    """Return the APIs that a suite uses, in the order of the checks."""
+    both: list[Api] = ["completions", "chat"]
+    return [api for api in both if api in suite.apis]
+
+
+def _stop(asker: Asker) -> Finding:
+    """Check that output ends before a stop string."""
+    for prompt in _TALKING:
+        text = asker.ask(prompt, max_tokens=24).text or ""
+        word = text[len(text) // 2 :][:2]
+        if word.strip():
+            stopped = asker.ask(prompt, max_tokens=24, stop=[word])
+            if word not in (stopped.text or ""):
+                return Finding("stop", "good", f"{asker.api}: output ends before a stop string")
+            what = f"{asker.api}: the server ignores stop strings: {stopped.text!r} contains {word!r}"
+            raise CheckFailedError(what, where=asker.endpoint.url, fix="use a server that supports `stop`")
+    return Finding("stop", "note", f"{asker.api}: all outputs were too short to test a stop string")
+
+
+def _repeats(asker: Asker) -> Finding:
+    texts = {asker.ask(_COUNTING, max_tokens=24).text for _ in range(3)}
+    if len(texts) == 1:
+        return Finding("greedy", "good", f"{asker.api}: greedy decoding is deterministic")
+    return Finding("greedy", "note", f"{asker.api}: greedy decoding gave {len(texts)} different outputs: it has noise")
+
+
+def _seed(asker: Asker) -> Finding:
+    def sampled(seed: int) -> Reply:
+        return asker.ask(_COUNTING, max_tokens=24, temperature=1.0, seed=seed)
+
+    if sampled(7).text == sampled(7).text:
+        return Finding("seed", "good", f"{asker.api}: sampling with a seed is reproducible")
+    return Finding("seed", "note", f"{asker.api}: sampling with a seed is not reproducible; the suites do not sample")
+
+
+def _usage(counts: list[int | None], api: str) -> Finding:
+    if None in counts:
+        return Finding("usage", "note", f"{api}: the server does not report prompt tokens")
+    return Finding("usage", "good", f"{api}: the server reports prompt tokens")
+
+
+def _likelihoods(endpoint: Endpoint, identity: Identity, suite: Suite, tokens: ServerTokens | None) -> list[Finding]:
+    """Check prompt log-probabilities, which tasks that compare likelihoods need."""
+    choosing = [task for task in suite.tasks if task.kind == "choose"]
+    if not choosing:
+        return []
+    problem = "it has no /tokenize endpoint" if tokens is None else echo_problem(endpoint, identity.model, tokens)
+    if problem is None:
+        return [Finding("likelihoods", "good", "prompt log-probabilities are complete and aligned")]
+    names = ", ".join(task.task for task in choosing)
+    other = next((task.generative for task in choosing if task.generative), None)
+    raise CheckFailedError(
+        f"{names} needs prompt log-probabilities, which this server does not provide correctly: {problem}",
+        where=endpoint.url,
+        fix=f"use --suite {other}, which generates the letter" if other else "use a suite without such tasks",
+    )

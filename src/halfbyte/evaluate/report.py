@@ -1,0 +1,120 @@
+"""Print the results of `halfbyte eval`: a row per task and metric, and a sentence per verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from halfbyte.evaluate.judging import Judged, Label, Scored
+from halfbyte.evaluate.results import Evaluation
+from halfbyte.statistics.one_sample import Accuracy
+from halfbyte.statistics.seeds import Seeds
+from halfbyte.ui.console import Column, Level, Output
+
+LEVELS: dict[Label, Level] = {
+    "ACCEPT": "good", "SCORED": "good", "INCONCLUSIVE": "note", "REGRESSION": "bad", "ANOMALOUS": "bad",
+}  # fmt: skip
+_ALONE = (
+    Column("task", "task"),
+    Column("metric", "metric"),
+    Column("items", "items", number=True),
+    Column("score", "score % ± SE", number=True),
+    Column("interval", "95 % interval"),
+    Column("verdict", "verdict"),
+)
+_COMPARED = (
+    *_ALONE[:4],
+    Column("other", "reference", number=True),
+    Column("difference", "difference, pp", number=True),
+    Column("apart", "95 % interval"),
+    Column("mcnemar", "McNemar p", number=True),
+    Column("z", "cards' z", number=True),
+    Column("verdict", "verdict"),
+)
+
+
+def show(out: Output, evaluation: Evaluation) -> None:
+    """Print the table and the verdicts, or the JSON."""
+    if out.as_json:
+        out.facts(evaluation.as_dict(), [])
+        return
+    compared = any(task.reference for task in evaluation.judged)
+    rows = [row for task in evaluation.judged for row in _rows(task)]
+    out.table(rows, _COMPARED if compared else _ALONE)
+    same: list[tuple[Level, str]] = [("note", evaluation.head["alike"])] if evaluation.head["alike"] else []
+    out.verdicts([*(sentence for task in evaluation.judged for sentence in _sentences(task)), *same])
+
+
+def _rows(judged: Judged) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for metric, score in judged.candidate.by_metric.items():
+        chosen = metric == judged.task.primary
+        row: dict[str, Any] = {
+            "task": judged.task.task,
+            "metric": metric.replace(",none", "").replace(",", " "),
+            "items": f"{score.items:,}",
+            "score": _score(score),
+            "interval": _interval(score.interval, signed=False),
+            "verdict": judged.label if chosen else "-",
+        }
+        other = judged.reference.by_metric.get(metric) if judged.reference else None
+        rows.append(row | _difference(judged, metric, other))
+    return rows
+
+
+def _difference(judged: Judged, metric: str, other: Accuracy | None) -> dict[str, Any]:
+    empty = {"other": None, "difference": None, "apart": None, "mcnemar": None, "z": None}
+    comparison = judged.compared.get(metric)
+    if comparison is None or other is None:
+        return empty
+    pair, z = (
+        (comparison.decides, comparison.z_sample)
+        if isinstance(comparison, Seeds)
+        else (comparison, comparison.unpaired_z)
+    )
+    return {
+        "other": _score(other),
+        "difference": f"{100 * pair.difference:+.2f}",
+        "apart": _interval(pair.interval, signed=True),
+        "mcnemar": None if pair.mcnemar_p is None else f"{pair.mcnemar_p:.2g}",
+        "z": None if z is None else f"{z:+.2f}",
+    }
+
+
+def _score(score: Accuracy) -> str:
+    error = "" if score.standard_error is None else f" ± {100 * score.standard_error:.2f}"
+    return f"{100 * score.value:.2f}{error}"
+
+
+def _interval(ends: tuple[float, float], *, signed: bool) -> str:
+    low, high = (f"{100 * end:+.2f}" if signed else f"{100 * end:.2f}" for end in ends)
+    return f"{low} to {high}"
+
+
+def _sentences(judged: Judged) -> list[tuple[Level, str]]:
+    name, level = judged.task.task, LEVELS[judged.label]
+    notes: list[tuple[Level, str]] = [("note", f"{name}: {note}") for note in judged.notes]
+    if judged.anomalies:
+        return [*((level, f"{name}: ANOMALOUS, invalid score: {reason}") for reason in judged.anomalies), *notes]
+    comparison = judged.compared.get(judged.task.primary)
+    if comparison is None:
+        missing = _missing(judged.candidate)
+        return [*notes, ("note", f"{name}: {missing}")] if missing else notes
+    if judged.worst_case is not None:
+        worst = (
+            f"{name}: with missing answers counted against the candidate, the difference is {judged.worst_case:+.2%}"
+        )
+        notes.append(("note", worst))
+    return [(level, f"{name}: {comparison.sentence()}"), *notes]
+
+
+def _missing(side: Scored) -> str:
+    counts = ((side.errors, "without an answer"), (side.truncated, "truncated"), (side.empty, "empty"))
+    return ", ".join(f"{count} of {side.samples} {state}" for count, state in counts if count)
+
+
+def failure(judged: Sequence[Judged]) -> str:
+    """Return why the run fails, or an empty string."""
+    labels: tuple[Label, ...] = ("REGRESSION", "ANOMALOUS")
+    names = {label: ", ".join(row.task.task for row in judged if row.label == label) for label in labels}
+    return "; ".join(f"{label}: {tasks}" for label, tasks in names.items() if tasks)

@@ -1,0 +1,211 @@
+"""Run an evaluation: load the suite, check the servers, send the requests, judge and write the results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import halfbyte
+from halfbyte.endpoint.client import parse_url
+from halfbyte.endpoint.identity import find_model, fingerprint
+from halfbyte.errors import CheckFailedError, InterruptedRunError, MachineError, UsageError
+from halfbyte.evaluate.harness import (
+    Arm,
+    Harness,
+    Pass,
+    as_reference,
+    load_harness,
+    run_pass,
+)
+from halfbyte.evaluate.judging import judge
+from halfbyte.evaluate.parity import (
+    Known,
+    alike,
+    known_now,
+    known_then,
+    parity,
+)
+from halfbyte.evaluate.preflight import Preflight, preflight
+from halfbyte.evaluate.results import (
+    Evaluation,
+    read_head,
+    refuse_missing_items,
+    refuse_other_questions,
+    write_results,
+)
+from halfbyte.evaluate.samples import (
+    Sample,
+    Side,
+    check_pairs,
+    load_samples,
+    write_samples,
+)
+from halfbyte.evaluate.store import Store
+from halfbyte.evaluate.suites import load_suite
+from halfbyte.evaluate.unchanged import server_changes
+from halfbyte.ui.console import Output
+
+REQUESTS = "requests.jsonl"
+INTERRUPTED_S = 5.0  # request timeout of the final check after Ctrl-C
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of `halfbyte eval`."""
+
+    url: str
+    against: str | None
+    baseline: Path | None
+    suite: str
+    folder: Path
+    data_dir: Path | None
+    limit: int | None
+    model: str | None
+    concurrency: int | None
+    margin: float
+    timeout_s: float
+    same_server: bool = False
+
+
+@dataclass(slots=True)
+class _Run:
+    harness: Harness
+    store: Store
+    concurrency: int
+    limit: int | None
+    out: Output
+    progress: Callable[[str, int, int], None]
+    trusted: bool
+    sent: int = 0
+
+    def arm(self, side: Side, ready: Preflight, other: Arm | None = None) -> Arm:
+        """Return a side: the same endpoint as in an earlier run, or a new one."""
+        record = fingerprint(self.store.endpoints, ready.identity, ready.probes, trusted=self.trusted)
+        if record not in self.store.endpoints:
+            if any(record["stable"]["url"] == known["stable"]["url"] for known in self.store.endpoints):
+                self.out.note(
+                    f"! {ready.identity.url} cannot be identified as the server of the earlier run: starting over"
+                )
+            self.store.add(record)
+        name = str(record["fingerprint"])
+        again = other is not None and other.fingerprint == name
+        return Arm(side, ready, name, again, self.concurrency, self.store, self.progress)
+
+    def ask(self, arm: Arm) -> list[Sample]:
+        """Run all passes on one side."""
+        samples: list[Sample] = []
+        suite = self.harness.suite
+        for task_pass in [Pass(task, seeds, self.limit) for task in suite.tasks for seeds in suite.passes]:
+            sent: list[str] = []
+            try:
+                samples += run_pass(self.harness, arm, task_pass, sent)
+            except KeyboardInterrupt:
+                with suppress(MachineError):  # a server that does not respond was not replaced
+                    self._refuse_another_server(arm.soon(INTERRUPTED_S), task_pass, sent)
+                raise
+            self._refuse_another_server(arm, task_pass, sent)
+            self.sent += len(sent)
+        return samples
+
+    def _refuse_another_server(self, arm: Arm, task_pass: Pass, sent: list[str]) -> None:
+        """Discard the answers of a pass and raise if the server changed during it."""
+        changed = server_changes(arm.ready, self.harness.suite) if sent else None
+        if changed:
+            self.store.drop(sent)
+            what = f"ANOMALOUS: the server changed during {task_pass.title} ({changed}); its answers are discarded"
+            fix = "keep serving the same checkpoint, and run the same command again; earlier tasks are kept"
+            raise CheckFailedError(what, where=arm.ready.identity.url, fix=fix)
+
+
+def evaluate(options: Options, out: Output, progress: Callable[[str, int, int], None]) -> Evaluation:
+    """Run a suite, compare with a reference if there is one, and write the results."""
+    if options.against and options.baseline:
+        raise UsageError("--against and --baseline cannot be combined", where="halfbyte eval", fix="omit one of them")
+    started, clock = datetime.now(timezone.utc), time.monotonic()
+    suite = load_suite(options.suite)
+    endpoint = parse_url(options.url, options.timeout_s)
+    other = parse_url(options.against, options.timeout_s) if options.against else None
+    find_model(endpoint, options.model)  # before the data sets, because the Hub's client retries for long when offline
+    if other:
+        find_model(other, options.model, any_name=True)
+    harness = load_harness(suite, options.data_dir)
+    arguments = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
+    about = {"name": suite.name, "hash": harness.hash, "data": harness.data, "task_files": harness.task_files}
+    earlier = _earlier(options, about)
+    concurrency = options.concurrency or suite.concurrency
+    ready = preflight(endpoint, options.model, suite)
+    reference = preflight(other, options.model, suite, any_name=True) if other else None
+    settings = {"concurrency": concurrency, "lm_eval": harness.version}
+    here = known_now(ready, settings)
+    there = known_now(reference, settings) if reference else earlier.known if earlier else None
+    common = parity(here, there) if there else []
+    for finding in [*ready.findings, *(reference.findings if reference else []), *common]:
+        if finding.level != "good":
+            out.note(f"! {finding.sentence}")
+    for note in [*suite.notes, *([f"programs run {harness.sandbox}"] if harness.sandbox else [])]:
+        out.note(f"! {note}")
+    with Store(options.folder / REQUESTS) as store:
+        run = _Run(harness, store, concurrency, options.limit, out, progress, options.same_server)
+        if store.damaged:
+            out.note(f"! {store.damaged} lines of {store.path} are unreadable; their requests are sent again")
+        try:
+            ours = run.arm("candidate", ready)
+            candidate = run.ask(ours)
+            theirs = run.arm("reference", reference, ours) if reference else None
+            compared = run.ask(theirs) if theirs else earlier.samples if earlier else None
+        except KeyboardInterrupt:
+            fix = "run the same command again to resume"
+            raise InterruptedRunError("interrupted", where=str(options.folder), fix=fix) from None
+    if compared is not None:
+        check_pairs(candidate, compared)
+    head = {
+        "halfbyte": halfbyte.__version__,
+        "lm_eval": harness.version,
+        "suite": {**about, "notes": suite.notes},
+        "arguments": arguments,
+        "concurrency": run.concurrency,
+        "sandbox": harness.sandbox,
+        "seeds": {"shown_examples": [seeds.model_dump() for seeds in suite.passes], "requests": suite.request_seed},
+        "candidate": {**ready.as_dict(), "fingerprint": ours.fingerprint},
+        "reference": {**reference.as_dict(), "fingerprint": theirs.fingerprint} if reference and theirs else None,
+        "baseline": earlier.about if earlier else None,
+        "alike": alike(here, there) if there else None,
+        "differences": [finding.sentence for finding in common if finding.level != "good"],
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - clock, 1),
+        "requests_sent": run.sent,
+    }
+    evaluation = Evaluation(head, judge(suite, candidate, compared, options.margin))
+    write_samples(options.folder, [*candidate, *(compared or [])])
+    write_results(options.folder, evaluation)
+    return evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class _Earlier:
+    """The run that --baseline names."""
+
+    known: Known
+    samples: list[Sample]
+    about: dict[str, Any]  # for eval.json
+
+
+def _earlier(options: Options, about: dict[str, Any]) -> _Earlier | None:
+    """Read the run that --baseline names. Refuse one with other questions."""
+    if options.baseline is None:
+        return None
+    folder = options.baseline.parent if options.baseline.is_file() else options.baseline
+    if folder.resolve() == options.folder.resolve():
+        what = "the results would overwrite the baseline"
+        raise UsageError(what, where=str(folder), fix="choose another folder with -o")
+    head = read_head(folder)
+    refuse_other_questions(head, folder, about, options.limit)
+    known, samples = known_then(head, folder), as_reference(load_samples(folder))
+    refuse_missing_items(head, folder, len(samples))
+    baseline = {"folder": str(folder), "started": head.get("started"), "candidate": head["candidate"]}
+    return _Earlier(known, samples, baseline)

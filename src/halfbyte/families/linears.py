@@ -1,0 +1,165 @@
+"""Identify the format of each linear from the suffixes, dtypes and shapes of its tensors.
+
+Tensor values are not read: the reader checks that `weight_shape` agrees with the shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from halfbyte.checkpoint.headers import TensorInfo
+from halfbyte.errors import CheckpointError
+from halfbyte.families.architecture import COMPANIONS
+from halfbyte.formats.registry import FORMATS, Format, Part
+
+# Alternative dtypes of the same tensor: compressed-tensors uses I64 for shapes, some FP8 writers F32 for scales.
+_ALSO: Mapping[tuple[str, str], str] = {("int4", "weight_shape"): "I64", ("fp8_channel", "weight_scale"): "F32"}
+PLAIN = ("bf16", "f16", "f32")  # unquantized formats
+_SCALARS = ((), (1,))
+_MATRIX = 2
+
+Signature = tuple[tuple[str, str, tuple[int, ...]], ...]  # suffix, dtype and shape of each tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How a linear [N, K] is stored; see `StoredLinear`."""
+
+    format: str
+    shape: tuple[int, int]
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLinear:
+    """One linear of a checkpoint. `parts` has its tensors by suffix, including `bias` and `input_scale` if present.
+
+    `format` is a key of `formats.registry.FORMATS`, `shape` is (N outputs, K inputs) of the decoded weights, `group` is
+    the number of weights of a row that share a scale, 0 for the whole row.
+    """
+
+    module: str
+    role: str
+    layer: int | None
+    expert: int | None
+    format: str
+    shape: tuple[int, int]
+    group: int
+    parts: Mapping[str, TensorInfo]
+
+    @property
+    def stored_as(self) -> str:
+        """Return its name in the checkpoint, which differs from `module` if pruning renumbered its expert."""
+        return next(iter(self.parts.values())).name.rpartition(".")[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all its tensors."""
+        return sum(part.end - part.begin for part in self.parts.values())
+
+    @property
+    def elements(self) -> int:
+        """Return the number of elements in all its tensors; a packed word and a scale count as one each."""
+        return sum(math.prod(part.shape) for part in self.parts.values())
+
+    @property
+    def weights(self) -> int:
+        """Return the number of weights, independent of the format."""
+        return self.shape[0] * self.shape[1]
+
+
+def signature(parts: Mapping[str, TensorInfo]) -> Signature:
+    """Return everything that determines a linear's format; equal for all experts, so that it can be cached."""
+    return tuple([(suffix, tensor.dtype, tensor.shape) for suffix, tensor in parts.items()])
+
+
+def identify(parts: Signature, module: str) -> Stored:
+    """Return the format of a linear; raise if tensors are missing, extra or have the wrong shape."""
+    dtypes = {suffix: dtype for suffix, dtype, _ in parts if suffix not in COMPANIONS}
+    shapes = {suffix: shape for suffix, _, shape in parts}
+    for row in FORMATS.values():
+        if dtypes.keys() == {part.suffix for part in row.tensors} and all(_fits(row, p, dtypes) for p in row.tensors):
+            return _measure(row, shapes, module)
+    raise _unknown(dtypes, module)
+
+
+def _fits(row: Format, part: Part, dtypes: Mapping[str, str]) -> bool:
+    dtype = dtypes.get(part.suffix)
+    return dtype is not None and dtype in (part.dtype, _ALSO.get((row.name, part.suffix)))
+
+
+def _measure(row: Format, shapes: Mapping[str, tuple[int, ...]], module: str) -> Stored:
+    """Derive N, K and the group size from the shapes, and check each tensor against them."""
+    codes = row.tensors[0]
+    stored = shapes[codes.suffix]
+    if len(stored) != _MATRIX or 0 in stored:
+        what = f"{codes.suffix} has shape {list(stored)}, which is not a matrix"
+        raise CheckpointError(what, where=module, fix=_DAMAGED)
+    n, k = stored[0], stored[1] * codes.columns
+    group = _group(row, shapes, (n, k), module)
+    for part in row.tensors:
+        expected = (n, k // group) if _is_grouped(row, part) else part.shape(n, k)
+        fine = shapes[part.suffix] in (_SCALARS if expected in _SCALARS else (expected,))
+        if not fine:
+            raise _misfit(part.suffix, shapes[part.suffix], expected, module)
+    if shapes.get("bias", (n,)) != (n,):
+        raise _misfit("bias", shapes["bias"], (n,), module)
+    if row.element == "e2m1" and k % row.block:
+        what = f"{row.name} has {k} columns, not a multiple of {row.block}"
+        raise CheckpointError(what, where=module, fix="no engine loads this: use the unquantized checkpoint")
+    return Stored(row.name, (n, k), group)
+
+
+def _is_grouped(row: Format, part: Part) -> bool:
+    """Whether the tensor has one element per group, in formats that support several group sizes."""
+    return bool(row.groups) and part.columns == row.block
+
+
+def _group(row: Format, shapes: Mapping[str, tuple[int, ...]], shape: tuple[int, int], module: str) -> int:
+    if not row.groups:
+        return row.block
+    n, k = shape
+    scales = next(part.suffix for part in row.tensors if _is_grouped(row, part))
+    for group in row.groups:
+        if k % group == 0 and shapes[scales] == (n, k // group):
+            return group
+    sizes = _either(row.groups)
+    what = f"{scales} has shape {list(shapes[scales])}, which matches no group size ({sizes}) for {[n, k]}"
+    raise CheckpointError(what, where=module, fix=_DAMAGED)
+
+
+_DAMAGED = "the checkpoint is damaged or was written by an unsupported tool: download it again"
+
+
+def _misfit(suffix: str, shape: tuple[int, ...], expected: tuple[int, ...], module: str) -> CheckpointError:
+    what = f"{suffix} has shape {list(shape)}, but its linear needs {list(expected)}"
+    return CheckpointError(what, where=module, fix=_DAMAGED)
+
+
+def _unknown(dtypes: Mapping[str, str], module: str) -> CheckpointError:
+    """Return the error for tensors that match no format, explained by the closest formats."""
+    rows = [row for row in FORMATS.values() if len(row.tensors) > 1]
+    agreement = {row.name: sum(_fits(row, part, dtypes) for part in row.tensors) for row in rows}
+    best = max(agreement.values(), default=0)
+    near = [row for row in rows if best and agreement[row.name] == best]
+    missing = {row.name: [p.suffix for p in row.tensors if p.suffix not in dtypes] for row in near}
+    explained = [row for row in near if missing[row.name] and dtypes.keys() <= {part.suffix for part in row.tensors}]
+    if explained:
+        names = _either(sorted({missing[row.name][0] for row in explained}))
+        present = " and ".join(f"{suffix} {dtype}" for suffix, dtype in sorted(dtypes.items()))
+        formats = _either([row.name for row in explained])
+        return CheckpointError(
+            f"{names} is missing: found {present}, as in {formats}", where=module, fix="download the whole checkpoint"
+        )
+    if not dtypes:
+        return CheckpointError("the weight is missing", where=module, fix="download the whole checkpoint")
+    present = ", ".join(f"{suffix} {dtype}" for suffix, dtype in sorted(dtypes.items()))
+    fix = f"supported formats: {', '.join(FORMATS)}; `halfbyte formats --json` lists their tensors"
+    return CheckpointError(f"no format has the tensors {present}", where=module, fix=fix)
+
+
+def _either(choices: Iterable[object]) -> str:
+    words: Sequence[str] = [str(choice) for choice in choices]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

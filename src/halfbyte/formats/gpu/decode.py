@@ -1,0 +1,119 @@
+"""INT4, NVFP4 and MXFP4 -> BF16: a word of eight codes becomes four int32 of two weights each, 16 bytes per thread."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from halfbyte.formats.gpu.blocks import (
+    MXFP4_BLOCK,
+    NVFP4_BLOCK,
+    check_blocks,
+    check_shape,
+    check_stack,
+    int4_group,
+)
+from halfbyte.formats.gpu.device import (
+    MXFP4_CT,
+    NVFP4_CT,
+    NVFP4_MAX,
+    bf16_bits,
+    bf16_value,
+    decode_factor,
+    e2m1_value,
+    f32_of,
+    int4_value,
+)
+
+_WORDS = 1024
+_INT4 = tl.constexpr(5)  # beside the rules of the FP4 formats
+
+
+@triton.jit
+def _value(code, RULE: tl.constexpr):
+    """FP32 value of a code 0..15; ModelOpt's table has no negative zero."""
+    if RULE == _INT4:
+        return int4_value(code)
+    else:
+        value = e2m1_value(code & 7)
+        sign = (code & 8) << 28
+        if RULE == NVFP4_MAX:
+            sign = tl.where((code & 7) > 0, sign, 0)
+        return f32_of(value.to(tl.int32, bitcast=True) | sign)
+
+
+@triton.jit
+def _decode(
+    packed_ptr,
+    scale_ptr,
+    tensor_scale_ptr,
+    out_ptr,
+    words,
+    IN_BLOCK: tl.constexpr,
+    RULE: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    expert = tl.program_id(1)
+    index = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    inside = index < words
+    first = expert.to(tl.int64) * words
+    word = tl.load(packed_ptr + first + index, mask=inside, other=0)
+    scale = tl.load(scale_ptr + first // IN_BLOCK + index // IN_BLOCK, mask=inside, other=0).to(tl.int32)
+    if RULE == _INT4:
+        factor = bf16_value(scale & 0xFFFF)
+    else:
+        factor = decode_factor(scale, tl.load(tensor_scale_ptr + expert), RULE)
+    pair = word[:, None] >> (8 * tl.arange(0, 4))[None, :]
+    low = bf16_bits(_value(pair & 15, RULE) * factor[:, None])
+    high = bf16_bits(_value((pair >> 4) & 15, RULE) * factor[:, None])
+    at = index[:, None] * 4 + tl.arange(0, 4)[None, :]
+    tl.store(out_ptr + first * 4 + at, low | (high << 16), mask=inside[:, None])
+
+
+def _launch(
+    packed: torch.Tensor, scale: torch.Tensor, tensor_scale: torch.Tensor, rule: int, out: torch.Tensor | None
+) -> torch.Tensor:
+    experts, n, words = packed.shape
+    if out is None:
+        out = torch.empty((experts, n, 8 * words), dtype=torch.bfloat16, device=packed.device)
+    check_shape("out", out, (experts, n, 8 * words), torch.bfloat16)
+    in_block = words // scale.shape[2]
+    grid = (triton.cdiv(n * words, _WORDS), experts)
+    arguments = (packed, scale, tensor_scale, out.view(torch.int32), n * words)
+    _decode[grid](*arguments, in_block, rule, _WORDS, enable_fp_fusion=False)
+    return out
+
+
+def int4_to_bf16(packed: torch.Tensor, scale: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """INT4, packed int32 [E, N, K / 8] and BF16 scales [E, N, K / group], to BF16 [E, N, K], into `out` if given."""
+    int4_group(packed, scale)
+    return _launch(packed, scale.view(torch.int16), packed, _INT4.value, out)
+
+
+def nvfp4_to_bf16(
+    packed: torch.Tensor,
+    scale: torch.Tensor,
+    tensor_scale: torch.Tensor,
+    *,
+    spelling: str = "nvfp4",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """NVFP4 to BF16. `tensor_scale` [E] is weight_scale_2, or weight_global_scale for "nvfp4_ct"."""
+    _check(packed, scale, NVFP4_BLOCK)
+    check_shape("tensor_scale", tensor_scale, (packed.shape[0],), torch.float32)
+    rule = {"nvfp4": NVFP4_MAX, "nvfp4_ct": NVFP4_CT}[spelling]
+    return _launch(packed.view(torch.int32), scale, tensor_scale, rule.value, out)
+
+
+def mxfp4_to_bf16(packed: torch.Tensor, scale: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """MXFP4 to BF16, for both tensor namings."""
+    _check(packed, scale, MXFP4_BLOCK)
+    return _launch(packed.view(torch.int32), scale, scale, MXFP4_CT.value, out)
+
+
+def _check(packed: torch.Tensor, scale: torch.Tensor, block: int) -> None:
+    check_stack("packed", packed, torch.uint8)
+    experts, n, half = packed.shape
+    check_blocks(2 * half, block)
+    check_shape("scale", scale, (experts, n, 2 * half // block), torch.uint8)

@@ -1,0 +1,1 @@
+"""Quantization methods: activation scales and GPTQ error compensation."""

@@ -1,0 +1,65 @@
+"""Estimate the duration of each stage of a release from measured times.
+
+The times come from earlier runs of this output, or from the newest release of the same recipe in a sibling folder. A
+probe's budget is its upper bound. A stage with none of these has no estimate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from halfbyte.checkpoint.json_file import json_object
+from halfbyte.checkpoint.output_folder import FOLDER, RELEASE
+from halfbyte.errors import HalfbyteError
+from halfbyte.release.record import Record, read_records
+from halfbyte.release.stages import VERDICT, Stage
+
+_BUDGET = "--budget"
+
+
+def expected_seconds(out: Path, stages: Sequence[Stage], recipe: str) -> dict[str, float]:
+    """Return the expected seconds of each stage that has an estimate."""
+    seconds = {VERDICT: 0.0} | {stage.name: budget for stage in stages if (budget := _budget(stage)) is not None}
+    for folder in (*_siblings(out, recipe), out):
+        seconds |= _times(read_records(folder))
+    return {stage.name: seconds[stage.name] for stage in stages if stage.name in seconds}
+
+
+def quantize_seconds_left(out: Path) -> float | None:
+    """Return the remaining time of the running `quantize` from its journal; None until a rate is known."""
+    from halfbyte.release.status import read_status  # noqa: PLC0415 - it imports this package
+
+    with contextlib.suppress(HalfbyteError, OSError, ValueError, KeyError):
+        return read_status(out).eta_seconds
+    return None
+
+
+def _siblings(out: Path, recipe: str) -> list[Path]:
+    """Return the sibling folder with the newest release of a recipe, if any."""
+    here = out.absolute()
+    with contextlib.suppress(OSError):
+        files = [path for path in here.parent.glob(f"*/{FOLDER}/{RELEASE}") if path.parents[1] != here]
+        newest = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
+        return [path.parents[1] for path in newest if json_object(path).get("recipe") == recipe][:1]
+    return []
+
+
+def _times(records: Mapping[str, Record]) -> dict[str, float]:
+    return {
+        name: float(record.seconds)
+        for name, record in records.items()
+        if record.state in ("done", "kept") and isinstance(record.seconds, (int, float)) and record.seconds >= 0
+    }
+
+
+def _budget(stage: Stage) -> float | None:
+    """Return the budget of a probe in seconds."""
+    if _BUDGET not in stage.words:
+        return None
+    from halfbyte.probe.budget import parse_budget  # noqa: PLC0415
+
+    with contextlib.suppress(HalfbyteError):
+        return parse_budget(str(stage.words[stage.words.index(_BUDGET) + 1]))
+    return None

@@ -1,0 +1,233 @@
+"""Facts of a checkpoint for the launcher, from its config, headers and folder; no tensor data is read."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from halfbyte.checkpoint.folder import CONFIG, Checkpoint, open_checkpoint
+from halfbyte.checkpoint.json_file import json_object
+from halfbyte.checkpoint.output_folder import FOLDER
+from halfbyte.errors import CheckpointError
+from halfbyte.families.declared_formats import HF_QUANT_CONFIG, quantization_config, refuse_other_config
+from halfbyte.families.linears import PLAIN
+from halfbyte.families.model import Model, describe
+from halfbyte.plan.prune_plan import PLAN as PRUNE_PLAN
+from halfbyte.serve.needs import Needs, needs_of
+from halfbyte.serve.sanity_checks import refuse_invalid, refuse_unfinished
+
+# Each stored format with its producer, which decides the engine's loader.
+QUANTIZATIONS: Mapping[str, str] = {
+    "nvfp4": "nvfp4-modelopt",
+    "nvfp4_ct": "nvfp4-compressed-tensors",
+    "mxfp4": "mxfp4-quark",
+    "mxfp4_ct": "mxfp4-compressed-tensors",
+    "int4": "int4-compressed-tensors",
+    "fp8_block": "fp8-block",
+    "fp8_channel": "fp8-channel",
+}
+BF16 = "bf16"
+FULL_ACTIVATIONS: Mapping[str, str] = {
+    "nvfp4": "nvfp4",
+    "nvfp4_ct": "nvfp4",
+    "mxfp4": "mxfp4",
+    "mxfp4_ct": "mxfp4",
+    "fp8_block": "fp8",
+    "fp8_channel": "fp8",
+}
+_KIMI_VOCABULARY = 163_840  # of every Kimi-K2 release; smaller models have smaller vocabularies
+_KIMI_EXPERTS = 384
+_KIMI_END_OF_TURN = 163_586  # K2.6 stops here; K2.5 at 163,585
+_INSTRUCT_CONTEXT = 131_072  # the first K2; later releases have twice that
+_THINKING_EPSILON = 1e-5  # K2-Thinking; the instruct models have 1e-6
+_NAMED = re.compile(r"kimi-k2\.([567])", re.IGNORECASE)
+_COMMIT = re.compile("[0-9a-f]{40}")
+_README_NBYTES = 1 << 16
+_COUNTS = ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Facts of a checkpoint for the launcher.
+
+    `family` is a release such as "kimi-k2.6" if known, else config.json's model_type. `activations` is the format to
+    which engines quantize the inputs of quantized linears: "nvfp4", "mxfp4", "fp8" or "none". `experts` is the number
+    in the largest layer, 0 for a dense model. `source_experts` is the number before pruning, None if not pruned.
+    """
+
+    folder: Path
+    family: str
+    architecture: str
+    quantization: str
+    activations: str
+    kv_dtype: str | None  # as declared in config.json
+    experts: int
+    uneven: bool
+    source_experts: int | None
+    vision: bool
+    remote_tokenizer: bool  # tiktoken files without a tokenizer.json, which need remote code
+    revision: str | None  # the commit on the Hub, if the folder records it
+    context: int | None
+    heads: int | None
+    needs: Needs
+
+
+def served(folder: Path) -> Served:
+    """Read a checkpoint's folder; raise CheckpointError if it is incomplete or engines would misread it."""
+    refuse_unfinished(folder)
+    checkpoint = open_checkpoint(folder)
+    model = describe(checkpoint, uneven=True)
+    refuse_other_config(checkpoint, model)
+    refuse_invalid(checkpoint, model)
+    _refuse_counts(model.architecture.text(checkpoint.config))
+    return served_checkpoint(checkpoint, model)
+
+
+def _refuse_counts(text: Mapping[str, Any]) -> None:
+    """Refuse invalid counts in config.json, which would silently affect the launch; missing ones are allowed."""
+    for name in _COUNTS:
+        value = text.get(name)
+        if value is not None and (type(value) is not int or value < 1):
+            what = f"{name} is {value!r}, not an integer of at least 1"
+            raise CheckpointError(what, where=CONFIG, fix="download config.json again")
+
+
+def served_checkpoint(checkpoint: Checkpoint, model: Model, *, modelopt: Mapping[str, Any] | None = None) -> Served:
+    """Return the facts of an open checkpoint.
+
+    `modelopt` is the content of a planned hf_quant_config.json that is not yet in the folder.
+    """
+    folder, config = checkpoint.root, checkpoint.config
+    block = quantization_config(config, model) or (_modelopt_file(folder) if modelopt is None else modelopt)
+    format = _format(model)
+    needs = needs_of(checkpoint, model)
+    architectures = config.get("architectures")
+    names = cast("list[Any]", architectures) if isinstance(architectures, list) else []
+    return Served(
+        folder=folder,
+        family=_family(checkpoint, model),
+        architecture=str(names[0]) if names else "",
+        quantization=QUANTIZATIONS.get(format, BF16),
+        activations=_activations(format, block),
+        kv_dtype=_kv_dtype(block),
+        experts=model.experts,
+        uneven=len({row.experts for row in needs.routed}) > 1,
+        source_experts=_source_experts(checkpoint, model),
+        vision=any(place.role == "vision" for place, _ in model.plain.values()),
+        remote_tokenizer=_remote_tokenizer(folder),
+        revision=_revision(folder),
+        context=needs.context,
+        heads=needs.heads,
+        needs=needs,
+    )
+
+
+def _format(model: Model) -> str:
+    """Return the format with the most quantized bytes, or bf16."""
+    nbytes: Counter[str] = Counter()
+    for linear, number in model.kinds():
+        if linear.format not in PLAIN:
+            nbytes[linear.format] += number * linear.nbytes
+    return nbytes.most_common(1)[0][0] if nbytes else BF16
+
+
+def _activations(format: str, block: Mapping[str, Any]) -> str:
+    """Return the format of the inputs of quantized linears; quantization_config may declare weight-only."""
+    if format not in FULL_ACTIVATIONS:
+        return "none"
+    inputs = [group["input_activations"] for group in _groups(block) if "input_activations" in group]
+    quark = block.get("global_quant_config")
+    if isinstance(quark, Mapping):
+        inputs.append(cast("Mapping[str, Any]", quark).get("input_tensors"))
+    if (inputs and not any(inputs)) or "A16" in str(block.get("quant_algo", "")):
+        return "none"
+    return FULL_ACTIVATIONS[format]
+
+
+def _groups(block: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    groups = block.get("config_groups")
+    if isinstance(groups, Mapping):
+        for group in cast("Mapping[str, Any]", groups).values():
+            if isinstance(group, Mapping):
+                yield cast("Mapping[str, Any]", group)
+
+
+def _kv_dtype(block: Mapping[str, Any]) -> str | None:
+    scheme = block.get("kv_cache_scheme")
+    if isinstance(scheme, Mapping):
+        row = cast("Mapping[str, Any]", scheme)
+        return "fp8" if (row.get("num_bits"), row.get("type")) == (8, "float") else None
+    return "fp8" if str(block.get("kv_cache_quant_algo", "")).upper() == "FP8" else None
+
+
+def _modelopt_file(folder: Path) -> Mapping[str, Any]:
+    """Return the block of ModelOpt's hf_quant_config.json, which engines read if config.json has none."""
+    inner = json_object(folder / HF_QUANT_CONFIG).get("quantization")
+    return cast("Mapping[str, Any]", inner) if isinstance(inner, Mapping) else {}
+
+
+def _family(checkpoint: Checkpoint, model: Model) -> str:
+    """Identify a Kimi release by its config, or by its name where the configs are equal."""
+    config = checkpoint.config
+    text = model.architecture.text(config)
+    model_type = str(config.get("model_type"))
+    if text.get("vocab_size") != _KIMI_VOCABULARY:
+        return model_type
+    if model_type == "kimi_k25":
+        named = next((match[1] for name in _names(checkpoint.root) if (match := _NAMED.search(name))), None)
+        if named is None:
+            named = "6" if config.get("eos_token_id", text.get("eos_token_id")) == _KIMI_END_OF_TURN else "5"
+        return "kimi-k2.7-code" if named == "7" else f"kimi-k2.{named}"
+    if text.get("max_position_embeddings") == _INSTRUCT_CONTEXT:
+        return "kimi-k2-instruct"
+    return "kimi-k2-thinking" if text.get("rms_norm_eps") == _THINKING_EPSILON else "kimi-k2-instruct-0905"
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """Yield the names of a checkpoint: of its repository, of its folder, and on its model card."""
+    path = folder.resolve()
+    if path.parent.name == "snapshots":
+        yield path.parent.parent.name
+    yield path.name
+    try:
+        with (folder / "README.md").open(encoding="utf-8", errors="replace") as file:
+            lines = file.read(_README_NBYTES).splitlines()
+    except OSError:
+        return
+    base = next((row for row, line in enumerate(lines) if line.startswith("base_model:")), None)
+    if base is not None:
+        yield from lines[base : base + 2]
+    yield from [line for line in lines if line.startswith("# ")][:1]
+
+
+def _source_experts(checkpoint: Checkpoint, model: Model) -> int | None:
+    router = json_object(checkpoint.root / FOLDER / PRUNE_PLAN).get("router")
+    before = cast("Mapping[str, Any]", router).get("experts") if isinstance(router, Mapping) else None
+    if type(before) is int:
+        return before if before > model.experts else None
+    is_kimi = model.architecture.text(checkpoint.config).get("vocab_size") == _KIMI_VOCABULARY
+    return _KIMI_EXPERTS if is_kimi and 0 < model.experts < _KIMI_EXPERTS else None
+
+
+def _remote_tokenizer(folder: Path) -> bool:
+    if (folder / "tokenizer.json").exists():
+        return False
+    maps = json_object(folder / "tokenizer_config.json").get("auto_map")
+    return (folder / "tiktoken.model").exists() or (isinstance(maps, Mapping) and "AutoTokenizer" in maps)
+
+
+def _revision(folder: Path) -> str | None:
+    """Return the commit of a download: part of the path in the Hub cache, in a metadata file with `--local-dir`."""
+    path = folder.resolve()
+    if path.parent.name == "snapshots" and _COMMIT.fullmatch(path.name):
+        return path.name
+    try:
+        metadata = (folder / ".cache/huggingface/download" / f"{CONFIG}.metadata").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    commit = metadata.splitlines()[0].strip() if metadata.strip() else ""
+    return commit if _COMMIT.fullmatch(commit) else None

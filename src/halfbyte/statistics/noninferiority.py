@@ -1,0 +1,116 @@
+"""Test non-inferiority with a margin, and compute the number of items that would decide.
+
+"No significant difference" is not evidence of no loss: a small sample never shows one. ACCEPT requires that the lower
+one-sided bound of (candidate - reference) is above minus the margin. REGRESSION means that a loss is significant and
+not known to be within the margin. Everything else is INCONCLUSIVE, with the number of items needed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from halfbyte.errors import UsageError
+from halfbyte.statistics.distributions import normal_quantile
+
+MARGIN = 0.01
+ALPHA = 0.05  # one-sided error rate of each verdict
+POWER = 0.8
+
+Label = Literal["ACCEPT", "REGRESSION", "INCONCLUSIVE"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A verdict about candidate - reference, as fractions."""
+
+    label: Label
+    difference: float
+    lower: float
+    """Lower one-sided 95 % bound."""
+    upper: float
+    """Upper one-sided 95 % bound."""
+    p_worse: float
+    """One-sided p-value of a loss."""
+    margin: float
+    loss_is_sure: bool
+    beyond_margin: bool
+    """Whether the upper bound is below minus the margin."""
+    items: int
+    items_if_equal: int | None = None
+    """Items for ACCEPT with 80 % power if there is no true loss; only for INCONCLUSIVE."""
+    items_if_as_seen: int | None = None
+    """Items for ACCEPT or REGRESSION with 80 % power if the observed difference is true; only for INCONCLUSIVE."""
+
+    @property
+    def items_to_decide(self) -> int | None:
+        """Number of items that would decide in either case."""
+        if self.items_if_equal is None or self.items_if_as_seen is None:
+            return None
+        return max(self.items_if_equal, self.items_if_as_seen, self.items + 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict for JSON."""
+        return {**asdict(self), "alpha": ALPHA, "power": POWER, "items_to_decide": self.items_to_decide}
+
+    def sentence(self) -> str:
+        """Return the verdict as a sentence."""
+        margin, lower, seen = _points(self.margin), _signed(self.lower), _signed(self.difference)
+        if self.label == "ACCEPT":
+            small = " A smaller loss is significant." if self.loss_is_sure else ""
+            return f"ACCEPT: a loss of more than {margin} is ruled out ({seen}, one-sided 95 % bound {lower}).{small}"
+        if self.label == "REGRESSION":
+            size = f"more than {margin}" if self.beyond_margin else f"and more than {margin} is not ruled out"
+            worse = f"worse by {size}" if self.beyond_margin else f"worse, {size}"
+            return f"REGRESSION: the candidate is {worse} ({seen}, p = {self.p_worse:.2g} for no loss, bound {lower})."
+        return (
+            f"INCONCLUSIVE: {self.items:,} items neither show a loss nor rule out one of more than {margin} "
+            f"({seen}, one-sided 95 % bound {lower}). About {self.items_to_decide:,} items would decide "
+            f"({self.items_if_equal:,} if there is no loss, {self.items_if_as_seen:,} if as observed; 80 % power)."
+        )
+
+
+def verdict(
+    difference: float, bounds: tuple[float, float], p_worse: float, items: int, spread: float, margin: float = MARGIN
+) -> Verdict:
+    """Judge a difference (candidate - reference) by its one-sided 95 % bounds and the one-sided p-value of a loss.
+
+    `spread` is the variance of the difference per item. For binary scores it is the share of items on which the two
+    disagree (psi). Clusters increase it.
+    """
+    if not 0 < margin < 1:
+        raise UsageError(f"the margin {margin} is not between 0 and 1", fix="0.01 is one percentage point")
+    lower, upper = bounds
+    loss_is_sure = difference < 0 and p_worse <= ALPHA
+    label: Label = "ACCEPT" if lower > -margin else "REGRESSION" if loss_is_sure else "INCONCLUSIVE"
+    result = Verdict(label, difference, lower, upper, p_worse, margin, loss_is_sure, upper < -margin, items)
+    if label != "INCONCLUSIVE":
+        return result
+    gap = max(margin + difference, -difference)  # distance to ACCEPT or REGRESSION, whichever needs fewer items
+    equal, as_seen = items_needed(spread, margin), items_needed(spread, margin, gap)
+    return replace(result, items_if_equal=equal, items_if_as_seen=as_seen)
+
+
+def items_needed(spread: float, margin: float = MARGIN, gap: float | None = None, power: float = POWER) -> int:
+    """Return the number of items for ACCEPT if candidate and reference disagree on a share `spread` of them.
+
+    `gap` is the distance of the true difference from minus the margin: the margin itself if there is no loss. Without
+    any disagreement, Tango's bound still needs z^2 (1 - margin) / margin items.
+    """
+    z = normal_quantile(1 - ALPHA)
+    by_power = spread * ((z + normal_quantile(power)) / (margin if gap is None else gap)) ** 2
+    return max(math.ceil(by_power), math.ceil(z * z * (1 - margin) / margin))
+
+
+def reachable_bound(spread: float, items: int) -> float:
+    """Return the expected lower bound for this number of items if both models are equal."""
+    return -normal_quantile(1 - ALPHA) * math.sqrt(spread / items)
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:.2g} pp"
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.2f} pp"

@@ -1,0 +1,207 @@
+"""Compare two models on the same items: the difference, its interval, and the verdict.
+
+Most of the variance of accuracies comes from the choice of items, which is the same for both models. Only items on
+which they disagree ("flips") distinguish them. The deciding method depends on the scores, and `method` names it:
+
+binary scores       exact McNemar test for a difference, Tango's score interval for its size
+fractional scores   (averages over seeds) Student's t over items; with fewer than 20 flips, one pseudo-flip each way is
+                    added (Bonett and Price), because few flips do not estimate their own variance
+with clusters       Student's t over clusters; with fewer than 20 flips or 10 clusters, or if flips cancel out within
+                    clusters (less than half of the error over items is left), the wider of that and the above
+
+The bootstrap (seeded, percentile, 10,000 resamples) and the unpaired z of model cards are reported too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from halfbyte.errors import UsageError
+from halfbyte.statistics.distributions import normal_two_sided, t_above
+from halfbyte.statistics.noninferiority import ALPHA, MARGIN, Verdict, verdict
+from halfbyte.statistics.proportions import (
+    CONFIDENCE,
+    mcnemar,
+    mcnemar_mid_p,
+    sign_test,
+    tango,
+)
+from halfbyte.statistics.sampling import (
+    Clusters,
+    Interval,
+    Mean,
+    Scores,
+    bootstrap,
+    clusters_of,
+    mean_over_clusters,
+    mean_over_items,
+    scores,
+)
+
+FEW_FLIPS = 20
+FEW_CLUSTERS = 10
+LEAST_SPREAD = 0.25  # of the variance over items, i.e. half the error
+_DIGITS = 12  # smaller differences of averages over seeds are rounding errors
+_ONE_SIDED = 1 - 2 * ALPHA  # two-sided confidence with one-sided 95 % bounds as ends
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Candidate - reference as fractions. Fields that do not apply to the scores are None."""
+
+    items: int
+    candidate: float
+    reference: float
+    difference: float
+    better: int
+    """Flips: items on which the candidate scored more."""
+    worse: int
+    """Flips: items on which the candidate scored less."""
+    interval: Interval
+    """The deciding 95 % interval."""
+    p_value: float
+    """Two-sided p-value of no difference."""
+    method: str
+    mcnemar_p: float | None
+    mcnemar_mid_p: float | None
+    tango: Interval | None
+    bootstrap: Interval
+    bootstrap_seed: int
+    clusters: int | None
+    unpaired_z: float | None
+    """As on model cards, from two standard errors; too conservative for the same items. None without variance."""
+    unpaired_p: float | None
+    verdict: Verdict
+
+    @property
+    def flips(self) -> float:
+        """The share of items on which the models disagree (psi)."""
+        return (self.better + self.worse) / self.items
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the comparison for JSON."""
+        return {**asdict(self), "flips": self.flips, "verdict": self.verdict.as_dict(), "confidence": CONFIDENCE}
+
+    def sentence(self) -> str:
+        """Return the difference and the verdict as sentences."""
+        low, high = (f"{100 * end:+.2f}" for end in self.interval)
+        return (
+            f"{self.candidate:.2%} against {self.reference:.2%}: {100 * self.difference:+.2f} pp (95 % interval {low} "
+            f"to {high} pp, p = {self.p_value:.2g}, {self.method}); {self.better:,} of {self.items:,} items better, "
+            f"{self.worse:,} worse. {self.verdict.sentence()}"
+        )
+
+
+class _Decision(NamedTuple):
+    """The deciding intervals and p-values, with their method."""
+
+    method: str
+    interval: Interval
+    bounds: Interval
+    p_value: float
+    p_worse: float
+    spread: float
+
+
+def paired(
+    correct_a: ArrayLike,
+    correct_b: ArrayLike,
+    clusters: Sequence[Any] | NDArray[Any] | None = None,
+    margin: float = MARGIN,
+    seed: int = 0,
+) -> Paired:
+    """Compare a candidate's scores (a) with a reference's (b) on the same items in the same order.
+
+    Scores are between 0 and 1 and may be averages over seeds. `clusters` contains each item's subject.
+    """
+    a, b = scores(correct_a, "candidate"), scores(correct_b, "reference")
+    if len(a) != len(b):
+        raise UsageError(
+            f"{len(a)} scores of the candidate but {len(b)} of the reference", fix="score both on the same items"
+        )
+    differences = np.round(a - b, _DIGITS)
+    better, worse = int((differences > 0).sum()), int((differences < 0).sum())
+    grouped = clusters_of(clusters, len(a))
+    is_binary = bool(np.isin(a, (0, 1)).all() and np.isin(b, (0, 1)).all())
+    decision = _by_items(differences, better, worse, is_binary)
+    if grouped is not None:
+        decision = _by_clusters(differences, grouped, decision, better + worse)
+    z = _unpaired_z(mean_over_items(a), mean_over_items(b))
+    difference = float(differences.mean())
+    return Paired(
+        items=len(a),
+        candidate=float(a.mean()),
+        reference=float(b.mean()),
+        difference=difference,
+        better=better,
+        worse=worse,
+        interval=decision.interval,
+        p_value=decision.p_value,
+        method=decision.method,
+        mcnemar_p=mcnemar(worse, better) if is_binary else None,
+        mcnemar_mid_p=mcnemar_mid_p(worse, better) if is_binary else None,
+        tango=tango(better, worse, len(a)) if is_binary else None,
+        bootstrap=bootstrap(differences, grouped, CONFIDENCE, seed),
+        bootstrap_seed=seed,
+        clusters=grouped.number if grouped else None,
+        unpaired_z=z,
+        unpaired_p=None if z is None else normal_two_sided(z),
+        verdict=verdict(difference, decision.bounds, decision.p_worse, len(a), decision.spread, margin),
+    )
+
+
+def _by_items(differences: Scores, better: int, worse: int, is_binary: bool) -> _Decision:
+    """Decide with items as the unit."""
+    count = len(differences)
+    spread = float(np.square(differences).mean())
+    if is_binary:
+        interval, bounds = tango(better, worse, count), tango(better, worse, count, _ONE_SIDED)
+        return _Decision(
+            "exact McNemar, Tango", interval, bounds, mcnemar(worse, better), sign_test(worse, better), spread
+        )
+    if better + worse >= FEW_FLIPS:
+        return _by_mean("t over items", mean_over_items(differences), spread)
+    padded = mean_over_items(np.concatenate([differences, [1.0, -1.0]]))
+    return _by_mean("t over items with one pseudo-flip each way", padded, spread)
+
+
+def _by_clusters(differences: Scores, clusters: Clusters, items: _Decision, flips: int) -> _Decision:
+    """Decide with clusters as the unit. With few flips or clusters, use the wider of both intervals."""
+    mean = mean_over_clusters(differences, clusters)
+    by_clusters = _by_mean(f"t over {clusters.number} clusters", mean, len(differences) * mean.error**2)
+    balanced = by_clusters.spread < LEAST_SPREAD * items.spread  # flips cancel out within clusters by chance
+    if flips >= FEW_FLIPS and clusters.number >= FEW_CLUSTERS and not balanced:
+        return by_clusters
+    return _Decision(
+        f"the wider of {by_clusters.method} and {items.method}",
+        _hull(by_clusters.interval, items.interval),
+        _hull(by_clusters.bounds, items.bounds),
+        max(by_clusters.p_value, items.p_value),
+        max(by_clusters.p_worse, items.p_worse),
+        max(by_clusters.spread, items.spread),
+    )
+
+
+def _by_mean(method: str, mean: Mean, spread: float) -> _Decision:
+    interval, bounds = (_within(mean.interval(confidence)) for confidence in (CONFIDENCE, _ONE_SIDED))
+    p_worse = t_above(-mean.t, mean.freedom) if mean.freedom >= 1 else 1.0
+    return _Decision(method, interval, bounds, mean.p_value, p_worse, spread)
+
+
+def _unpaired_z(a: Mean, b: Mean) -> float | None:
+    error = math.hypot(a.error, b.error)
+    return (a.value - b.value) / error if error > 0 else None  # the error of a single item is NaN
+
+
+def _hull(first: Interval, second: Interval) -> Interval:
+    return min(first[0], second[0]), max(first[1], second[1])
+
+
+def _within(interval: Interval) -> Interval:
+    return max(-1.0, interval[0]), min(1.0, interval[1])

@@ -1,0 +1,62 @@
+"""Blocks without errors that support no claim: other users, wrong token counts, or no streaming."""
+
+import pytest
+
+from halfbyte.bench.doubts import doubt_of
+from halfbyte.bench.machine import Server
+from halfbyte.bench.records import Block, Request
+from halfbyte.bench.report import SAME_SERVER, make_report
+from halfbyte.bench.shapes import Point
+
+POINT = Point(64, 100, 4)
+
+
+def block(arm="A", turn=0, made=1000.0, tpot=0.01, seconds=10.0, error=""):
+    request = Request(0.0, 0.5, 0.5 + 99 * tpot, (), 64, 100, error)
+    server = {"generated_tokens": made, "no_claim_because": ""}
+    return Block(arm, POINT, turn, seconds, (request,) * 10, server=server)
+
+
+def turns(**of_a):
+    """Six turns: A is twice as fast, and both vary like real servers."""
+    return [
+        block(arm, turn, seconds=(5 if arm == "A" else 10) * (1 + 0.01 * ((turn * 7 + (arm == "B")) % 5)), **more)
+        for turn in range(6)
+        for arm, more in (("A", of_a), ("B", {}))
+    ]
+
+
+@pytest.mark.parametrize("made", [None, 1000.0, 1016.0, 984.0, 1020.0])
+def test_a_counter_that_agrees_or_is_not_there_is_no_doubt(made):
+    assert doubt_of(block(made=made)) == ""
+
+
+def test_tokens_that_others_asked_for_are_seen_and_the_claim_is_gone():
+    assert make_report(turns(), {}, design="abba", slo={}).as_dict()["headlines"], "without a doubt there is a claim"
+    for made, why in ((1200.0, "other clients used the server"), (500.0, "the server's counter shows 500 tokens")):
+        found = make_report(turns(made=made), {}, design="abba", slo={})
+        assert found.as_dict()["headlines"] == []
+        assert any(why in sentence for _, sentence in found.sentences())
+
+
+def test_an_answer_that_comes_at_once_is_no_stream():
+    assert "10 of 10 responses arrived all at once" in doubt_of(block(tpot=1e-6))
+    assert "10 of 10 responses arrived all at once" in doubt_of(block(tpot=0.0))
+    assert doubt_of(block(tpot=1e-3)) == ""
+    assert make_report(turns(tpot=1e-6), {}, design="abba", slo={}).as_dict()["headlines"] == []
+
+
+def test_a_failed_block_is_an_error_and_no_doubt():
+    assert doubt_of(block(made=5000.0, error="HTTP 500")) == ""
+
+
+@pytest.mark.parametrize(("url", "started", "same"), [("http://a", 1.0, True), ("http://b", 1.0, True),
+                                                      ("http://b", 2.0, False), ("http://b", None, False)])  # fmt: skip
+def test_one_server_under_two_names_is_said_to_be_one(url, started, same):
+    a, b = (
+        Server(at, "m", "/m", 512, "1", "gpu", False, False, None, since, {})
+        for at, since in (("http://a", None if started is None else 1.0), (url, started))
+    )
+    found = make_report([], {"A": a, "B": b}, design="abba", slo={})
+    assert found.as_dict()["same_server"] == same
+    assert any(SAME_SERVER in sentence for _, sentence in found.sentences()) == same

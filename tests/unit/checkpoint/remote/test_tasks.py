@@ -1,0 +1,53 @@
+"""Folders of fetching tasks: leftovers of killed tasks are removed, used ones are kept."""
+
+import os
+
+import pytest
+
+from halfbyte.checkpoint.output_folder import alone_fetching
+from halfbyte.checkpoint.remote.download import PARTS
+from halfbyte.checkpoint.remote.task_folders import TASKS, sweep
+
+
+@pytest.fixture
+def task(tmp_path):
+    def call(name):
+        folder = tmp_path / TASKS / name
+        (folder / PARTS).mkdir(parents=True)
+        (folder / PARTS / "model.safetensors").write_bytes(b"half")
+        return folder
+
+    return call
+
+
+def test_what_runs_stays_and_what_was_killed_goes(tmp_path, task):
+    running, killed, early = task("running"), task("killed"), tmp_path / TASKS / "early"
+    early.mkdir()  # killed before it had a lock
+    with alone_fetching(running / PARTS):
+        sweep(tmp_path)
+        assert (running / PARTS / "model.safetensors").read_bytes() == b"half"
+    assert not killed.exists()
+    assert not early.exists()
+    sweep(tmp_path)
+    assert not running.exists()
+
+
+def test_of_what_cannot_be_opened_nobody_knows_whether_it_runs(tmp_path, task, monkeypatch):
+    running, opened = task("running"), os.open
+    refused = []
+
+    def few(path, *more, **options):  # as with a low `ulimit -n`, or in a folder of another user
+        if str(path).endswith(PARTS):
+            refused.append(path)
+            raise OSError(24, "Too many open files")
+        return opened(path, *more, **options)
+
+    monkeypatch.setattr(os, "open", few)
+    sweep(tmp_path)
+    assert refused == [running / PARTS]
+    assert (running / PARTS / "model.safetensors").is_file()
+
+
+def test_nothing_is_made_where_no_task_ever_was(tmp_path):
+    sweep(tmp_path)
+    assert not list(tmp_path.iterdir())

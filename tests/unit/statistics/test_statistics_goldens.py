@@ -1,0 +1,133 @@
+"""Our statistics compared with scipy and statsmodels (from tests/golden/make_statistics.py)."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from halfbyte.statistics import (
+    accuracy,
+    holm,
+    items_needed,
+    over_seeds,
+    paired,
+    throughput_ratio,
+)
+from halfbyte.statistics.distributions import t_above, t_quantile
+from halfbyte.statistics.proportions import (
+    mcnemar,
+    mcnemar_mid_p,
+    sign_test,
+    tango,
+    wilson,
+)
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "statistics.json").read_text())
+SCORES, SEEDS, SPEEDS = GOLDEN["scores"], GOLDEN["seeds"], GOLDEN["throughput"]
+
+
+def close(expected, digits=1e-9):
+    return pytest.approx(expected, rel=digits, abs=1e-12)
+
+
+@pytest.mark.parametrize(("t", "freedom", "expected"), GOLDEN["t_above"])
+def test_students_tail(t, freedom, expected):
+    assert t_above(t, freedom) == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize(("share", "freedom", "expected"), GOLDEN["t_quantile"])
+def test_students_quantile(share, freedom, expected):
+    assert t_quantile(share, freedom) == pytest.approx(expected, rel=1e-7, abs=1e-12)
+
+
+@pytest.mark.parametrize(("found", "count", "confidence", "low", "high"), GOLDEN["wilson"])
+def test_wilson(found, count, confidence, low, high):
+    assert wilson(found, count, confidence) == close((low, high))
+
+
+@pytest.mark.parametrize(("better", "worse", "expected"), GOLDEN["mcnemar"])
+def test_mcnemar(better, worse, expected):
+    assert mcnemar(worse, better) == mcnemar(better, worse) == close(expected)
+
+
+@pytest.mark.parametrize(("better", "worse", "expected"), GOLDEN["mid_p"])
+def test_mid_p(better, worse, expected):
+    assert mcnemar_mid_p(worse, better) == close(expected)
+
+
+@pytest.mark.parametrize(("better", "worse", "expected"), GOLDEN["sign_test"])
+def test_sign_test(better, worse, expected):
+    assert sign_test(worse, better) == close(expected)
+
+
+@pytest.mark.parametrize(("better", "worse", "count", "confidence", "low", "high"), GOLDEN["tango"])
+def test_tango(better, worse, count, confidence, low, high):
+    # The golden's likelihood is maximised numerically; seven digits are what that gives.
+    assert tango(better, worse, count, confidence) == pytest.approx((low, high), abs=2e-8)
+
+
+@pytest.mark.parametrize(("given", "expected"), GOLDEN["holm"])
+def test_holm(given, expected):
+    assert holm(given) == close(expected)
+
+
+@pytest.mark.parametrize(("psi", "margin", "expected"), GOLDEN["items"])
+def test_items_needed(psi, margin, expected):
+    assert items_needed(psi, margin) == math.ceil(expected)
+
+
+def test_accuracy():
+    found, clustered = accuracy(SCORES["candidate"], SCORES["clusters"]), SCORES["accuracy_clustered"]
+    assert found.standard_error == close(SCORES["accuracy_error"])
+    assert found.clustered_error == close(clustered["error"])
+    assert found.clustered == close(clustered["interval"])
+    assert found.interval == found.clustered
+
+
+def test_pairs_by_clusters():
+    found, expected = (
+        paired(SCORES["candidate"], SCORES["reference"], SCORES["clusters"]),
+        SCORES["difference_clustered"],
+    )
+    assert found.better + found.worse >= 20
+    assert found.method == "t over 12 clusters"
+    assert found.interval == close(expected["interval"])
+    assert (found.verdict.lower, found.verdict.upper) == close(expected["bounds"])
+    assert found.p_value == close(expected["p"], 1e-8)
+
+
+def test_unpaired_z():
+    found = paired(SCORES["candidate"], SCORES["reference"])
+    assert [found.unpaired_z, found.unpaired_p] == close(SCORES["unpaired"])
+
+
+def test_the_bootstrap_is_the_percentile_one():
+    found = paired(SCORES["candidate"], SCORES["reference"])
+    # Two draws of ten thousand resamples; a mean of 240 items moves in steps of 1 / 240.
+    assert found.bootstrap == pytest.approx(SCORES["bootstrap"], abs=1.01 / 240)
+
+
+def test_seeds():
+    found, expected = over_seeds(SEEDS["candidate"], SEEDS["reference"]), SEEDS["items"]
+    assert found.decides.method == "t over items"
+    assert found.decides.p_value == close(expected["p"], 1e-8)
+    assert found.decides.interval == close(expected["interval"])
+    assert (found.decides.verdict.lower, found.decides.verdict.upper) == close(expected["bounds"])
+    assert found.decides.verdict.p_worse == close(expected["p_worse"], 1e-8)
+    assert [found.z_sample, found.z_p] == close(SEEDS["z"])
+    assert found.welch_p == close(SEEDS["welch_p"], 1e-8)
+    assert found.z_population == close(found.z_sample * math.sqrt(3 / 2))
+
+
+def test_throughput():
+    a, b = SPEEDS["a"], SPEEDS["b"]
+    found = throughput_ratio(a, b)
+    assert found.interval == close(SPEEDS["abba"])
+    assert found.drift == close(math.expm1(SPEEDS["drift"]["slope"] * 15))
+    assert found.drift_p == close(SPEEDS["drift"]["p"], 1e-8)
+    geometric = [np.sqrt(np.prod(np.reshape(arm, (4, 2)), axis=1)).tolist() for arm in (a, b)]
+    starts = throughput_ratio(np.reshape(a, (4, 2)).tolist(), np.reshape(b, (4, 2)).tolist(), "sequential")
+    assert starts.interval == close(SPEEDS["sequential"])
+    assert starts.ratio == close(math.exp(np.log(geometric[0]).mean() - np.log(geometric[1]).mean()))

@@ -202,6 +202,9 @@ def _finish(out: Output, ended: Ended, out_folder: Path) -> None:
         bad = [gate for gate in judged.gates if gate.outcome in _BAD]
         if bad:
             raise CheckFailedError(f"{bad[0].name}: {bad[0].why}", where=where, fix=_next(judged, out_folder))
+        failed = [record for record in ended.records.values() if record.state == "failed"]
+        if failed:
+            raise CheckFailedError(f"{failed[0].name}: {failed[0].why}", where=where, fix=_next(judged, out_folder))
         out.note(f"{judged.verdict}: {judged.why[0]}")
         out.note("stopped by --stop-after; run the same command without it to resume")
         return

@@ -31,7 +31,7 @@ from bench_engine import watch_memory
 from bench_numerics import ROOT, cpu_model
 from synth import KIMI_K26, replace, write_layers
 
-from halfbyte.machine.cores import usable_cores
+from halfbyte.machine.resources import usable_cores
 
 RECIPE = "kimi-k2.6-nvfp4-wafer"
 MINI, ARTICLES = ROOT / "models/kimi-mini", ROOT / "data/calibration/articles.jsonl"

@@ -22,7 +22,7 @@ from pathlib import Path
 from bench_numerics import ROOT, cpu_model, save
 from synth import KIMI_K26, replace, write_layers
 
-from halfbyte.machine.cores import usable_cores
+from halfbyte.machine.resources import usable_cores
 
 RECIPES = ("kimi-k2.6-mxfp4-wafer", "kimi-k2.6-nvfp4a16")
 PEER_SCHEMES = dict(zip(RECIPES, ("MXFP4A16", "NVFP4A16"), strict=True))

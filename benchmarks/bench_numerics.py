@@ -24,7 +24,7 @@ import numpy as np
 
 from halfbyte.formats.codec import decode, encode
 from halfbyte.formats.encoded import Encoded
-from halfbyte.machine.cores import usable_cores
+from halfbyte.machine.resources import usable_cores
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "golden"))

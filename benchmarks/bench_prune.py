@@ -20,7 +20,7 @@ from bench_engine import COPIES, copy, forget, rate, size, timed
 from bench_numerics import cpu_model, save
 from synth import KIMI_K26, replace, write_layers
 
-from halfbyte.machine.cores import usable_cores
+from halfbyte.machine.resources import usable_cores
 from halfbyte.plan.prune_plan import LayerChoice, PrunePlan, write_prune_plan
 from halfbyte.plan.pruned_router import RouterShape
 

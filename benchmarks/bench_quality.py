@@ -32,7 +32,7 @@ from halfbyte.compare.stream import compare_many
 from halfbyte.compare.tokens import rows_of
 from halfbyte.engine.calibrate import calibrate
 from halfbyte.engine.pipeline import quantize
-from halfbyte.machine.cores import usable_cores
+from halfbyte.machine.resources import usable_cores
 from halfbyte.recipe.load import load_recipe
 
 ROOT = Path(__file__).parents[1]

@@ -98,7 +98,7 @@ def compared(source: Path, other: Path, rows: Any, device: str, how: dict[str, s
     from halfbyte.compare.cuda_memory import needs
     from halfbyte.compare.models import open_side
     from halfbyte.compare.stream import ROWS, compare
-    from halfbyte.machine.cores import usable_cores
+    from halfbyte.machine.resources import usable_cores
 
     gpu = device == "cuda"
     if gpu:

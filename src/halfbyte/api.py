@@ -72,7 +72,7 @@ def _halfbyte_errors() -> Generator[None]:
 
     Every HalfbyteError names arguments of the API in place of command-line options.
     """
-    from halfbyte.machine.out_of_memory import lack_of_memory, os_error  # noqa: PLC0415 - deferred until a call
+    from halfbyte.machine.os_errors import lack_of_memory, os_error  # noqa: PLC0415 - deferred until a call
 
     try:
         yield
@@ -154,11 +154,11 @@ def plan(  # noqa: PLR0913 - keyword-only, as on the command line
         HalfbyteError: the recipe is invalid or does not apply to this checkpoint.
     """
     from halfbyte.engine.pipeline import plan as make_plan  # noqa: PLC0415
-    from halfbyte.machine.garbage_collector import paused  # noqa: PLC0415
+    from halfbyte.machine.process import gc_paused  # noqa: PLC0415
     from halfbyte.plan.manifest import refuse_nothing_to_prune  # noqa: PLC0415
 
     _at_least(1, layers=layers, samples=samples)
-    with paused():
+    with gc_paused():
         chosen = _recipe(recipe, overrides, data, samples)
         planned = make_plan(_open(source, cache_dir), chosen, layers=layers)
         refuse_nothing_to_prune(planned)

@@ -6,7 +6,7 @@ import pytest
 from commands import WRITING, words
 from wreck import contents, files, refuse_torn
 
-from halfbyte.machine.cores import run_threads
+from halfbyte.machine.resources import run_threads
 from halfbyte.ui.units import size
 
 LIMIT = """

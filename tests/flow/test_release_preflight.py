@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from halfbyte.cli.main import run
-from halfbyte.machine.memory import Memory
+from halfbyte.machine.resources import Memory
 from halfbyte.release import preflight
 from halfbyte.release.preflight import Preflight, Requirement, gpu_count, infeasible
 

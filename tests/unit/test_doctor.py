@@ -11,8 +11,7 @@ import pytest
 from halfbyte.doctor import advice
 from halfbyte.doctor import facts as doctor
 from halfbyte.doctor.facts import Cpu, Disk, Gpu, Machine
-from halfbyte.machine.cgroup import cpu_limit, memory_limit
-from halfbyte.machine.memory import Memory
+from halfbyte.machine.resources import Memory, cpu_limit, memory_limit
 
 GB = 1_000_000_000
 PLAIN = Machine(

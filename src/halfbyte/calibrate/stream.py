@@ -30,8 +30,8 @@ from halfbyte.forward.ordered_threads import in_order, single_threaded
 from halfbyte.forward.positions import look_around
 from halfbyte.forward.run import row_chunks, run_layer
 from halfbyte.forward.weights import Weights
-from halfbyte.machine.cores import usable_cores
 from halfbyte.machine.devices import device_kind
+from halfbyte.machine.resources import usable_cores
 from halfbyte.recipe.decisions import COMPENSATED, InputScale, Recipe
 
 VERSION = 2  # incremented when the same rows and weights give different statistics

@@ -17,7 +17,7 @@ import numpy as np
 from halfbyte.checkpoint.untrusted_files import parsed, plain_bytes
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.machine.direct_io import File
-from halfbyte.machine.named_errors import naming
+from halfbyte.machine.os_errors import naming
 
 PART = ".part"
 WAITING_NBYTES = 1 << 28  # default limit on how far ahead of the digest a piece may be buffered

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from halfbyte.checkpoint.expected_hashes import hub_blob
 from halfbyte.errors import CheckpointError
-from halfbyte.machine.named_errors import naming
+from halfbyte.machine.os_errors import naming
 
 _OPENED = Path("/proc/self/fd")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halfbyte.checkpoint.untrusted_files import plain_bytes, plain_text
-from halfbyte.ui.shell_quote import pasted
+from halfbyte.ui.escape import pasted
 
 SUMS = "SHA256SUMS"
 _SHA256 = re.compile("[0-9a-f]{64}")

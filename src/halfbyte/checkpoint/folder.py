@@ -14,7 +14,7 @@ from halfbyte.checkpoint.headers import TensorInfo, parse_header, read_header_le
 from halfbyte.checkpoint.remote.address import hub_address
 from halfbyte.checkpoint.untrusted_files import DuplicateKeyError, parsed, plain_bytes, reject_duplicate_keys
 from halfbyte.errors import CheckpointError
-from halfbyte.machine.garbage_collector import paused
+from halfbyte.machine.process import gc_paused
 
 if TYPE_CHECKING:
     from halfbyte.checkpoint.remote.shard_cache import Shelf
@@ -90,7 +90,7 @@ def open_checkpoint(root: Path) -> Checkpoint:
         elif not root.exists() and hub_address(str(root)) is not None:
             fix = f"check the path, or download the repository: hf download {root} --local-dir FOLDER"
         raise CheckpointError(what, where=str(root), fix=fix)
-    with paused():
+    with gc_paused():
         config = _read_json(root / CONFIG, "every checkpoint has a config.json: download it too")
         index = _read_json(root / INDEX, "download it again") if (root / INDEX).exists() else None
         promised = promised_shards(index) if index is not None else _without_index(root)

@@ -21,7 +21,7 @@ from halfbyte.checkpoint.json_file import json_object
 from halfbyte.checkpoint.output_folder import FOLDER, HASHED, VERIFIED
 from halfbyte.checkpoint.verify import Stamp, stamp, stamps_as_json, stamps_from_json
 from halfbyte.errors import CheckpointError
-from halfbyte.machine.cores import usable_cores
+from halfbyte.machine.resources import usable_cores
 
 COMPUTED = "computed"
 _SAVE_EVERY_S = 10.0

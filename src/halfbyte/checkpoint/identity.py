@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO, cast
 
 from halfbyte.checkpoint.folder import Checkpoint, shard_path
-from halfbyte.machine.named_errors import naming
+from halfbyte.machine.os_errors import naming
 
 _SAMPLES = 16
 _SAMPLE_NBYTES = 1024

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
-from halfbyte.machine.named_errors import naming
+from halfbyte.machine.os_errors import naming
 
 MOST_NBYTES = 1 << 28  # per file; the index of half a million tensors has 50 MB
 MOST_DEPTH = 64  # a config has 6 levels; our own walks over parsed values are recursive

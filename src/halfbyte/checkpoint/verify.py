@@ -20,8 +20,8 @@ from typing import Any, cast
 
 from halfbyte.checkpoint.expected_hashes import KnownHash
 from halfbyte.errors import CheckpointError
-from halfbyte.machine.cores import usable_cores
 from halfbyte.machine.direct_io import File
+from halfbyte.machine.resources import usable_cores
 
 _SETTLED_NS = 50 * 10**6  # longer than the timestamp granularity of any file system
 

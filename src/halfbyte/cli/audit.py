@@ -9,7 +9,7 @@ import click
 from halfbyte.cli.usage import Command
 from halfbyte.errors import CheckFailedError
 from halfbyte.ui.console import Output
-from halfbyte.ui.shell_quote import pasted
+from halfbyte.ui.escape import pasted
 
 
 @click.command("audit", cls=Command, example="halfbyte audit OUT --against SRC")

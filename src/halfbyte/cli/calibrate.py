@@ -13,7 +13,7 @@ from halfbyte.cli.remote_options import cache_options, chosen_source
 from halfbyte.cli.usage import Command
 from halfbyte.machine.devices import refuse_threads_beside_device
 from halfbyte.ui.console import Output
-from halfbyte.ui.shell_quote import pasted
+from halfbyte.ui.escape import pasted
 
 
 @click.command("calibrate", cls=Command, example="halfbyte calibrate Kimi-K2.6 -r kimi-k2.7-code-nvfp4-decart -o STATS")

@@ -9,7 +9,7 @@ import click
 from halfbyte.cli.named_values import GPUS
 from halfbyte.cli.usage import Command
 from halfbyte.ui.console import Output
-from halfbyte.ui.shell_quote import pasted
+from halfbyte.ui.escape import pasted
 
 
 @click.command("card", cls=Command, example="halfbyte card OUT --name my-org/Kimi-K2.6-NVFP4 --quantized-by my-org")

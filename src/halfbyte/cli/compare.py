@@ -11,7 +11,7 @@ from halfbyte.cli.device_options import device_option
 from halfbyte.cli.usage import Command
 from halfbyte.errors import UsageError
 from halfbyte.ui.console import Output
-from halfbyte.ui.shell_quote import pasted
+from halfbyte.ui.escape import pasted
 
 _FOLDER = click.Path(path_type=Path)
 

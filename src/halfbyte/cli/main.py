@@ -52,11 +52,10 @@ from halfbyte.cli.usage import Group, usage_errors
 from halfbyte.cli.verify import verify_command
 from halfbyte.errors import EXIT_INTERRUPTED, CheckFailedError, HalfbyteError, MachineError
 from halfbyte.machine.devices import CPU
-from halfbyte.machine.out_of_memory import lack_of_memory, os_error
+from halfbyte.machine.os_errors import lack_of_memory, os_error
 from halfbyte.machine.python_path import distrust_folder
 from halfbyte.ui.console import Column, Output
-from halfbyte.ui.library_logging import tame_libraries
-from halfbyte.ui.shell_quote import pasted
+from halfbyte.ui.escape import escape_library_output, pasted
 
 if TYPE_CHECKING:
     from halfbyte.formats.registry import Format
@@ -209,13 +208,13 @@ def plan_command(out: Output, source: str | None, file: Path | None, other: Path
     from halfbyte.cli import pipeline_output as show
     from halfbyte.engine.pipeline import plan
     from halfbyte.inspect.inspection import open_source
-    from halfbyte.machine.garbage_collector import paused
+    from halfbyte.machine.process import gc_paused
     from halfbyte.plan.manifest import refuse_nothing_to_prune
 
     if file is not None and source is not None and not is_remote(source):
         refuse_nested(Path(source), file)
     limit = chosen_device_memory(choice)
-    with paused():
+    with gc_paused():
         recipe = chosen_recipe(choice)
         fit = _fitter(choice["gpus"])
         planned = plan(open_source(source, choice["example"], chosen_cache(choice)), recipe, layers=choice["layers"])
@@ -380,7 +379,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         sys.exit(shell_complete(cli, {}, "halfbyte", COMPLETE_VARIABLE, os.environ[COMPLETE_VARIABLE]))
     distrust_folder()
-    tame_libraries()
+    escape_library_output()
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

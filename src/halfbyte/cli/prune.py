@@ -16,7 +16,7 @@ from halfbyte.cli.usage import Command
 from halfbyte.errors import CheckFailedError, InterruptedRunError
 from halfbyte.recipe.decisions import PruneMethod, PruneSelect
 from halfbyte.ui.console import Output
-from halfbyte.ui.shell_quote import pasted
+from halfbyte.ui.escape import pasted
 
 if TYPE_CHECKING:
     from halfbyte.checkpoint.folder import Checkpoint
@@ -87,7 +87,7 @@ def prune_command(out: Output, source: str, out_folder: Path | None, **choice: A
     from halfbyte.checkpoint.output_folder import FOLDER
     from halfbyte.cli import pipeline_output as show
     from halfbyte.engine.pipeline import quantize
-    from halfbyte.machine.address_space import refuse_few_addresses
+    from halfbyte.machine.resources import refuse_few_addresses
     from halfbyte.prune import decide, list_files, options
 
     refuse_few_addresses(0, choice["threads"], measures=False)  # reading the source uses threads too

@@ -12,7 +12,7 @@ import click
 from halfbyte.cli.usage import Command
 from halfbyte.errors import CheckFailedError, InterruptedRunError
 from halfbyte.ui.console import Bar, Column, Output
-from halfbyte.ui.shell_quote import pasted
+from halfbyte.ui.escape import pasted
 from halfbyte.ui.units import size
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from halfbyte.cli.usage import Command
 from halfbyte.errors import EXIT_USAGE, CheckFailedError, HalfbyteError, RecipeError, UsageError
 from halfbyte.machine.devices import CPU
 from halfbyte.ui.console import SYMBOLS, Column, Level, Output
-from halfbyte.ui.shell_quote import pasted
+from halfbyte.ui.escape import pasted
 
 if TYPE_CHECKING:
     from halfbyte.recipe.decisions import Recipe

@@ -8,7 +8,7 @@ import click
 
 from halfbyte.cli.usage import Command
 from halfbyte.ui.console import Output
-from halfbyte.ui.shell_quote import pasted
+from halfbyte.ui.escape import pasted
 
 
 @click.command("report", cls=Command, example="halfbyte report OUT --open")

@@ -13,7 +13,7 @@ from halfbyte.cli.serve_then_option import ThenOption, commands_beside
 from halfbyte.cli.usage import Command
 from halfbyte.errors import CheckFailedError, UsageError
 from halfbyte.ui.console import Output
-from halfbyte.ui.shell_quote import pasted
+from halfbyte.ui.escape import pasted
 
 if TYPE_CHECKING:
     from halfbyte.serve.checkpoint_facts import Served

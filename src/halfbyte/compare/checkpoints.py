@@ -14,8 +14,8 @@ from halfbyte.compare.models import open_side, refuse_unlike
 from halfbyte.compare.report import Report
 from halfbyte.compare.stream import Step, compare
 from halfbyte.compare.tokens import rows_of
-from halfbyte.machine.cores import usable_cores
 from halfbyte.machine.devices import refuse_threads_beside_device
+from halfbyte.machine.resources import usable_cores
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from halfbyte.checkpoint.untrusted_files import read_json
 from halfbyte.compare.models import Side, open_side
 from halfbyte.errors import CheckpointError, MachineError
 from halfbyte.forward.layer import fetch, load_into
-from halfbyte.machine.memory import memory_facts
+from halfbyte.machine.resources import memory_facts
 from halfbyte.ui.units import size
 
 _GENERATION = "generation_config.json"

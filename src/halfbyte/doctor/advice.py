@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from halfbyte.doctor.facts import Disk, Gpu, Machine
-from halfbyte.ui.advice import Advice
+from halfbyte.ui.console import Advice
 
 OLDEST_PYTHON = (3, 10)
 # The reference model: the size of its release, and of one MoE layer

@@ -16,9 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from halfbyte.machine.cgroup import cpu_limit
-from halfbyte.machine.memory import Memory, memory_facts, proc_table
 from halfbyte.machine.python_path import OWN_PYTHON
+from halfbyte.machine.resources import Memory, cpu_limit, memory_facts, proc_table
 
 MEASURED_NBYTES = 256 * 1024**2
 BLOCK_NBYTES = 4 * 1024**2

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from halfbyte.endpoint.client import Endpoint, EndpointError
 from halfbyte.errors import MachineError
-from halfbyte.machine.interrupts import noted_ctrl_c
+from halfbyte.machine.process import deferred_ctrl_c
 
 ATTEMPTS = 3
 WAIT_S = 1.0  # before the second attempt; doubles with each further attempt
@@ -107,7 +107,7 @@ def fan_out(
     for _ in range(min(concurrency, count)):
         threading.Thread(target=run, daemon=True).start()
     try:
-        with noted_ctrl_c() as check:
+        with deferred_ctrl_c() as check:
             for _ in range(count):
                 yield _next(done, check)
     finally:

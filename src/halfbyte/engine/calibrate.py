@@ -20,7 +20,7 @@ from halfbyte.engine.prefetch import FETCHED, refuse_other_version, write_origin
 from halfbyte.errors import InterruptedRunError, UsageError
 from halfbyte.families.declared_formats import refuse_other_config
 from halfbyte.families.model import describe
-from halfbyte.machine.address_space import refuse_few_addresses
+from halfbyte.machine.resources import refuse_few_addresses
 from halfbyte.plan.manifest import refuse_more_layers
 from halfbyte.recipe.decisions import Recipe
 

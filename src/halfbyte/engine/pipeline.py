@@ -42,7 +42,7 @@ from halfbyte.errors import UsageError
 from halfbyte.families.declared_formats import refuse_other_config
 from halfbyte.families.model import describe
 from halfbyte.formats.lapack import one_blas_thread
-from halfbyte.machine.address_space import refuse_few_addresses
+from halfbyte.machine.resources import refuse_few_addresses
 from halfbyte.plan.ignore_list import refuse_misread
 from halfbyte.plan.manifest import Plan, make_plan, refuse_nothing_to_prune, refuse_other_plan
 from halfbyte.plan.prune_plan import PLAN as PRUNE_PLAN
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from halfbyte.plan.plan_file import PlanFile
     from halfbyte.prune.decide import LayerByLayer
     from halfbyte.publish.hub.push import Push
-    from halfbyte.ui.advice import Advice
+    from halfbyte.ui.console import Advice
 
 COMMAND = "command"  # in plan.json: the command line, with SRC and OUT for the folders
 CHOSEN = "chosen"  # in plan.json: the digest of the kept experts, if the run itself selected them

@@ -10,7 +10,7 @@ from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.checkpoint.headers import TensorInfo, lay_out
 from halfbyte.errors import UsageError
 from halfbyte.families.geometry import KIMI_K26, Geometry, release_config, release_shards
-from halfbyte.machine.garbage_collector import paused
+from halfbyte.machine.process import gc_paused
 from halfbyte.ui.suggest import did_you_mean
 
 EXAMPLES: Mapping[str, Geometry] = {"kimi-k2.6": KIMI_K26}
@@ -23,7 +23,7 @@ def example(name: str) -> Checkpoint:
     geometry = EXAMPLES[name]
     tensors: dict[str, TensorInfo] = {}
     shards: dict[str, int] = {}
-    with paused():
+    with gc_paused():
         for shard, specs in release_shards(geometry).items():
             head, infos = lay_out(specs, shard, metadata=False)  # as in Moonshot's release
             tensors.update((info.name, info) for info in infos)

@@ -29,7 +29,7 @@ from halfbyte.families.linears import (
     signature,
 )
 from halfbyte.families.required_tensors import check_required_tensors
-from halfbyte.machine.garbage_collector import paused
+from halfbyte.machine.process import gc_paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def describe(checkpoint: Checkpoint, *, uneven: bool = False) -> Model:
 
     With `uneven`, layers may have different numbers of experts, and `experts` is the largest.
     """
-    with paused():
+    with gc_paused():
         return _describe(checkpoint, uneven=uneven)
 
 

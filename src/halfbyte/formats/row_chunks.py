@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from halfbyte.errors import UsageError
-from halfbyte.machine.cores import usable_cores
+from halfbyte.machine.resources import usable_cores
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from halfbyte.machine.interrupts import noted_ctrl_c
+from halfbyte.machine.process import deferred_ctrl_c
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -43,7 +43,7 @@ def in_order(work: Callable[[S], T], items: Iterable[S], threads: int = 1) -> It
     remaining, queue = iter(items), deque[Future[T]]()
     # The OpenMP setting is per thread: a new thread would default to one per core.
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-    with single_threaded(), pool, noted_ctrl_c() as check:
+    with single_threaded(), pool, deferred_ctrl_c() as check:
         try:
             queue.extend(pool.submit(work, item) for item in islice(remaining, 2 * threads))
             while queue:

@@ -1,10 +1,11 @@
-"""The local machine: limits, disks, devices and signals.
+"""The local machine.
 
-cgroup, cores, memory            container limits, usable cores, host memory
-direct_io, network               O_DIRECT file access, HTTP error classification
-named_errors, out_of_memory      file names in OS errors, detection of memory errors
-address_space, library_settings  preflight check of RLIMIT_AS, environment variables of libraries
-devices                          parsing of --device
-extras, python_path              install commands for optional packages, safe Python subprocesses
-garbage_collector, interrupts    pausing the garbage collector, deferring Ctrl-C
+resources         usable cores, memory and address space, and their limits
+devices           parsing of --device
+direct_io         O_DIRECT file access
+os_errors         file names in OS errors, detection of memory errors
+process           deferring Ctrl-C, pausing the garbage collector
+library_settings  environment variables of libraries
+extras            install commands for optional packages
+python_path       safe Python subprocesses
 """

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from halfbyte.machine.named_errors import naming
+from halfbyte.machine.os_errors import naming
 
 BLOCK = 4096  # at least any disk's logical block size; also the page size
 PIECE_NBYTES = 1 << 24

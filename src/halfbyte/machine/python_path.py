@@ -1,7 +1,7 @@
 """Start Python subprocesses that do not import modules from the current folder, which may be an untrusted checkpoint.
 
 `python -m` and `python -c` search the current folder first, so a `torch.py` there would be imported. `-P` turns that
-off; Python 3.10 does not have it.
+off; Python 3.10 does not have it. `__main__` imports this module before the folder is removed, so it imports little.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.errors import UsageError
 from halfbyte.families.model import Model
-from halfbyte.machine.garbage_collector import paused
+from halfbyte.machine.process import gc_paused
 from halfbyte.plan.layout import Shard, lay_out_shards
 from halfbyte.plan.pruned import (
     Kept,
@@ -135,7 +135,7 @@ def make_plan(
     refuse_more_layers(model, layers)
     layers = None if layers == model.layers else layers  # all layers: not truncated
     chosen = kept is not None or recipe.prune is None
-    with paused():
+    with gc_paused():
         if kept is not None:
             refuse_wrong_choice(model, checkpoint.config, kept, layers, str(checkpoint.root))
         elif recipe.prune is not None:

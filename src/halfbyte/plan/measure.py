@@ -28,8 +28,8 @@ from halfbyte.formats.codec import amax, decode, encode
 from halfbyte.formats.encoded import Encoded
 from halfbyte.formats.reference.gptq import Moves
 from halfbyte.formats.registry import FORMATS, Part
-from halfbyte.machine.cores import run_threads, usable_cores
 from halfbyte.machine.direct_io import File
+from halfbyte.machine.resources import run_threads, usable_cores
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import DECODE, ENCODE, KEEP, method_of
 from halfbyte.recipe.decisions import COMPENSATED, Recipe

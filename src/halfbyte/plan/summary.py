@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from halfbyte.checkpoint.atomic_write import WAITING_NBYTES
-from halfbyte.machine.cores import run_threads
 from halfbyte.machine.direct_io import PIECE_NBYTES
+from halfbyte.machine.resources import run_threads
 from halfbyte.plan.manifest import Plan, different_parts
 from halfbyte.plan.rules import ENCODE, KEEP, stale_kv_scales
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from halfbyte.ui.advice import Advice
+from halfbyte.ui.console import Advice
 
 FAST_ROUTER = (256, 384)
 LOADS_WELL = 32

@@ -10,7 +10,7 @@ from halfbyte.plan.prune_plan import CHOSEN_ON, RESTORED, SUPER, SUPER_DROPPED, 
 from halfbyte.plan.rules import KEEP, ROUTED
 from halfbyte.prune.budgets import WARNING
 from halfbyte.prune.counts import count_advice
-from halfbyte.ui.advice import Advice
+from halfbyte.ui.console import Advice
 
 # A GLM-5.2 build whose worst domain had 46% coverage degenerated on 3 of 5 open prompts, one with 81% on none
 # (glm-expert-pruning). The threshold is a guess between the two.

@@ -20,7 +20,7 @@ from halfbyte.engine.dispatch import COVERAGE
 from halfbyte.errors import CheckpointError
 from halfbyte.evidence.measured_files import MEASURED, changed_file, content, decides_weights
 from halfbyte.plan.prune_plan import PLAN as PRUNE_PLAN
-from halfbyte.ui.shell_quote import pasted
+from halfbyte.ui.escape import pasted
 
 Measured = Literal["nothing", "weights", "server", "outputs"]
 NOT_MEASURED = "not measured"  # the reason if there is no file

@@ -30,7 +30,7 @@ from halfbyte.publish import contents
 from halfbyte.publish.contents import MOST_EVIDENCE_NBYTES, PROVENANCE, SBOM
 from halfbyte.publish.environment import code, environment
 from halfbyte.publish.sbom import sbom
-from halfbyte.ui.shell_quote import pasted
+from halfbyte.ui.escape import pasted
 
 FORMAT = 1
 DIGEST = "digest"

@@ -46,9 +46,9 @@ from halfbyte.errors import (
     UsageError,
 )
 from halfbyte.machine.devices import CPU
-from halfbyte.machine.memory import memory_facts
-from halfbyte.machine.out_of_memory import os_error
+from halfbyte.machine.os_errors import os_error
 from halfbyte.machine.python_path import OWN_PYTHON
+from halfbyte.machine.resources import memory_facts
 from halfbyte.release.stages import ASKS_SERVER, SERVE, VERDICT, Asked
 from halfbyte.ui.units import size
 
@@ -217,10 +217,10 @@ class Preflight:
     @cached_property
     def _plan(self) -> Plan:
         from halfbyte.engine.pipeline import plan  # noqa: PLC0415
-        from halfbyte.machine.garbage_collector import paused  # noqa: PLC0415
+        from halfbyte.machine.process import gc_paused  # noqa: PLC0415
         from halfbyte.plan.manifest import refuse_nothing_to_prune  # noqa: PLC0415
 
-        with paused():
+        with gc_paused():
             planned = plan(self._checkpoint, self._recipe, layers=self._layers)
             refuse_nothing_to_prune(planned)
             return planned
@@ -283,7 +283,7 @@ class Preflight:
         return max(jobs, 2 * max(layers.values(), default=0) + self._hidden_nbytes())
 
     def _memory(self) -> str:
-        from halfbyte.machine.address_space import refuse_few_addresses  # noqa: PLC0415
+        from halfbyte.machine.resources import refuse_few_addresses  # noqa: PLC0415
 
         refuse_few_addresses(self._memory_nbytes(), None, measures=self._recipe.calibrate is not None)
         return _memory_words(self._memory_nbytes())

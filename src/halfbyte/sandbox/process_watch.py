@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from halfbyte.errors import MachineError
-from halfbyte.machine.interrupts import noted_ctrl_c
+from halfbyte.machine.process import deferred_ctrl_c
 from halfbyte.sandbox.limits import Limits
 from halfbyte.sandbox.result import Ended, Ran, how_it_ended
 
@@ -65,7 +65,7 @@ class _Streams:
 
 def watch(start: Start, limits: Limits, stdin: str = "") -> Ran:
     """Run a process until it ends or exceeds a limit, then kill everything it started in its namespace."""
-    with noted_ctrl_c() as check, contextlib.ExitStack() as cleanup:
+    with deferred_ctrl_c() as check, contextlib.ExitStack() as cleanup:
         source = sealed(stdin.encode()) if stdin else os.open(os.devnull, os.O_RDONLY)
         cleanup.callback(os.close, source)
         process = subprocess.Popen(

@@ -7,7 +7,7 @@ other weights have the dtype of the engine, FP32 by default.
 from __future__ import annotations
 
 from halfbyte.errors import CheckFailedError
-from halfbyte.machine.memory import memory_facts
+from halfbyte.machine.resources import memory_facts
 from halfbyte.serve.gpus import Gpus
 from halfbyte.serve.needs import EXPERTS, Needs
 from halfbyte.ui.units import size

@@ -20,7 +20,7 @@ from halfbyte.checkpoint.output_folder import FOLDER, PLAN
 from halfbyte.errors import CheckFailedError, CheckpointError
 from halfbyte.evidence.measured_files import MEASURED, changed_file, content, unread_nbytes
 from halfbyte.families.model import Model
-from halfbyte.ui.shell_quote import pasted
+from halfbyte.ui.escape import pasted
 
 # Checks whose failure means wrong answers; after a failure of any other check the checkpoint can still be served.
 _GARBAGE = ("structure", "coverage", "ignore", "config", "index", "bytes", "scales", "fused", "vllm")

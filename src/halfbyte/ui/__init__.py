@@ -1,9 +1,7 @@
 """Terminal output.
 
-console                  results on stdout, messages on stderr, progress
-escape                   escape control characters in untrusted text
-library_logging          escape warnings and log lines of libraries
-shell_quote, units       shell quoting, formatted numbers
-advice, api_keys         recommendations with a level, masking of API keys
-suggest                  suggestions for misspelled names
+console   results on stdout, messages on stderr, progress, advice with a level
+escape    untrusted text in terminals, JSON, shells and the logs of libraries; redaction of API keys
+units     formatted sizes, durations and counts
+suggest   suggestions for misspelled names
 """

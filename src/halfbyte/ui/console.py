@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from halfbyte.ui.escape import harmless, harmless_json, shortened
@@ -387,3 +387,16 @@ def _print_aligned(cells: Sequence[Sequence[str]], columns: Sequence[Column]) ->
             for text, width, column in zip(row, widths, columns, strict=True)
         ]
         print(harmless(_GUTTER.join(padded).rstrip()))
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One recommendation: good, a note, or bad (halfbyte is unusable here; comes with a fix)."""
+
+    level: Level
+    text: str
+    fix: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """Return the data that `--json` prints."""
+        return asdict(self)

@@ -7,7 +7,7 @@ from halfbyte.errors import UsageError
 from halfbyte.plan.pruned_router import refuse_nothing_to_drop
 from halfbyte.prune.choose import keep_count
 from halfbyte.prune.counts import count_advice, count_facts
-from halfbyte.ui.advice import Advice
+from halfbyte.ui.console import Advice
 
 KIMI = router(384, 8)
 NONE_CAN_GO = "prune another model: this router needs all of its experts"

@@ -6,7 +6,7 @@ import pytest
 from kimi_served import kimi, needs
 
 from halfbyte.errors import CheckFailedError, UsageError
-from halfbyte.machine.memory import memory_facts
+from halfbyte.machine.resources import memory_facts
 from halfbyte.serve.facts import Wish
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.host_memory import host_memory_nbytes, weights_nbytes

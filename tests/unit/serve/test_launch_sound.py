@@ -15,7 +15,7 @@ from halfbyte.errors import CheckFailedError
 from halfbyte.evidence.measured_files import measured_in
 from halfbyte.recipe.load import load_recipe
 from halfbyte.serve.sanity_checks import audited
-from halfbyte.ui.shell_quote import pasted
+from halfbyte.ui.escape import pasted
 
 
 @pytest.fixture

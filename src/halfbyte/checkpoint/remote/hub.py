@@ -12,10 +12,9 @@ from typing import Any
 
 from halfbyte.checkpoint.remote import retry
 from halfbyte.checkpoint.remote.address import HubAddress
-from halfbyte.checkpoint.remote.retry import TransientError
+from halfbyte.checkpoint.remote.retry import TransientError, no_answer, retry_after, status_of
 from halfbyte.checkpoint.remote.store import Checksum, Entry
 from halfbyte.errors import CheckpointError, MachineError, UsageError
-from halfbyte.machine.network import no_answer, retry_after, status_of
 
 TIMEOUT_S = 30
 _PARTIAL, _OK = 206, 200

@@ -42,7 +42,7 @@ from halfbyte.checkpoint.remote.shard_cache import Shelf
 from halfbyte.checkpoint.remote.store import Checksum, Files
 from halfbyte.checkpoint.untrusted_files import read_json
 from halfbyte.errors import CheckpointError
-from halfbyte.machine.garbage_collector import paused
+from halfbyte.machine.process import gc_paused
 
 FIRST_NBYTES = 1024**2  # covers a Kimi-K2 shard header: usually one request per shard, at most two
 _IDENTITY = ".identity.json"
@@ -59,7 +59,7 @@ def open_remote(address: str, cache: Cache, pin: str | None = None, *, verify: b
     parsed = parse_address(address)
     files: Files = open_hub(parsed, pin) if isinstance(parsed, HubAddress) else open_objects(parsed)
     root = cache.folder / _folder_name(files.label) / files.pin
-    with paused():
+    with gc_paused():
         _fetch_small(files, root)
         config = _json(files, root, CONFIG)
         index = _json(files, root, INDEX) if INDEX in files.entries else None

@@ -30,7 +30,7 @@ from halfbyte.checkpoint.verify import Stamp
 from halfbyte.engine.losses import LAYERS, losses
 from halfbyte.formats.encoded import Quality
 from halfbyte.formats.registry import FORMATS
-from halfbyte.machine.cores import run_threads
+from halfbyte.machine.resources import run_threads
 from halfbyte.methods.apply import JobInputs, JobOutput, apply, as_bytes
 from halfbyte.plan.layout import Shard
 from halfbyte.plan.manifest import Plan
@@ -112,7 +112,7 @@ class Resources:
         """
         if self.on_cpu:
             return None
-        from halfbyte.machine.memory import memory_facts  # noqa: PLC0415 - only for GPU runs
+        from halfbyte.machine.resources import memory_facts  # noqa: PLC0415 - only for GPU runs
 
         memory = memory_facts()
         known = [nbytes for nbytes in (memory.available_nbytes, memory.limit_nbytes) if nbytes is not None]

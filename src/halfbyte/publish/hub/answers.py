@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from halfbyte.checkpoint.remote.retry import no_answer, retry_after, status_of
 from halfbyte.errors import HalfbyteError, MachineError, UsageError
-from halfbyte.machine.network import no_answer, retry_after, status_of
 
 _AGAIN = "run the same command again to resume the upload"
 _LOGIN = "log in with a token that has write access (hf auth login, or HF_TOKEN), or check the name"

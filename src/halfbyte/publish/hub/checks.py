@@ -30,9 +30,8 @@ from halfbyte.publish.hub.staging import (
 )
 from halfbyte.publish.report.visible import visible
 from halfbyte.publish.verify import Verified
-from halfbyte.ui.api_keys import key_variables
 from halfbyte.ui.console import Level
-from halfbyte.ui.shell_quote import pasted
+from halfbyte.ui.escape import key_variables, pasted
 
 ACCEPT = "ACCEPT"
 _LICENSE = re.compile(r"(?:licen[cs]e|copying|notice)(?:[-._].*)?", re.IGNORECASE)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from halfbyte.errors import MachineError, UsageError
-from halfbyte.machine.cores import usable_cores
 from halfbyte.machine.extras import install_extra
+from halfbyte.machine.resources import usable_cores
 
 LOCAL, AUTO = "local", "auto"
 _CLIENT = "ray://"

@@ -38,7 +38,7 @@ def _refuse(monkeypatch, name):
     monkeypatch.setattr(os, name, refusing)
 
 
-def test_reads_any_stretch(tmp_path, way):
+def test_reads_any_byte_range(tmp_path, way):
     data = random.Random(1).randbytes(NBYTES)
     (tmp_path / "file").write_bytes(data)
     file = File(tmp_path / "file")
@@ -52,7 +52,7 @@ def test_reads_any_stretch(tmp_path, way):
     file.close()
 
 
-def test_writes_any_stretch_and_nothing_beside_it(tmp_path, way):
+def test_writes_any_byte_range_and_nothing_around_it(tmp_path, way):
     source = random.Random(2)
     expected = bytearray(NBYTES)
     file = File(tmp_path / "file", create=True)
@@ -90,7 +90,7 @@ def test_threads_write_neighbours_that_share_blocks(tmp_path):
     file.close()
 
 
-def test_pieces_are_the_stretch_and_stay_valid(tmp_path, way, monkeypatch):
+def test_pieces_cover_the_range_and_stay_valid(tmp_path, way, monkeypatch):
     monkeypatch.setattr(direct_io, "PIECE_NBYTES", 4 * BLOCK)
     data = random.Random(4).randbytes(NBYTES)
     (tmp_path / "file").write_bytes(data)

@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from halfbyte.machine.garbage_collector import paused
+from halfbyte.machine.process import gc_paused
 
 
 class Loop:
@@ -13,14 +13,14 @@ class Loop:
         self.itself = self
 
 
-def test_what_stays_is_not_looked_through_again_and_what_does_not_is_collected():
+def test_objects_created_during_the_pause_become_old_and_cycles_are_still_collected():
     assert gc.isenabled()
-    with paused():
+    with gc_paused():
         assert not gc.isenabled()
         kept, loop = [[number] for number in range(10_000)], Loop()
         dropped = weakref.ref(loop)
         del loop
-    old = {id(one) for one in gc.get_objects(generation=2)}
+    old = {id(item) for item in gc.get_objects(generation=2)}
     assert gc.isenabled()
     assert {id(kept), *map(id, kept)} <= old
     assert gc.get_freeze_count() == 0
@@ -28,9 +28,9 @@ def test_what_stays_is_not_looked_through_again_and_what_does_not_is_collected()
     assert dropped() is None
 
 
-def test_a_pause_inside_a_pause_ends_with_the_outer_one():
-    with paused():
-        with paused():
+def test_a_nested_pause_ends_with_the_outer_one():
+    with gc_paused():
+        with gc_paused():
             pass
         assert not gc.isenabled()
     assert gc.isenabled()

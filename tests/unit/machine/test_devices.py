@@ -50,7 +50,7 @@ def test_names_and_kinds(text, names, kind):
         ("cuda:1,cuda:0,cuda:1", "cuda:1 is listed twice"),
     ],
 )
-def test_what_names_no_devices_is_refused(text, says, halfbyte, tmp_path):
+def test_invalid_device_names_are_refused(text, says, halfbyte, tmp_path):
     with pytest.raises(UsageError, match=says):
         device_names(text)
     code, _, errors = halfbyte("quantize", tmp_path, tmp_path / "out", "-r", RECIPE, "--device", text)
@@ -58,7 +58,7 @@ def test_what_names_no_devices_is_refused(text, says, halfbyte, tmp_path):
     assert says in " ".join(errors.split())
 
 
-def test_one_gpu_may_be_named_twice_for_a_check(monkeypatch):
+def test_a_gpu_may_be_listed_twice_with_the_test_variable(monkeypatch):
     monkeypatch.setenv(TWICE, "1")
     assert device_kind("cuda:0,cuda:0") == "cuda x2"
 
@@ -71,13 +71,13 @@ def test_one_gpu_may_be_named_twice_for_a_check(monkeypatch):
         ("cpu:0", "is not a valid device"),
     ],
 )
-def test_compare_takes_one(halfbyte, tmp_path, device, says):
+def test_compare_takes_a_single_device(halfbyte, tmp_path, device, says):
     code, _, errors = halfbyte("compare", tmp_path, tmp_path, "--device", device)
     assert code == 2
     assert says in errors
 
 
-def test_a_gpu_that_is_not_there_is_named(monkeypatch):
+def test_a_missing_gpu_is_named_in_the_error(monkeypatch):
     torch = pytest.importorskip("torch")
     from halfbyte.engine.backends.cuda.setup import check_machine, devices_of
 
@@ -105,7 +105,7 @@ def test_rows_are_split_between_parts(rows, devices):
         refuse_too_many(rows, devices)
 
 
-def test_what_is_too_many_says_what_would_do():
+def test_too_many_devices_are_refused_with_the_possible_number():
     with pytest.raises(UsageError) as caught:
         refuse_too_many(130, 8)
     assert caught.value.fix == "use 3 of the GPUs, or --samples 512"
@@ -115,11 +115,11 @@ def test_what_is_too_many_says_what_would_do():
 @pytest.mark.parametrize(("experts", "lengths"), [(384, [128, 128, 128]), (4, [1, 1, 2]), (2, [0, 1, 1])])
 def test_experts_are_split_in_order(experts, lengths):
     shares = expert_shares(experts, 3)
-    assert [one for share in shares for one in range(experts)[share]] == list(range(experts))
+    assert [expert for share in shares for expert in range(experts)[share]] == list(range(experts))
     assert [share.stop - share.start for share in shares] == lengths
 
 
-def test_a_share_of_the_rows_is_all_of_them():
+def test_some_rows_slices_every_array():
     tokens = np.arange(12, dtype=np.int32).reshape(4, 3)
     domains = tokens.astype(np.int16)
     rows = Rows(tokens, tokens > 1, tokens + 1, tokens + 2, domains, ("a",), left_padded=True)
@@ -129,7 +129,7 @@ def test_a_share_of_the_rows_is_all_of_them():
     assert (part.names, part.left_padded) == (rows.names, rows.left_padded)
 
 
-def test_memory_of_each_of_several():
+def test_memory_plan_of_each_of_several_gpus():
     """By hand: half the tokens and half the output, but all experts of a layer."""
     planned = plan(example("kimi-k2.6"), load_recipe(RECIPE))
     assert planned_tokens(planned, 2) == 256 * 512
@@ -140,15 +140,15 @@ def test_memory_of_each_of_several():
     assert (two.group, two.forward, two.experts) == (one.group, one.forward, one.experts)
     for mode in (FULL, LEAN):
         assert two.total(mode) < one.total(mode)
-    found, alone = on_device(planned, None, None, 2), on_device(planned, None, None)
-    assert found.needs == two
-    assert found.time.waits["GPU"] == pytest.approx(alone.time.waits["GPU"] / 2)
-    assert found.time.waits["host"] == alone.time.waits["host"]
-    assert "assumed: 2 GPUs divide forward and encoding" in found.time.basis()
+    both, alone = on_device(planned, None, None, 2), on_device(planned, None, None)
+    assert both.needs == two
+    assert both.time.waits["GPU"] == pytest.approx(alone.time.waits["GPU"] / 2)
+    assert both.time.waits["host"] == alone.time.waits["host"]
+    assert "assumed: 2 GPUs divide forward and encoding" in both.time.basis()
     assert "not measured" not in alone.time.basis()
 
 
-def test_plan_states_it_of_each_gpu(halfbyte):
+def test_plan_prints_the_memory_of_each_gpu(halfbyte):
     arguments = ("plan", "--example", "kimi-k2.6", "-r", RECIPE, "--no-measure", "--device", "cuda:0,cuda:1")
     code, printed, hint = halfbyte(*arguments)
     assert code == 0

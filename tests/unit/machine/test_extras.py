@@ -17,11 +17,11 @@ from halfbyte.machine.extras import install_extra
         ("s3", "pip install 's3fs>=2024.6'"),
     ],
 )
-def test_the_libraries_themselves_are_named(extra, command):
+def test_the_install_command_lists_the_packages(extra, command):
     assert install_extra(extra) == command
 
 
-def test_a_source_tree_that_nobody_installed(monkeypatch):
+def test_a_source_tree_that_is_not_installed(monkeypatch):
     def missing(_):
         raise PackageNotFoundError
 
@@ -29,7 +29,7 @@ def test_a_source_tree_that_nobody_installed(monkeypatch):
     assert install_extra("eval") == "pip install -e '.[eval]' in a checkout of halfbyte"
 
 
-def test_what_is_needed_anyway_is_no_part_of_an_extra(monkeypatch):
+def test_required_dependencies_are_not_part_of_an_extra(monkeypatch):
     told = ["a>=1; python_version >= '3'", "b>=2", "c>=3; extra == 'eval'", "d>=4; extra == 'ray'"]
     monkeypatch.setattr(extras, "requires", lambda _: told)
     assert install_extra("eval") == "pip install 'c>=3'"

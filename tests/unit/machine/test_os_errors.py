@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from halfbyte.errors import MachineError
-from halfbyte.machine import address_space
-from halfbyte.machine.address_space import addresses_left, refuse_few_addresses
-from halfbyte.machine.out_of_memory import lack_of_memory
+from halfbyte.machine import resources
+from halfbyte.machine.os_errors import lack_of_memory
+from halfbyte.machine.resources import addresses_left, refuse_few_addresses
 
 GIB = 1 << 30
 
@@ -24,17 +24,17 @@ GIB = 1 << 30
         OSError(errno.ENOMEM, "Cannot allocate memory"),
     ],
 )
-def test_that_is_lack_of_memory(error):
-    said = lack_of_memory(error)
-    assert said is not None
-    assert (said.what, said.exit_code) == ("out of memory", 3)
+def test_out_of_memory_errors_are_recognized(error):
+    reported = lack_of_memory(error)
+    assert reported is not None
+    assert (reported.what, reported.exit_code) == ("out of memory", 3)
 
 
 @pytest.mark.parametrize(
     "error",
     [RuntimeError("shapes differ"), ImportError("No module named 'x'"), OSError(errno.EIO, "I/O error"), ValueError()],
 )
-def test_that_is_not(error):
+def test_other_errors_are_not_out_of_memory(error):
     assert lack_of_memory(error) is None
 
 
@@ -45,13 +45,13 @@ def test_that_is_not(error):
         OSError("Could not find/load shared object file 'libllvmlite.so'"),
     ],
 )
-def test_a_library_that_cannot_be_loaded_is_too_large_for_a_limit_where_there_is_one(monkeypatch, error):
+def test_a_library_that_fails_to_load_is_out_of_memory_only_under_an_address_space_limit(monkeypatch, error):
     assert lack_of_memory(error) is None
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 30, 1 << 30))
     assert lack_of_memory(error) is not None
 
 
-def test_what_is_left_is_the_limit_without_what_is_mapped(monkeypatch):
+def test_addresses_left_is_the_limit_minus_mapped_memory(monkeypatch):
     assert addresses_left() is None
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 50, resource.RLIM_INFINITY))
     left = addresses_left()
@@ -75,7 +75,7 @@ def test_a_limit_is_refused_one_byte_below_what_is_needed(monkeypatch, held, thr
     else:
         monkeypatch.delitem(sys.modules, "torch", raising=False)
     for left, refused in ((needed, False), (needed - 1, True), (None, False)):
-        monkeypatch.setattr(address_space, "addresses_left", lambda left=left: left)
+        monkeypatch.setattr(resources, "addresses_left", lambda left=left: left)
         if refused:
             with pytest.raises(MachineError, match=r"may need .* of address space, but the limit leaves"):
                 refuse_few_addresses(held, threads, measures=measures)

@@ -1,11 +1,14 @@
-"""Recognize out-of-memory errors of Python, libc, PyTorch and other libraries."""
+"""Errors of the operating system: out of memory, disks, missing file names."""
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
 
 from halfbyte.errors import MachineError
-from halfbyte.machine.address_space import addresses_left
+from halfbyte.machine.resources import addresses_left
 
 # Messages of C++, PyTorch, oneDNN, and Python (creating a lock, starting a thread).
 _MESSAGES = (
@@ -30,3 +33,14 @@ def os_error(error: OSError) -> MachineError:
     """Convert an OSError (full disk, missing folder) to a MachineError."""
     what, where = f"cannot continue: {error.strerror or error}", str(error.filename or "output")
     return lack_of_memory(error) or MachineError(what, where=where, fix="check the disk and the folder")
+
+
+@contextmanager
+def naming(path: Path) -> Generator[None]:
+    """Set `filename` on OSErrors that lack it, so that messages name the right disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise

@@ -170,7 +170,7 @@ def every_sink(out: Output, text: str) -> None:
 
 
 @pytest.mark.parametrize("out", [Output(), Output(as_json=True), Output(no_color=True)], ids=["plain", "json", "grey"])
-def test_nothing_that_a_stranger_wrote_acts_on_a_terminal(out, capsys):
+def test_untrusted_text_is_escaped_on_a_terminal(out, capsys):
     """On a terminal, rich's own colors and cursor sequences are allowed, and nothing else."""
     every_sink(out, HOSTILE)
     out.text("fine", HOSTILE)
@@ -183,14 +183,14 @@ def test_nothing_that_a_stranger_wrote_acts_on_a_terminal(out, capsys):
     assert not ACTS.search(shown)
 
 
-def test_json_says_the_same_whatever_it_holds(capsys):
+def test_escaped_json_parses_to_the_same_value(capsys):
     Output(as_json=True).facts({"name": HOSTILE, "fine": "Łódź ٣ 日本 👨‍👩‍👧"}, [])
     printed = capsys.readouterr().out
     assert json.loads(printed) == {"name": HOSTILE, "fine": "Łódź ٣ 日本 👨‍👩‍👧"}
     assert "日本 👨‍👩‍👧" in printed
 
 
-def test_text_in_a_file_is_as_it_is(capsys):
+def test_text_is_not_escaped_in_a_file(capsys):
     """`serve OUT > serve.sh` must be the script."""
     Output().text("a\tb\x1b[1m\n", None)
     assert capsys.readouterr().out == "a\tb\x1b[1m\n"

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from halfbyte.checkpoint.headers import TensorInfo, TensorSpec, lay_out
-from halfbyte.families.geometry import KIMI_K26, Geometry, release_config, release_shards
+from halfbyte.families.kimi_k25.geometry import KIMI_K26, Geometry, release_config, release_shards
 
 PUBLISHED = {"tensors": 208_550, "shards": 64, "payload_nbytes": 595_148_192_736, "header_nbytes": 29_795_472}
 DISTINCT_EXPERTS = 2

@@ -21,7 +21,7 @@ from typing import Any
 from synth import write_shards
 
 from halfbyte.checkpoint.headers import TensorSpec
-from halfbyte.families.geometry import (
+from halfbyte.families.kimi_k25.geometry import (
     KIMI_K26,
     ends,
     layer_linears,

@@ -1,7 +1,7 @@
 """Random checkpoints in every stored format and naming, small enough to write hundreds of them.
 
 `write_pico(folder, kind)` writes one; `KINDS` describes each kind. The shapes are those of the Kimi-K2 family
-(`families/geometry.py`) with other numbers; safetensors itself writes the files.
+(`families/kimi_k25/geometry.py`) with other numbers; safetensors itself writes the files.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from halfbyte.checkpoint.headers import TensorSpec
-from halfbyte.families import geometry as shapes
-from halfbyte.families.geometry import Geometry, Linear
+from halfbyte.families.kimi_k25 import geometry as shapes
+from halfbyte.families.kimi_k25.geometry import Geometry, Linear
 from halfbyte.formats.codec import encode
 from halfbyte.formats.encoded import array_to_torch
 from halfbyte.formats.reference.floats import f32_to_bf16

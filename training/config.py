@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from halfbyte.families.geometry import Geometry, release_config
+from halfbyte.families.kimi_k25.geometry import Geometry, release_config
 from training.shape import CONTEXT, MINI, NORM_EPS, ROPE, ROUTED_SCALE, VISION_HEADS
 from training.tokenizer import FOLDER, IDS
 

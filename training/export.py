@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from halfbyte.checkpoint.headers import TensorSpec
-from halfbyte.families.geometry import Geometry, release_shards
+from halfbyte.families.kimi_k25.geometry import Geometry, release_shards
 from halfbyte.formats.codec import encode
 from training import config, pieces
 from training.shape import MINI

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from halfbyte.families.geometry import Geometry
+from halfbyte.families.kimi_k25.geometry import Geometry
 from training.int4 import straight_through
 from training.shape import CONTEXT, MINI, NORM_EPS, ROPE, ROUTED_SCALE
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from halfbyte.families.geometry import Geometry
+from halfbyte.families.kimi_k25.geometry import Geometry
 
 MINI = Geometry(
     layers=6,

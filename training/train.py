@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from halfbyte.families.geometry import Geometry
+from halfbyte.families.kimi_k25.geometry import Geometry
 from training import pieces, routing, score
 from training.corpus import Corpus, batches
 from training.model import Mini

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from halfbyte.families.geometry import (
+from halfbyte.families.kimi_k25.geometry import (
     layer_linears,
     layer_others,
     projector,

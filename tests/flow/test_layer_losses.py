@@ -11,8 +11,8 @@ from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.engine.losses import losses, losses_of_journal
 from halfbyte.engine.pipeline import JOURNAL, quantize
-from halfbyte.families.architecture import architectures
 from halfbyte.families.model import describe
+from halfbyte.families.registry import families
 from halfbyte.families.stored_linear import stored
 from halfbyte.formats.codec import amax, encode
 from halfbyte.formats.encoded import Quality
@@ -37,7 +37,7 @@ def by_hand(source, rules):
     quantized = [linear for linear in model.linears.values() if rules.roles[linear.role] == "quantize"]
     groups = {}
     for linear in quantized:
-        groups.setdefault(model.architecture.fused_group(linear.module), []).append(linear)
+        groups.setdefault(model.family.fused_group(linear.module), []).append(linear)
     found = {}
     for group in groups.values():
         weights = [stored(linear, reader) for linear in group]
@@ -111,7 +111,7 @@ def test_what_is_kept_lost_nothing(source, tmp_path):
 
 def test_values_that_are_not_finite_are_no_numbers():
     module = "language_model.model.layers.3.mlp.experts.7.up_proj"
-    architecture = next(one for one in architectures() if one.linear(module))
-    entry = losses([(module, Quality(4, 1.0, math.inf, math.inf, 0))], architecture)
+    family = next(one for one in families() if one.linear(module))
+    entry = losses([(module, Quality(4, 1.0, math.inf, math.inf, 0))], family)
     assert json.loads(json.dumps(entry, allow_nan=False)) == entry
     assert losses_of_journal([{"shard": "a", "layers": entry}], ["a"]) is None

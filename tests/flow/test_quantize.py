@@ -105,7 +105,7 @@ def test_a_kept_format_that_the_config_cannot_say_is_refused(tmp_path, recipe):
 
 
 def same_group(model, one, other):
-    return model.architecture.fused_group(one) == model.architecture.fused_group(other)
+    return model.family.fused_group(one) == model.family.fused_group(other)
 
 
 @pytest.fixture(scope="module")

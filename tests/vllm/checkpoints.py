@@ -6,7 +6,7 @@ from pathlib import Path
 
 from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.checkpoint.headers import TensorSpec, lay_out
-from halfbyte.families.geometry import (
+from halfbyte.families.kimi_k25.geometry import (
     KIMI_K26,
     ends,
     layer_linears,

@@ -147,7 +147,7 @@ def fused(evidence: Evidence) -> list[Finding]:
     """Check that linears that engines fuse have bit-identical tensor scales."""
     groups: dict[str, list[StoredLinear]] = {}
     for linear in quantized(evidence):
-        groups.setdefault(evidence.model.architecture.fused_group(linear.module), []).append(linear)
+        groups.setdefault(evidence.model.family.fused_group(linear.module), []).append(linear)
     pairs = {name: members for name, members in groups.items() if len(members) > 1}
     wrong: list[str] = []
     compared = 0

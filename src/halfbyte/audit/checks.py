@@ -52,7 +52,7 @@ def effective_block(evidence: Evidence) -> Mapping[str, Any] | None:
 
 
 def _text_config(evidence: Evidence) -> str | None:
-    return evidence.contents.architecture.text_config if evidence.contents else None
+    return evidence.contents.family.text_config if evidence.contents else None
 
 
 def _nested(evidence: Evidence) -> Mapping[str, Any] | None:
@@ -186,7 +186,7 @@ def ignore(evidence: Evidence) -> list[Finding]:
         return [bad("ignore", "invalid regular expressions in the list", why="engines fail while reading config.json",
                     fix="correct them in the recipe's ignore_patterns", examples=broken)]  # fmt: skip
     stored = {linear.module for linear in quantized(evidence)}
-    modules = engine_modules(evidence.model.architecture, module_roles(evidence.model))
+    modules = engine_modules(evidence.model.family, module_roles(evidence.model))
     wrong = [reason for module in modules if (reason := disagreement(module, block, stored))]
     if wrong:
         why = "engines build modules by the list: a mismatch fails to load, or loads garbage"
@@ -294,7 +294,7 @@ def _block_problems(evidence: Evidence) -> list[str]:
     recipe = evidence.recipe
     changed = recipe is not None and (recipe.quantize or DECODE in recipe.roles.values())
     if nested is not None and (top is not None or changed):
-        wrong.append(f"{evidence.model.architecture.text_config}.{BLOCK} is stale: SGLang copies it to the top")
+        wrong.append(f"{evidence.model.family.text_config}.{BLOCK} is stale: SGLang copies it to the top")
     formats = sorted({linear.format for linear in quantized(evidence)})
     raw = effective_block(evidence)
     if formats and raw is None:
@@ -334,7 +334,7 @@ def changed_keys(evidence: Evidence) -> list[str]:
     keys = [key for key in (*planned, *(key for key in stored if key not in planned)) if key not in lists]
     if evidence.derived is not None:
         keys = [key for key in keys if not _is_free(key, planned, stored, evidence.derived)]
-    stale = f"{evidence.model.architecture.text_config}.{BLOCK}"
+    stale = f"{evidence.model.family.text_config}.{BLOCK}"
     different = [key for key in keys if planned.get(key, _ABSENT) != stored.get(key, _ABSENT)]
     changed = [key for key in different if not key.startswith(stale)]
     return [f"{key} is {_shown(stored, key)}, not {_shown(planned, key)}" for key in changed]

@@ -80,8 +80,8 @@ def derive(source: Path, output: Checkpoint, contents: Contents, block: Mapping[
     """Return the plan that turns the source into the output; raise NotDerivedError if there is none."""
     origin = open_checkpoint(source)
     model = describe(origin)
-    if model.architecture.name != contents.architecture.name:
-        raise NotDerivedError(f"the source is a {model.architecture.title}, this is a {contents.architecture.title}")
+    if model.family.name != contents.family.name:
+        raise NotDerivedError(f"the source is a {model.family.title}, this is a {contents.family.title}")
     layers = 1 + max((place for place in _layers(contents)), default=-1)
     try:
         kept = _kept_experts(model, origin, contents, output)

@@ -20,7 +20,7 @@ from halfbyte.audit.renumbered import Renumbered, cut_routers, cut_shape, read_r
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.checkpoint.reader import NUMPY_DTYPES, Reader
-from halfbyte.families.architecture import COMPANIONS
+from halfbyte.families.family import COMPANIONS
 from halfbyte.families.linears import StoredLinear
 from halfbyte.families.model import Model, describe
 from halfbyte.families.stored_linear import stored

@@ -18,7 +18,7 @@ from halfbyte.audit.findings import count
 from halfbyte.audit.inputs import BLOCK, Evidence, gather
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.families.architecture import SUFFIXES
+from halfbyte.families.family import SUFFIXES
 from halfbyte.formats.registry import FORMATS
 from halfbyte.plan.prune_plan import LayerChoice, PrunePlan
 from halfbyte.plan.pruned import router_shape

@@ -27,7 +27,7 @@ from halfbyte.checkpoint.output_folder import FOLDER, PLAN, REDACTED
 from halfbyte.checkpoint.untrusted_files import read_json
 from halfbyte.engine.pipeline import CHOSEN, JOURNAL, STATS_SHA256
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.families.architecture import SUFFIXES, Architecture, Place, architecture_of
+from halfbyte.families.family import SUFFIXES, Family, Place
 from halfbyte.families.linears import (
     Signature,
     Stored,
@@ -36,6 +36,7 @@ from halfbyte.families.linears import (
     signature,
 )
 from halfbyte.families.model import Model, describe
+from halfbyte.families.registry import family_of
 from halfbyte.plan.engine_config import MODELOPT_FILE
 from halfbyte.plan.manifest import Plan, make_plan
 from halfbyte.plan.prune_plan import PLAN as PRUNE_PLAN
@@ -66,7 +67,7 @@ class RecordedPlan:
 class Contents:
     """The tensors of a checkpoint by role, and a message for each tensor without a role or without its scales."""
 
-    architecture: Architecture
+    family: Family
     linears: Mapping[str, StoredLinear]
     plain: Mapping[str, tuple[Place, TensorInfo]]
     problems: tuple[str, ...]
@@ -170,7 +171,7 @@ def _derive(
         problems[DERIVED] = "tensor roles require a readable config.json"
         return None
     try:
-        return derive(source, checkpoint, contents, quantization_block(checkpoint, contents.architecture.text_config))
+        return derive(source, checkpoint, contents, quantization_block(checkpoint, contents.family.text_config))
     except NotDerivedError as error:
         problems[DERIVED] = str(error)
         if isinstance(error, WrongRouterError):
@@ -258,7 +259,7 @@ def _sort(checkpoint: Checkpoint, problems: dict[str, str]) -> Contents | None:
         problems.setdefault(CONFIG, f"{CONFIG} is empty")
         return None
     try:
-        architecture = architecture_of(checkpoint.config)
+        family = family_of(checkpoint.config)
     except CheckpointError as error:
         problems[CONFIG] = error.what
         return None
@@ -268,16 +269,16 @@ def _sort(checkpoint: Checkpoint, problems: dict[str, str]) -> Contents | None:
     broken: list[str] = []
     for tensor in checkpoint.tensors.values():
         module, _, suffix = tensor.name.rpartition(".")
-        if suffix in SUFFIXES and architecture.linear(module):
+        if suffix in SUFFIXES and family.linear(module):
             modules.setdefault(module, {})[suffix] = tensor
             continue
         try:
-            plain[tensor.name] = (architecture.other(tensor.name), tensor)
+            plain[tensor.name] = (family.other(tensor.name), tensor)
         except CheckpointError as error:
             broken.append(error.what)
     known: dict[Signature, Stored] = {}
     for module, parts in modules.items():
-        place, storage = architecture.linear(module), signature(parts)
+        place, storage = family.linear(module), signature(parts)
         assert place is not None
         try:
             stored = known.get(storage) or identify(storage, module)
@@ -286,7 +287,7 @@ def _sort(checkpoint: Checkpoint, problems: dict[str, str]) -> Contents | None:
             continue
         known[storage] = stored
         linears[module] = StoredLinear(module, *place, stored.format, stored.shape, stored.group, parts)
-    return Contents(architecture, linears, plain, tuple(broken))
+    return Contents(family, linears, plain, tuple(broken))
 
 
 def _planned(checkpoint: Checkpoint, model: Model, made: RecordedPlan) -> Plan:

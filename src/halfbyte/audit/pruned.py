@@ -92,13 +92,13 @@ def _pruned_earlier(evidence: Evidence, layers: int | None) -> list[Finding]:
 def _disagreements(evidence: Evidence, kept: Kept) -> list[str]:
     """Return the contradictions between the plan, the tensors and config.json."""
     wrong: list[str] = []
-    architecture, config = evidence.model.architecture, evidence.checkpoint.config
+    family, config = evidence.model.family, evidence.checkpoint.config
     counts = sorted({len(experts) for experts in kept.values()})
-    declared, listed = architecture.number(config, "experts"), architecture.text(config).get(PER_LAYER)
+    declared, listed = family.number(config, "experts"), family.text(config).get(PER_LAYER)
     if declared != counts[-1]:
         keeps = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
         wrong.append(f"config.json declares {declared} experts, the plan keeps {keeps}")
-    layers = architecture.number(config, "layers") or 0
+    layers = family.number(config, "layers") or 0
     if listed != counts_by_layer(kept, max(layers, *(layer + 1 for layer in kept))):
         wrong.append(f"{PER_LAYER} in config.json differs from the kept experts per layer in the plan")
     stored: dict[int, set[int]] = {}
@@ -124,11 +124,9 @@ def _layers(kept: Kept) -> str:
 
 def _config(evidence: Evidence) -> str:
     """Return the router settings of config.json as key=value pairs."""
-    architecture, config = evidence.model.architecture, evidence.checkpoint.config
-    settings = {
-        architecture.keys[key]: architecture.number(config, key) for key in _CONFIG_KEYS if architecture.keys[key]
-    }
-    settings["topk_group"] = architecture.text(config).get("topk_group")
+    family, config = evidence.model.family, evidence.checkpoint.config
+    settings = {family.keys[key]: family.number(config, key) for key in _CONFIG_KEYS if family.keys[key]}
+    settings["topk_group"] = family.text(config).get("topk_group")
     return ", ".join(f"{name}={value}" for name, value in settings.items() if value is not None)
 
 

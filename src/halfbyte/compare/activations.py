@@ -101,7 +101,7 @@ class _Inputs:
         known = (*INPUT_SCALES, *DYNAMIC)
         self.quantized = {name: linear.format for name, linear in model.linears.items() if linear.format in known}
         self._fused: dict[str, list[str]] = {}
-        self._group = model.architecture.fused_group
+        self._group = model.family.fused_group
         for name in self.quantized:
             self._fused.setdefault(self._group(name), []).append(name)
 

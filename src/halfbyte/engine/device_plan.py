@@ -204,7 +204,7 @@ def on_device(plan: Plan, disk: Disk | None, limit: int | None, devices: int = 1
 def work_by_layer(plan: Plan, tokens: int) -> list[Work]:
     """Return the device's work for each decoder layer."""
     count = plan.layers or plan.model.layers
-    runs = plan.model.architecture.number(plan.checkpoint.config, "layers") or count
+    runs = plan.model.family.number(plan.checkpoint.config, "layers") or count
     active = [0] * count  # weights that every token uses
     routed = [0] * count
     for linear in plan.model.linears.values():

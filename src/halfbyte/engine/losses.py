@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from halfbyte.families.architecture import Architecture
+from halfbyte.families.family import Family
 from halfbyte.formats.encoded import Quality
 
 LAYERS = "layers"  # key of a journal line
@@ -42,11 +42,11 @@ class Loss:
         return Quality(self.weights, self.signal, self.error, 0.0, 0).sqnr_db
 
 
-def losses(encoded: Iterable[tuple[str, Quality]], architecture: Architecture) -> list[dict[str, Any]]:
+def losses(encoded: Iterable[tuple[str, Quality]], family: Family) -> list[dict[str, Any]]:
     """Return the error of linears by layer and role for a journal line; the order of `encoded` does not matter."""
     groups: dict[tuple[int, str], list[tuple[str, Quality]]] = {}
     for module, quality in encoded:
-        linear = architecture.linear(module)
+        linear = family.linear(module)
         assert linear is not None, module  # only linears are encoded
         layer = -1 if linear.layer is None else linear.layer
         groups.setdefault((layer, linear.role), []).append((module, quality))

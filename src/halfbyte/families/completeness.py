@@ -11,7 +11,7 @@ from typing import Any
 
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.errors import CheckpointError
-from halfbyte.families.architecture import Architecture, Place
+from halfbyte.families.family import Family, Place
 from halfbyte.families.linears import StoredLinear
 
 _DOWNLOAD = "download the whole checkpoint"
@@ -23,7 +23,7 @@ _MISMATCH = "config.json does not match the weights: download both again"
 class Contents:
     """A checkpoint's config and its tensors grouped into linears and others, before validation."""
 
-    architecture: Architecture
+    family: Family
     config: Mapping[str, Any]
     linears: Mapping[str, StoredLinear]
     plain: Mapping[str, tuple[Place, TensorInfo]]
@@ -39,11 +39,11 @@ class Contents:
 
     def number(self, key: str) -> int | None:
         """Return a number from config.json by halfbyte's key for it."""
-        return self.architecture.number(self.config, key)
+        return self.family.number(self.config, key)
 
     def key(self, key: str) -> str:
         """Return the config.json key of a number."""
-        return self.architecture.keys[key] or key
+        return self.family.keys[key] or key
 
     def outside_experts(self) -> Iterator[tuple[int, str]]:
         """Yield the layer and name of every linear and tensor in a layer but not in an expert."""
@@ -85,7 +85,7 @@ def count_experts(contents: Contents, *, uneven: bool = False) -> dict[int, int]
             raise contents.contradiction("experts", "no tensor belongs to an expert")
         return {}
     declared = _required(contents, "experts")
-    if PER_LAYER in contents.architecture.text(contents.config):
+    if PER_LAYER in contents.family.text(contents.config):
         return _count_uneven(contents, declared, uneven=uneven)
     counts = {len(experts) for experts in contents.experts.values()}
     numbered = all(experts.keys() == set(range(len(experts))) for experts in contents.experts.values())
@@ -104,7 +104,7 @@ def count_experts(contents: Contents, *, uneven: bool = False) -> dict[int, int]
 def _count_uneven(contents: Contents, declared: int, *, uneven: bool) -> dict[int, int]:
     """Return the expert counts of a checkpoint whose config.json lists them by layer."""
     counts = {layer: len(experts) for layer, experts in sorted(contents.experts.items())}
-    listed: Any = contents.architecture.text(contents.config)[PER_LAYER]
+    listed: Any = contents.family.text(contents.config)[PER_LAYER]
     where = f"{PER_LAYER} in config.json"
     numbered = all(experts.keys() == set(range(len(experts))) for experts in contents.experts.values())
     length = max(*counts, _required(contents, "layers") - 1) + 1
@@ -190,9 +190,7 @@ def _roles(contents: Contents, roles: tuple[str, ...]) -> Iterator[tuple[str, st
 def _required(contents: Contents, key: str) -> int:
     number = contents.number(key)
     if number is None:
-        where = (
-            f"config.json: {contents.architecture.text_config}" if contents.architecture.text_config else "config.json"
-        )
+        where = f"config.json: {contents.family.text_config}" if contents.family.text_config else "config.json"
         raise CheckpointError(f"config.json has no {contents.key(key)}", where=where, fix="download it again")
     return number
 

@@ -26,7 +26,7 @@ _BY_METHOD = {"fp8": "fp8_block", "modelopt": "nvfp4", "modelopt_fp4": "nvfp4", 
 
 def quantization_config(config: Mapping[str, Any], model: Model) -> Mapping[str, Any] | None:
     """Return the quantization_config that engines read, at the top level or in the text model's section."""
-    for section in (config, model.architecture.text(config)):
+    for section in (config, model.family.text(config)):
         block = section.get("quantization_config")
         if isinstance(block, Mapping):
             return cast("Mapping[str, Any]", block)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.errors import CheckpointError
-from halfbyte.families.architecture import COMPANIONS
+from halfbyte.families.family import COMPANIONS
 from halfbyte.formats.registry import FORMATS, Format, Part
 
 # Alternative dtypes of the same tensor: compressed-tensors uses I64 for shapes, some FP8 writers F32 for scales.
@@ -36,14 +36,16 @@ class Stored:
 class StoredLinear:
     """One linear of a checkpoint. `parts` has its tensors by suffix, including `bias` and `input_scale` if present.
 
-    `format` is a key of `formats.registry.FORMATS`, `shape` is (N outputs, K inputs) of the decoded weights, `group` is
-    the number of weights of a row that share a scale, 0 for the whole row.
+    `projection` is gate, up or down in an MLP, else None. `format` is a key of `formats.registry.FORMATS`, `shape` is
+    (N outputs, K inputs) of the decoded weights, `group` is the number of weights of a row that share a scale, 0 for
+    the whole row.
     """
 
     module: str
     role: str
     layer: int | None
     expert: int | None
+    projection: str | None
     format: str
     shape: tuple[int, int]
     group: int
@@ -53,6 +55,11 @@ class StoredLinear:
     def stored_as(self) -> str:
         """Return its name in the checkpoint, which differs from `module` if pruning renumbered its expert."""
         return next(iter(self.parts.values())).name.rpartition(".")[0]
+
+    @property
+    def in_layer(self) -> str:
+        """Return its name within its layer."""
+        return self.module.partition(f".{self.layer}.")[2]
 
     @property
     def nbytes(self) -> int:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.checkpoint.headers import TensorInfo
-from halfbyte.families.architecture import SUFFIXES, Architecture, Place, architecture_of
 from halfbyte.families.completeness import (
     Contents,
     check_kinds_of_layers,
@@ -21,6 +20,7 @@ from halfbyte.families.completeness import (
     count_experts,
     count_layers,
 )
+from halfbyte.families.family import SUFFIXES, Family, Place
 from halfbyte.families.linears import (
     Signature,
     Stored,
@@ -28,6 +28,7 @@ from halfbyte.families.linears import (
     identify,
     signature,
 )
+from halfbyte.families.registry import family_of
 from halfbyte.families.required_tensors import check_required_tensors
 from halfbyte.machine.process import gc_paused
 
@@ -41,7 +42,7 @@ class Model:
     are verified from the tensors except the last two, which only config.json has.
     """
 
-    architecture: Architecture
+    family: Family
     linears: Mapping[str, StoredLinear]
     plain: Mapping[str, tuple[Place, TensorInfo]]
     layers: int
@@ -75,9 +76,9 @@ def describe(checkpoint: Checkpoint, *, uneven: bool = False) -> Model:
 
 
 def _describe(checkpoint: Checkpoint, *, uneven: bool) -> Model:
-    architecture = architecture_of(checkpoint.config)
-    linears, plain = _sort(architecture, checkpoint.tensors)
-    contents = Contents(architecture, checkpoint.config, linears, plain)
+    family = family_of(checkpoint.config)
+    linears, plain = _sort(family, checkpoint.tensors)
+    contents = Contents(family, checkpoint.config, linears, plain)
     layers = count_layers(contents)
     experts = count_experts(contents, uneven=uneven)
     check_kinds_of_layers(contents, layers)
@@ -85,7 +86,7 @@ def _describe(checkpoint: Checkpoint, *, uneven: bool) -> Model:
     check_widths(contents, experts)
     check_required_tensors(contents, layers, experts)
     return Model(
-        architecture=architecture,
+        family=family,
         linears=linears,
         plain=plain,
         layers=layers,
@@ -97,7 +98,7 @@ def _describe(checkpoint: Checkpoint, *, uneven: bool) -> Model:
 
 
 def _sort(
-    architecture: Architecture, tensors: Mapping[str, TensorInfo]
+    family: Family, tensors: Mapping[str, TensorInfo]
 ) -> tuple[dict[str, StoredLinear], dict[str, tuple[Place, TensorInfo]]]:
     """Split tensors into linears, by module, and others, by name."""
     modules: dict[str, dict[str, TensorInfo]] = {}
@@ -111,7 +112,7 @@ def _sort(
     linears: dict[str, StoredLinear] = {}
     known: dict[Signature, Stored] = {}
     for module, parts in modules.items():
-        role = architecture.linear(module)
+        role = family.linear(module)
         if role is None:
             others.extend(parts.values())
             continue
@@ -120,4 +121,4 @@ def _sort(
         if stored is None:
             stored = known[key] = identify(key, module)
         linears[module] = StoredLinear(module, *role, stored.format, stored.shape, stored.group, parts)
-    return linears, {tensor.name: (architecture.other(tensor.name), tensor) for tensor in others}
+    return linears, {tensor.name: (family.other(tensor.name), tensor) for tensor in others}

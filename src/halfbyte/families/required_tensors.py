@@ -36,7 +36,7 @@ def _required_names(contents: Contents, layers: int, experts: Mapping[int, int])
     """Yield the names of all required linears and tensors."""
     inside = {"every": range(layers), "moe": [layer for layer in range(layers) if layer in experts],
               "dense": [layer for layer in range(layers) if layer not in experts]}  # fmt: skip
-    for row in contents.architecture.needed:
+    for row in contents.family.needed:
         if not all(_holds(contents, key, wanted) for key, wanted in row.get("when", {}).items()):
             continue
         names = [name for template in row["names"] for name in _choices(template)]
@@ -66,7 +66,7 @@ def _choices(template: str) -> Iterator[str]:
 
 
 def _holds(contents: Contents, key: str, wanted: object) -> bool:
-    value = contents.architecture.text(contents.config).get(key) or contents.config.get(key)
+    value = contents.family.text(contents.config).get(key) or contents.config.get(key)
     return bool(value) == wanted if isinstance(wanted, bool) else value == wanted
 
 

@@ -102,7 +102,7 @@ def inspect(checkpoint: Checkpoint, *, uneven: bool = False) -> Inspection:
     pruned = _pruned(checkpoint)
     return Inspection(
         source=checkpoint.name,
-        family=model.architecture.title,
+        family=model.family.title,
         parameters=sum(parameters.values()),
         vision_parameters=parameters.get("vision", 0)
         + (parameters.get("projector", 0) if "vision" in parameters else 0),
@@ -138,7 +138,7 @@ def matching_tensors(checkpoint: Checkpoint, pattern: str) -> list[dict[str, Any
     model = describe(checkpoint)
     rows: list[dict[str, Any]] = []
     for name in names:
-        tensor, place = checkpoint.tensors[name], model.architecture.place(name)
+        tensor, place = checkpoint.tensors[name], model.family.place(name)
         linear = model.linears.get(place.module)
         rows.append(
             {
@@ -190,7 +190,7 @@ def _stored_as(linear: StoredLinear) -> str:
 
 def _active(model: Model, checkpoint: Checkpoint) -> int:
     """Return the number of active parameters per token, without multi-token prediction layers."""
-    ordinary = model.architecture.number(checkpoint.config, "layers") or model.layers
+    ordinary = model.family.number(checkpoint.config, "layers") or model.layers
     total = 0
     experts: Counter[int] = Counter()  # weights by layer: expert counts may differ
     last: Counter[int] = Counter()

@@ -22,12 +22,12 @@ _WRITTEN_BY = {"name": "halfbyte"}
 
 def output_config(plan: Plan) -> dict[str, Any]:
     """Return the output's config.json; keys that do not change keep their order."""
-    checkpoint, architecture = plan.checkpoint, plan.model.architecture
+    checkpoint, family = plan.checkpoint, plan.model.family
     quantize = plan.recipe.quantize
     if quantize is None and not plan.decodes:
         return _truncated(plan, _renumbered(plan, _pruned(plan, dict(checkpoint.config))))
     config = {key: value for key, value in checkpoint.config.items() if key != _BLOCK}
-    text = architecture.text_config
+    text = family.text_config
     if text is not None and text in config:
         config[text] = {key: value for key, value in config[text].items() if key != _BLOCK}
     if quantize is not None:
@@ -37,7 +37,7 @@ def output_config(plan: Plan) -> dict[str, Any]:
 
 def _pruned(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
     """Set the number of experts in a pruned checkpoint's config."""
-    key = plan.model.architecture.keys["experts"]
+    key = plan.model.family.keys["experts"]
     if plan.kept is None or key is None:
         return config
     config = _with_number(plan, config, key, plan.experts)
@@ -47,29 +47,29 @@ def _pruned(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
 
 def _renumbered(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
     """Renumber the experts in a quantization block that is kept, at the top level or in the text config."""
-    text, kept = plan.model.architecture.text_config, plan.kept
+    text, kept = plan.model.family.text_config, plan.kept
     if kept is None:
         return config
     if text is not None and _BLOCK in config[text]:
         config = {
             **config,
-            text: {**config[text], _BLOCK: renumbered(config[text][_BLOCK], plan.model.architecture, kept)},
+            text: {**config[text], _BLOCK: renumbered(config[text][_BLOCK], plan.model.family, kept)},
         }
-    return {**config, _BLOCK: renumbered(config[_BLOCK], plan.model.architecture, kept)} if _BLOCK in config else config
+    return {**config, _BLOCK: renumbered(config[_BLOCK], plan.model.family, kept)} if _BLOCK in config else config
 
 
 def _with_number(plan: Plan, config: dict[str, Any], key: str, number: int | list[int]) -> dict[str, Any]:
     """Return a config with a number or list of numbers replaced in the text model's part."""
-    text = plan.model.architecture.text_config
+    text = plan.model.family.text_config
     return {**config, text: {**config[text], key: number}} if text else {**config, key: number}
 
 
 def _truncated(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
     """Set the number of layers in a truncated checkpoint's config."""
-    key = plan.model.architecture.keys["layers"]
+    key = plan.model.family.keys["layers"]
     if plan.layers is None or key is None:
         return config
-    return _with_number(plan, config, key, min(plan.layers, plan.model.architecture.text(config)[key]))
+    return _with_number(plan, config, key, min(plan.layers, plan.model.family.text(config)[key]))
 
 
 def quantization_block(quantize: Quantize, plan: Plan) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _kept_modelopt_file(plan: Plan) -> dict[str, Any] | None:
     except (OSError, ValueError):
         what, fix = f"cannot read {MODELOPT_FILE}", "download it again, or remove it: config.json has the same content"
         raise CheckpointError(what, where=str(path), fix=fix) from None
-    return content if plan.kept is None else renumbered(content, plan.model.architecture, plan.kept)
+    return content if plan.kept is None else renumbered(content, plan.model.family, plan.kept)
 
 
 def _quark(quantize: Quantize, exclude: list[str]) -> dict[str, Any]:

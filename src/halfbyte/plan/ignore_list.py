@@ -23,7 +23,7 @@ def refuse_misread(plan: Plan) -> None:
     roles = {name: role for name, role in module_roles(plan.model).items() if name in written or name not in linears}
     mismatches = [
         (module, reason)
-        for module in engine_modules(plan.model.architecture, roles)
+        for module in engine_modules(plan.model.family, roles)
         if (reason := disagreement(module, block, quantized))
     ]
     if mismatches:

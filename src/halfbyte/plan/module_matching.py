@@ -2,8 +2,8 @@
 
 In vLLM 0.32, ModelOpt's list is matched exactly, as substrings, then as globs. The lists of compressed-tensors and
 Quark are matched exactly or, after `re:`, as a regular expression from the start of the name. Fused layers are matched
-as one. For some families vLLM renames modules and list entries before it matches. tests/golden/vllm_matching.json
-records vLLM's decisions.
+as one. For some families vLLM renames modules and list entries before it matches. The family lists both
+(`fused`, `vllm_renames`). tests/golden/vllm_matching.json records vLLM's decisions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from halfbyte.families.architecture import Architecture
+from halfbyte.families.family import Family
 from halfbyte.plan.module_patterns import compiled
 
 if TYPE_CHECKING:
@@ -22,21 +22,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["linear", "experts", "head"]
 
-# Engine names of fused linears.
-FUSED_NAMES: Mapping[tuple[str, ...], str] = {
-    ("gate_proj", "up_proj"): "gate_up_proj",
-    ("q_a_proj", "kv_a_proj_with_mqa"): "fused_qkv_a_proj",
-    ("q_proj", "k_proj", "v_proj"): "qkv_proj",
-}
-# Name prefixes that each family's vLLM model renames. Families without such a table are not listed.
-_RENAMES: Mapping[str, Mapping[str, str]] = {
-    "kimi-k25": {
-        "language_model.layers.": "language_model.model.layers.",
-        "mm_projector.proj.0": "mm_projector.linear_1",
-        "mm_projector.proj.2": "mm_projector.linear_2",
-    },
-    "qwen3-moe": {},
-}
 # Class names that targets of compressed-tensors groups may match.
 _CLASSES: Mapping[Kind, str] = {"linear": "ParallelLinear", "experts": "RoutedExperts", "head": "ParallelLMHead"}
 _REGEX = "re:"
@@ -52,7 +37,7 @@ class EngineModule:
     kind: Kind
     role: str
     parts: tuple[str, ...]
-    family: str = ""  # the name of its architecture
+    renames: tuple[tuple[str, str], ...] | None = None  # by vLLM's model of the family, see `families.family`
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +92,26 @@ def module_roles(model: Model | Contents) -> dict[str, str]:
     return roles
 
 
-def engine_modules(architecture: Architecture, roles: Mapping[str, str]) -> list[EngineModule]:
+def engine_modules(family: Family, roles: Mapping[str, str]) -> list[EngineModule]:
     """Group the modules of a checkpoint into the layers of an engine."""
     groups: dict[tuple[str, Kind], list[str]] = {}
     for module, role in roles.items():
-        groups.setdefault(_engine_layer(architecture, module, role, roles), []).append(module)
-    family = architecture.name
-    return [EngineModule(name, kind, roles[parts[0]], tuple(parts), family) for (name, kind), parts in groups.items()]
+        groups.setdefault(_engine_layer(family, module, role, roles), []).append(module)
+    return [
+        EngineModule(name, kind, roles[parts[0]], tuple(parts), family.vllm_renames)
+        for (name, kind), parts in groups.items()
+    ]
 
 
-def _engine_layer(architecture: Architecture, module: str, role: str, roles: Mapping[str, str]) -> tuple[str, Kind]:
+def _engine_layer(family: Family, module: str, role: str, roles: Mapping[str, str]) -> tuple[str, Kind]:
     parent, _, leaf = module.rpartition(".")
     if role == "routed_experts":
-        return parent.rpartition(".")[0], "experts"  # engines have one layer for all experts
+        return family.experts_module(module), "experts"  # engines have one layer for all experts
     if role == "head":
         return module, "head"
-    for group in architecture.fused:
+    for name, group in family.fused.items():
         if leaf in group and all(f"{parent}.{other}" in roles for other in group):
-            return f"{parent}.{FUSED_NAMES.get(group, '+'.join(group))}", "linear"
+            return f"{parent}.{name}", "linear"
     return module, "linear"
 
 
@@ -153,17 +140,17 @@ def disagreement(module: EngineModule, block: Block, stored: Set[str]) -> str:
 def ignored(module: EngineModule, block: Block) -> bool | None:
     """Whether the block's ignore list matches a module; None if fused parts disagree."""
     patterns: Sequence[str] = block.ignore
-    if module.family in _RENAMES:
+    if (renames := module.renames) is not None:
         if block.method == "modelopt":
             patterns = [spelling for pattern in patterns for spelling in _spellings(pattern)]
-        patterns = [_renamed(pattern, module.family) for pattern in patterns]
-        parts = tuple(_renamed(part, module.family) for part in module.parts)
-        module = replace(module, name=_renamed(module.name, module.family), parts=parts)
+        patterns = [_renamed(pattern, renames) for pattern in patterns]
+        parts = tuple(_renamed(part, renames) for part in module.parts)
+        module = replace(module, name=_renamed(module.name, renames), parts=parts)
     return _IGNORES[block.method](module, patterns)
 
 
-def _renamed(name: str, family: str) -> str:
-    for old, new in _RENAMES[family].items():
+def _renamed(name: str, renames: Iterable[tuple[str, str]]) -> str:
+    for old, new in renames:
         if name.startswith(old):
             name = new + name.removeprefix(old)
     return name

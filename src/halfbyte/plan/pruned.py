@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.families.architecture import Architecture
+from halfbyte.families.family import Family
 from halfbyte.families.linears import StoredLinear, signature
 from halfbyte.families.model import Model
 from halfbyte.plan.pruned_router import RouterShape
@@ -56,7 +56,7 @@ def pruned_linears(model: Model, kept: Kept) -> Iterator[StoredLinear]:
         if linear.expert is None or linear.layer not in numbers:
             yield linear
         elif (new := numbers[linear.layer].get(linear.expert)) is not None:
-            yield replace(linear, module=model.architecture.with_expert(linear.module, new))
+            yield replace(linear, module=model.family.with_expert(linear.module, new))
 
 
 def router_rows(info: TensorInfo, experts: Sequence[int]) -> tuple[TensorInfo, ...]:
@@ -78,8 +78,8 @@ def router_rows(info: TensorInfo, experts: Sequence[int]) -> tuple[TensorInfo, .
 
 def router_shape(model: Model, config: Mapping[str, Any]) -> RouterShape:
     """Return the routers' number of experts, active experts and groups."""
-    chosen = model.architecture.text(config).get("topk_group")
-    groups = model.architecture.number(config, "groups") or 1
+    chosen = model.family.text(config).get("topk_group")
+    groups = model.family.number(config, "groups") or 1
     return RouterShape(model.experts, model.active_experts, groups, chosen if type(chosen) is int else groups)
 
 
@@ -88,7 +88,7 @@ def refuse_wrong_choice(model: Model, config: Mapping[str, Any], kept: Kept, lay
     from halfbyte.plan.prune_plan import LayerChoice  # noqa: PLC0415
     from halfbyte.plan.prune_plan_checks import check_kept, check_layers  # noqa: PLC0415 - keeps NumPy out of `inspect`
 
-    wanted, ordinary = moe_layers(model, layers), model.architecture.number(config, "layers") or model.layers
+    wanted, ordinary = moe_layers(model, layers), model.family.number(config, "layers") or model.layers
     refuse_no_experts(wanted, where)
     if extra := [layer for layer in wanted if layer not in kept and layer >= ordinary]:
         what = f"layer {extra[0]} is a multi-token prediction layer without a list of kept experts"
@@ -126,24 +126,22 @@ def refuse_unlike_experts(model: Model) -> None:
                 raise CheckpointError(what, where=linear.module, fix=fix)
 
 
-def renumbered(block: Any, architecture: Architecture, kept: Kept) -> Any:
+def renumbered(block: Any, family: Family, kept: Kept) -> Any:
     """Return a quantization block with experts renumbered and dropped experts removed from its lists."""
     if isinstance(block, Mapping):
         pairs = cast("Mapping[str, Any]", block).items()
-        named = [
-            (_renumbered_name(key, architecture, kept), renumbered(value, architecture, kept)) for key, value in pairs
-        ]
+        named = [(_renumbered_name(key, family, kept), renumbered(value, family, kept)) for key, value in pairs]
         return {key: value for key, value in named if key is not None}
     if isinstance(block, list):
-        values = [renumbered(value, architecture, kept) for value in cast("list[Any]", block)]
+        values = [renumbered(value, family, kept) for value in cast("list[Any]", block)]
         return [value for value in values if value is not None]
-    return _renumbered_name(block, architecture, kept) if isinstance(block, str) else block
+    return _renumbered_name(block, family, kept) if isinstance(block, str) else block
 
 
-def _renumbered_name(name: str, architecture: Architecture, kept: Kept) -> str | None:
+def _renumbered_name(name: str, family: Family, kept: Kept) -> str | None:
     if not _NUMBERED.search(_ANY_NUMBER.sub("*", name)):
         return name
-    place = architecture.linear(name)
+    place = family.linear(name)
     if place is None or place.layer is None or place.expert is None:
         what = f"the quantization config matches single experts with a pattern: '{name}'"
         fix = "list each linear by its full name, or match all experts: pruning renumbers experts"
@@ -151,7 +149,7 @@ def _renumbered_name(name: str, architecture: Architecture, kept: Kept) -> str |
     experts = kept.get(place.layer)
     if experts is None:
         return name
-    return architecture.with_expert(name, experts.index(place.expert)) if place.expert in experts else None
+    return family.with_expert(name, experts.index(place.expert)) if place.expert in experts else None
 
 
 def by_layer(model: Model) -> dict[int, Model]:

@@ -128,7 +128,7 @@ def _linear_jobs(model: Model, recipe: Recipe, linears: Iterable[StoredLinear]) 
         if linear.role not in actions:
             actions[linear.role] = _action(recipe, linear.role, linear.module)
         fused = fuses and actions[linear.role] == ENCODE
-        key = model.architecture.fused_group(linear.module) if fused else linear.module
+        key = model.family.fused_group(linear.module) if fused else linear.module
         groups.setdefault(key, []).append(linear)
     for key, group in groups.items():
         members = tuple(sorted(group, key=lambda linear: linear.module) if len(group) > 1 else group)

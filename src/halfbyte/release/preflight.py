@@ -250,7 +250,7 @@ class Preflight:
 
     def _hidden_nbytes(self) -> int:
         """Return the size of all calibration tokens' hidden states between two layers, in BF16."""
-        calibrate, text = self._recipe.calibrate, self._plan.model.architecture.text(self._checkpoint.config)
+        calibrate, text = self._recipe.calibrate, self._plan.model.family.text(self._checkpoint.config)
         width = text.get("hidden_size")
         if calibrate is None or not isinstance(width, int):
             return 0

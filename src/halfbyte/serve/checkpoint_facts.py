@@ -83,7 +83,7 @@ def served(folder: Path) -> Served:
     model = describe(checkpoint, uneven=True)
     refuse_other_config(checkpoint, model)
     refuse_invalid(checkpoint, model)
-    _refuse_counts(model.architecture.text(checkpoint.config))
+    _refuse_counts(model.family.text(checkpoint.config))
     return served_checkpoint(checkpoint, model)
 
 
@@ -173,7 +173,7 @@ def _modelopt_file(folder: Path) -> Mapping[str, Any]:
 def _family(checkpoint: Checkpoint, model: Model) -> str:
     """Identify a Kimi release by its config, or by its name where the configs are equal."""
     config = checkpoint.config
-    text = model.architecture.text(config)
+    text = model.family.text(config)
     model_type = str(config.get("model_type"))
     if text.get("vocab_size") != _KIMI_VOCABULARY:
         return model_type
@@ -209,7 +209,7 @@ def _source_experts(checkpoint: Checkpoint, model: Model) -> int | None:
     before = cast("Mapping[str, Any]", router).get("experts") if isinstance(router, Mapping) else None
     if type(before) is int:
         return before if before > model.experts else None
-    is_kimi = model.architecture.text(checkpoint.config).get("vocab_size") == _KIMI_VOCABULARY
+    is_kimi = model.family.text(checkpoint.config).get("vocab_size") == _KIMI_VOCABULARY
     return _KIMI_EXPERTS if is_kimi and 0 < model.experts < _KIMI_EXPERTS else None
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halfbyte.checkpoint.folder import open_checkpoint
-from halfbyte.families.geometry import KIMI_K26, Geometry
+from halfbyte.families.kimi_k25.geometry import KIMI_K26, Geometry
 
 _BF16 = 2
 _STATES = 3  # hidden states that fc joins

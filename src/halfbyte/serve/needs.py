@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from halfbyte.checkpoint.folder import Checkpoint
-from halfbyte.families.architecture import Architecture
+from halfbyte.families.family import Family
 from halfbyte.families.model import Model
 from halfbyte.plan.manifest import Plan
 
@@ -141,12 +141,12 @@ def needs(plan: Plan) -> Needs:
         )
         for job in plan.jobs
     )
-    return _collect(pieces, plan.model.architecture, plan.checkpoint.config, plan.layers or plan.model.layers)
+    return _collect(pieces, plan.model.family, plan.checkpoint.config, plan.layers or plan.model.layers)
 
 
 def needs_of(checkpoint: Checkpoint, model: Model) -> Needs:
     """Return the requirements of a checkpoint."""
-    return _collect(_stored(model), model.architecture, checkpoint.config, model.layers)
+    return _collect(_stored(model), model.family, checkpoint.config, model.layers)
 
 
 def _stored(model: Model) -> Iterator[_Piece]:
@@ -157,9 +157,9 @@ def _stored(model: Model) -> Iterator[_Piece]:
         yield _Piece(place.role, place.layer, "", None, tensor.nbytes, math.prod(tensor.shape))
 
 
-def _collect(pieces: Iterable[_Piece], architecture: Architecture, config: Mapping[str, Any], layers: int) -> Needs:
-    text = architecture.text(config)
-    layers = min(layers, architecture.number(config, "layers") or layers)
+def _collect(pieces: Iterable[_Piece], family: Family, config: Mapping[str, Any], layers: int) -> Needs:
+    text = family.text(config)
+    layers = min(layers, family.number(config, "layers") or layers)
     nbytes: Counter[tuple[str, str]] = Counter()
     parameters: Counter[str] = Counter()
     experts: dict[int, set[int]] = {}
@@ -193,10 +193,10 @@ def _collect(pieces: Iterable[_Piece], architecture: Architecture, config: Mappi
         latent=latent,
         context=number.get("max_position_embeddings"),
         heads=number.get("num_attention_heads"),
-        vocabulary=architecture.number(config, "vocabulary"),
-        active_experts=architecture.number(config, "active_experts") or 0,
-        width=architecture.number(config, "width"),
-        expert_width=architecture.number(config, "expert_width"),
+        vocabulary=family.number(config, "vocabulary"),
+        active_experts=family.number(config, "active_experts") or 0,
+        width=family.number(config, "width"),
+        expert_width=family.number(config, "expert_width"),
         value_latent=number.get("kv_lora_rank"),
         expanded=_expanded(number) if latent is not None else None,
         vision=any(part.placed == TOWER for part in parts),

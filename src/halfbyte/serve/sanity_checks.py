@@ -31,7 +31,7 @@ _TOKENIZERS = ("tokenizer.json", "tiktoken.model", "tokenizer.model", "vocab.jso
 
 def refuse_invalid(checkpoint: Checkpoint, model: Model) -> None:
     """Refuse a missing input scale, and an ignore list or a declared format that contradicts the tensors."""
-    contents = Contents(model.architecture, model.linears, model.plain, ())
+    contents = Contents(model.family, model.linears, model.plain, ())
     evidence = Evidence(checkpoint, unreadable={}, index=None, contents=contents, made=None, journal={}, plan=None)
     for finding in (*structure(evidence), *ignore(evidence), *config(evidence)):
         if finding.level == "bad":

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from halfbyte.families.architecture import architecture_of
-from halfbyte.families.geometry import KIMI_K26, layer_linears, projector, vision_tower
+from halfbyte.families.kimi_k25.geometry import KIMI_K26, layer_linears, projector, vision_tower
+from halfbyte.families.registry import family_of
 from halfbyte.plan.module_matching import (
     Block,
     broken_patterns,
@@ -21,7 +21,7 @@ from halfbyte.recipe.load import load_recipe
 LISTS = json.loads((Path(__file__).parent / "nvidia_ignore.json").read_text())
 COMPACT = ["*self_attn*", "*shared_experts*", "*.layers.0.*", "*lm_head*", "vision_tower*", "mm_projector*"]
 LAYERS = "language_model.model.layers"
-ARCHITECTURE = architecture_of({"model_type": "kimi_k25"})
+ARCHITECTURE = family_of({"model_type": "kimi_k25"})
 
 
 def kimi_modules():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from vllm_cases import FAMILIES, METHODS, cases
 
-from halfbyte.families.architecture import architecture_of
+from halfbyte.families.registry import family_of
 from halfbyte.plan.module_matching import Block, engine_modules, ignored, quantizes
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "vllm_matching.json"
@@ -16,7 +16,7 @@ LETTERS = {True: "i", False: "q", None: "!"}
 
 def modules_of(family):
     roles = {part: role for _, _, role, parts in ANSWERS[family]["modules"] for part in parts}
-    return engine_modules(architecture_of({"model_type": family}), roles)
+    return engine_modules(family_of({"model_type": family}), roles)
 
 
 def differences(theirs, ours, modules):

@@ -76,7 +76,7 @@ def fill(patterns, prefix):
 def family_cases(model_type: str, folder: Path) -> dict:
     """All questions about one family."""
     model = describe(open_checkpoint(folder))
-    modules = engine_modules(model.architecture, module_roles(model))
+    modules = engine_modules(model.family, module_roles(model))
     prefix = "language_model." if model_type == "kimi_k25" else ""
     lists = {method: [] for method in METHODS}
     for method, patterns in [*recipe_lists(folder).values(), *kind_lists().values()]:

@@ -11,7 +11,7 @@ from pico import SMALL
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.errors import UsageError
 from halfbyte.families.examples import example
-from halfbyte.families.geometry import KIMI_K26, release_shards
+from halfbyte.families.kimi_k25.geometry import KIMI_K26, release_shards
 from halfbyte.families.model import describe
 
 # One shard of each kind: tensors, bytes of tensors, bytes of the file.

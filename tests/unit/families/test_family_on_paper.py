@@ -10,8 +10,8 @@ import pytest
 from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.errors import CheckpointError
-from halfbyte.families import architecture
-from halfbyte.families.architecture import Architecture
+from halfbyte.families import registry
+from halfbyte.families.family import Family, read_family
 from halfbyte.families.model import describe
 
 PAGE = Path(__file__).parents[3] / "docs" / "add-a-family.md"
@@ -29,11 +29,11 @@ MLA = dict.fromkeys(
      "kv_a_layernorm.weight", "kv_b_proj.weight"], "BF16")  # fmt: skip
 
 
-def sketch(**keys: object) -> Architecture:
+def sketch(**keys: object) -> Family:
     text = re.findall(r"^```json\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert len(text) == 1
     data = json.loads(text[0])
-    return architecture._load("kimi-k3", json.dumps({**data, "keys": {**data["keys"], **keys}}))
+    return read_family("kimi_k3", json.dumps({**data, "keys": {**data["keys"], **keys}}))
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def small_k3(pico, monkeypatch):
     """
 
     def make(*, layers: int = 4, mla: tuple[int, ...] = (), **keys: object) -> Checkpoint:
-        monkeypatch.setattr(architecture, "architectures", lambda: (sketch(**keys),))
+        monkeypatch.setattr(registry, "families", lambda: (sketch(**keys),))
         tensors = {name: TensorInfo(name, dtype, shape, "a.safetensors", 0, 0)
                    for name, dtype, shape in k3_tensors(layers, mla)}  # fmt: skip
         text = {"num_hidden_layers": layers, "first_k_dense_replace": 1, "num_experts": EXPERTS, "hidden_size": WIDTH,
@@ -109,7 +109,7 @@ def test_layers_of_one_kind_are_described_as_they_are_stored(small_k3):
     assert (model.active_experts, model.shared_experts) == (2, 2)
     assert {linear.format for linear in model.linears.values() if linear.role == "routed_experts"} == {"mxfp4_ct"}
     gate = f"{TOP}layers.1.block_sparse_moe.experts.0."
-    assert model.architecture.fused_group(f"{gate}w1") == model.architecture.fused_group(f"{gate}w3")
+    assert model.family.fused_group(f"{gate}w1") == model.family.fused_group(f"{gate}w3")
 
 
 def test_two_kinds_of_attention_are_refused_today(small_k3):

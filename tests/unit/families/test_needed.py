@@ -11,7 +11,7 @@ from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.headers import lay_out
 from halfbyte.errors import CheckpointError
 from halfbyte.families.examples import example
-from halfbyte.families.geometry import KIMI_K26, release_shards, text_config
+from halfbyte.families.kimi_k25.geometry import KIMI_K26, release_shards, text_config
 from halfbyte.families.model import describe
 
 # Engines do without these: buffers that no loader reads, and scales that `audit` asks for where config.json does.

@@ -8,7 +8,7 @@ from resident import own_config, packed
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
 
 from halfbyte.errors import CheckpointError, HalfbyteError, UsageError
-from halfbyte.families import geometry
+from halfbyte.families.kimi_k25 import geometry
 from halfbyte.forward.config import text_model
 from halfbyte.forward.positions import look_around
 

@@ -14,7 +14,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Decod
 
 from halfbyte.calibrate.token_rows import Rows
 from halfbyte.engine.backends.cuda.memory import _Widths
-from halfbyte.families.geometry import Geometry, text_config
+from halfbyte.families.kimi_k25.geometry import Geometry, text_config
 from halfbyte.forward.config import text_model
 from halfbyte.forward.experts import run_experts
 from halfbyte.forward.layer import DecoderLayer

@@ -8,14 +8,14 @@ from pico import write_pico
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.errors import CheckpointError
-from halfbyte.families.architecture import architecture_of
 from halfbyte.families.model import describe
+from halfbyte.families.registry import family_of
 from halfbyte.plan.manifest import make_plan
 from halfbyte.plan.pruned import kept_digest, renumbered, router_rows
 from halfbyte.recipe.load import load_recipe
 
-KIMI = architecture_of({"model_type": "kimi_k25"})
-QWEN = architecture_of({"model_type": "qwen3_moe"})
+KIMI = family_of({"model_type": "kimi_k25"})
+QWEN = family_of({"model_type": "qwen3_moe"})
 KEPT = {1: (0, 2, 3, 7), 2: (1, 2, 5, 6)}
 LAYER = "language_model.model.layers"
 

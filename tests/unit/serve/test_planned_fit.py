@@ -8,7 +8,7 @@ import pytest
 from halfbyte.checkpoint.folder import INDEX, open_checkpoint
 from halfbyte.checkpoint.headers import lay_out
 from halfbyte.errors import CheckFailedError, UsageError
-from halfbyte.families.geometry import KIMI_K26, release_config, release_shards
+from halfbyte.families.kimi_k25.geometry import KIMI_K26, release_config, release_shards
 from halfbyte.families.model import describe
 from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, output_config
 from halfbyte.plan.manifest import make_plan

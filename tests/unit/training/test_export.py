@@ -10,7 +10,7 @@ from training import export, int4, restore
 from training.shape import MINI, TOY
 
 from halfbyte.checkpoint.folder import open_checkpoint
-from halfbyte.families.geometry import release_shards
+from halfbyte.families.kimi_k25.geometry import release_shards
 from halfbyte.families.model import describe
 from halfbyte.inspect.inspection import inspect, open_source
 
@@ -52,7 +52,7 @@ def test_tensors_are_those_of_the_release(folder):
 
 def test_halfbyte_knows_it_for_a_kimi_and_finds_no_fault(folder):
     model = describe(open_checkpoint(folder))
-    assert model.architecture.name == describe(open_source(None, "kimi-k2.6")).architecture.name
+    assert model.family.name == describe(open_source(None, "kimi-k2.6")).family.name
     levels = {level for level, _ in inspect(open_source(str(folder), None)).verdicts}
     assert "bad" not in levels and "error" not in levels
 

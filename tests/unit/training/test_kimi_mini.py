@@ -15,7 +15,7 @@ from training.generate import STOPS, generate
 from training.shape import MINI
 
 from halfbyte.engine.pipeline import quantize
-from halfbyte.families.geometry import release_shards
+from halfbyte.families.kimi_k25.geometry import release_shards
 from halfbyte.recipe.load import load_recipe
 
 FOLDER = tokenizer.FOLDER

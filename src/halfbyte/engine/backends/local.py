@@ -232,7 +232,7 @@ class _Run:
         seconds = round(time.monotonic() - self.start, 3)
         sqnr = total.sqnr_db if total else None
         entry: dict[str, Any] = {"shard": shard, "sha256": digest, "nbytes": self.shards[shard].nbytes}
-        entry |= {"seconds": seconds, LAYERS: losses(self._linears(encoded), self.plan.model.architecture)}
+        entry |= {"seconds": seconds, LAYERS: losses(self._linears(encoded), self.plan.model.family)}
         # JSON has no infinity: null means lossless, or nothing quantized.
         finite = sqnr if sqnr is not None and math.isfinite(sqnr) else None
         self.journal.add({**entry, "sqnr_db": finite, "worst": worst if worst and math.isfinite(worst[1]) else None})

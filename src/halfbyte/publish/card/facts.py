@@ -199,7 +199,7 @@ def read_facts(out: Path, said: Said) -> CardFacts:
         inspection=inspect(checkpoint, uneven=True),
         served=served_checkpoint(checkpoint, model),
         block=quantization_config(checkpoint.config, model) or {},
-        text=model.architecture.text(checkpoint.config),
+        text=model.family.text(checkpoint.config),
     )
 
 

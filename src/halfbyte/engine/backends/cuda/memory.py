@@ -131,7 +131,7 @@ def needs_of(plan: Plan, tokens: int, slot: int = SLOT_NBYTES, devices: int = 1)
     count = -(-len(largest[0].linears) // devices) if largest else 0
     group = min(count, group_of(stacks, slot)[0])
     swept = plan.recipe.quantize is not None and plan.recipe.quantize.scales == "mse"
-    widths = _Widths.of(plan.model.architecture.text(plan.checkpoint.config)) if tokens else _NOTHING
+    widths = _Widths.of(plan.model.family.text(plan.checkpoint.config)) if tokens else _NOTHING
     return Needs(
         layer=sum(stack.nbytes for stack in largest),
         output=count * _encoded_nbytes(largest) if encodes else 0,

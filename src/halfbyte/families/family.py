@@ -1,12 +1,21 @@
-"""Map tensor names to roles, and linears to the groups that share a scale.
+"""A model family: the role of each tensor, and everything that differs from family to family by name.
 
-Each family is a JSON file in `data/`: the config.json keys of its dimensions (`keys`), the modules whose weights may be
-stored in any format (`linears`), the full names of all other tensors, which are kept unchanged (`others`), the linears
-that engines load into one tensor and that must therefore share a scale (`fused`), and the tensors that every model of
-the family needs (`needed`, see required_tensors.py). In names, {L} is a layer, {E} an expert, (a|b) a choice, and * any
-text.
+Each family is a folder with `tensors.json`, which `read_family` reads. JSON, because a host that only runs a plan may
+lack PyYAML. Its keys:
 
-A tensor that no template matches is an error: if it were skipped silently, an engine would miss it.
+    model_types, title, text_config    which config.json it describes, and where the text model's keys are
+    keys                               the config.json keys of its dimensions
+    linears                            by role, the modules whose weights may be stored in any format
+    others                             by role, the full names of all other tensors, which are kept unchanged
+    needed                             tensors that every model of the family needs, see required_tensors.py
+    projections                        what an MLP's linears do (gate, up, down), by the last part of their names
+    fused                              linears that engines load into one tensor and that must therefore share a scale,
+                                       by the engines' name for it
+    vllm_renames                       name prefixes that vLLM's model replaces; null if vLLM's model renames nothing
+    forward                            the module that runs its layers; null if there is none
+
+In names, {L} is a layer, {E} an expert, (a|b) a choice, and * any text. A tensor that no template matches is an error:
+if it were skipped silently, an engine would miss it.
 """
 
 from __future__ import annotations
@@ -15,8 +24,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any, NamedTuple, cast
 
 from halfbyte.errors import CheckpointError
@@ -24,6 +31,11 @@ from halfbyte.formats.registry import FORMATS
 
 # Tensors that a linear may have besides those of its format.
 COMPANIONS = ("bias", "input_scale", "input_global_scale")
+ROUTED = "routed_experts"
+MLP_ROLES = (ROUTED, "shared_experts", "dense_mlp")
+# The linears of an MLP, whatever a checkpoint calls them: down(act(gate(x)) * up(x)).
+GATE, UP, DOWN = "gate", "up", "down"
+PROJECTIONS = (GATE, UP, DOWN)
 _MOST = 1 << 21  # limit for any count in a config: layers, experts, widths, vocabulary
 # Valid suffixes of a linear's tensors.
 SUFFIXES = frozenset(COMPANIONS) | {part.suffix for row in FORMATS.values() for part in row.tensors}
@@ -40,26 +52,30 @@ class Place(NamedTuple):
 
 
 class LinearRole(NamedTuple):
-    """A linear's role, layer and expert."""
+    """A linear's role, layer and expert, and its projection (one of PROJECTIONS) if it belongs to an MLP."""
 
     role: str
     layer: int | None
     expert: int | None
+    projection: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
-    """One model family."""
+class Family:
+    """One model family; `name` is that of its folder."""
 
     name: str
     title: str
     model_types: tuple[str, ...]
     text_config: str | None
     keys: Mapping[str, str | None]
-    fused: tuple[tuple[str, ...], ...]
     linears: tuple[tuple[str, re.Pattern[str]], ...]
     others: tuple[tuple[str, re.Pattern[str]], ...]
     needed: tuple[Mapping[str, Any], ...]  # rows of names, read by required_tensors.py
+    projections: Mapping[str, str]  # the last part of an MLP linear's name -> one of PROJECTIONS
+    fused: Mapping[str, tuple[str, ...]]  # the engines' name of a fused linear -> the last parts of its linears' names
+    vllm_renames: tuple[tuple[str, str], ...] | None  # prefix -> its replacement in vLLM; None if it renames nothing
+    forward: str | None  # the module that runs its layers
 
     def place(self, tensor: str) -> Place:
         """Return a tensor's role; raise if the family does not have its name."""
@@ -72,7 +88,9 @@ class Architecture:
         """Return a linear's role, or None if the module is not a linear."""
         for role, pattern in self.linears:  # experts are listed first, as they are the most frequent
             if match := pattern.fullmatch(module):
-                return LinearRole(role, *_numbers(match))
+                leaf = module[module.rfind(".") + 1 :]
+                projection = self.projections[leaf] if role in MLP_ROLES else None
+                return LinearRole(role, *_numbers(match), projection)
         return None
 
     def other(self, tensor: str) -> Place:
@@ -80,7 +98,7 @@ class Architecture:
         for role, pattern in self.others:
             if match := pattern.fullmatch(tensor):
                 return Place(role, tensor, "", *_numbers(match))
-        fix = f"add its name to families/data/{self.name}.json"
+        fix = f"add its name to families/{self.name}/tensors.json"
         raise CheckpointError(f"unknown tensor '{tensor}' in the {self.title}", where=tensor, fix=fix)
 
     def text(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -105,16 +123,23 @@ class Architecture:
 
     def with_expert(self, module: str, number: int) -> str:
         """Return the name of an expert's linear with another expert number."""
+        start, end = self._expert_span(module)
+        return f"{module[:start]}{number}{module[end:]}"
+
+    def experts_module(self, module: str) -> str:
+        """Return the module that holds all experts of the layer of an expert's linear."""
+        return module[: self._expert_span(module)[0]].removesuffix(".")
+
+    def _expert_span(self, module: str) -> tuple[int, int]:
         for _, pattern in self.linears:
             if (match := pattern.fullmatch(module)) and len(match.groups()) > 1:
-                start, end = match.span(2)
-                return f"{module[:start]}{number}{module[end:]}"
+                return match.span(2)
         raise ValueError(module)
 
     def fused_group(self, module: str) -> str:
         """Return the name of a linear's fused group, or its own name if it is not fused."""
         parent, _, leaf = module.rpartition(".")
-        for group in self.fused:
+        for group in self.fused.values():
             if leaf in group:
                 return f"{parent}.{'+'.join(group)}"
         return module
@@ -132,35 +157,22 @@ def _pattern(template: str) -> re.Pattern[str]:
     return re.compile(escaped.replace(r"\{L\}", number).replace(r"\{E\}", number))
 
 
-@cache
-def architectures() -> tuple[Architecture, ...]:
-    """Return all built-in families."""
-    entries = files("halfbyte.families").joinpath("data").iterdir()
-    return tuple(_load(entry.name.removesuffix(".json"), entry.read_text()) for entry in sorted(entries, key=str))
-
-
-def _load(name: str, text: str) -> Architecture:
+def read_family(name: str, text: str) -> Family:
+    """Return the family that the text of a `tensors.json` describes."""
     data = json.loads(text)
     others: Sequence[tuple[str, Sequence[str]]] = list(data["others"].items())
-    return Architecture(
+    renames = data["vllm_renames"]
+    return Family(
         name=name,
         title=data["title"],
         model_types=tuple(data["model_types"]),
         text_config=data["text_config"],
         keys=data["keys"],
-        fused=tuple(tuple(group) for group in data["fused"]),
         linears=tuple((role, _pattern(template)) for role, template in data["linears"].items()),
         others=tuple((role, _pattern(template)) for role, templates in others for template in templates),
         needed=tuple(data["needed"]),
+        projections={leaf: projection for projection in PROJECTIONS for leaf in data["projections"][projection]},
+        fused={engine_name: tuple(leaves) for engine_name, leaves in data["fused"].items()},
+        vllm_renames=None if renames is None else tuple(renames.items()),
+        forward=data["forward"],
     )
-
-
-def architecture_of(config: Mapping[str, Any]) -> Architecture:
-    """Return the family of a config.json."""
-    model_type = config.get("model_type")
-    for architecture in architectures():
-        if model_type in architecture.model_types:
-            return architecture
-    known = ", ".join(name for architecture in architectures() for name in architecture.model_types)
-    fix = f"supported: {known}; to add a family, see docs/add-a-family.md"
-    raise CheckpointError(f"unknown model_type {model_type!r}", where="config.json", fix=fix)

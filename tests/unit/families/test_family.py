@@ -6,13 +6,13 @@ from typing import get_args
 import pytest
 
 from halfbyte.errors import CheckpointError
-from halfbyte.families.architecture import architecture_of, architectures
 from halfbyte.families.examples import example
+from halfbyte.families.registry import families, family_of
 from halfbyte.recipe.decisions import Role
 
-K2 = architecture_of({"model_type": "kimi_k2"})
-K25 = architecture_of({"model_type": "kimi_k25"})
-QWEN = architecture_of({"model_type": "qwen3_moe"})
+K2 = family_of({"model_type": "kimi_k2"})
+K25 = family_of({"model_type": "kimi_k25"})
+QWEN = family_of({"model_type": "qwen3_moe"})
 LAYER = "language_model.model.layers.7"
 
 
@@ -64,7 +64,7 @@ def test_a_name_that_no_template_knows_is_an_error_with_that_name(family, name):
     with pytest.raises(CheckpointError) as caught:
         family.place(name)
     assert name in caught.value.what
-    assert f"families/data/{family.name}.json" in caught.value.fix
+    assert f"families/{family.name}/tensors.json" in caught.value.fix
 
 
 def test_fused_linears_share_a_name():
@@ -78,7 +78,7 @@ def test_fused_linears_share_a_name():
 
 
 def test_families_speak_of_roles_that_recipes_know():
-    for family in architectures():
+    for family in families():
         assert {role for role, _ in (*family.linears, *family.others)} <= set(get_args(Role))
 
 
@@ -93,7 +93,7 @@ def test_no_name_has_two_roles():
 
 def test_an_unknown_model_type_is_an_error_with_those_that_are_known():
     with pytest.raises(CheckpointError, match="unknown model_type 'llama'") as caught:
-        architecture_of({"model_type": "llama"})
+        family_of({"model_type": "llama"})
     assert "kimi_k25" in caught.value.fix
 
 

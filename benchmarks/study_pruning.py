@@ -41,8 +41,8 @@ from training.shape import CONTEXT, MINI
 
 from halfbyte.calibrate.store import stats_file
 from halfbyte.compare.intervals import ratio
-from halfbyte.degeneracy.loops import has_loop
-from halfbyte.degeneracy.prompts import open_prompts
+from halfbyte.degeneracy.loop_test import open_prompts
+from halfbyte.degeneracy.watch import has_loop
 from halfbyte.statistics.proportions import wilson
 
 TEMPERATURES = (0.0, 0.7)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from halfbyte.checkpoint.folder import Checkpoint
     from halfbyte.compare.report import Report
     from halfbyte.compare.stream import Step
-    from halfbyte.degeneracy.after_pruning import LoopTest
+    from halfbyte.degeneracy.loop_test import LoopTest
     from halfbyte.engine.backends.local import Progress
     from halfbyte.engine.pipeline import Result
     from halfbyte.inspect.inspection import Inspection
@@ -597,7 +597,7 @@ def _push(out: Path, repo: str | None, *, evict: bool) -> Any:
 
 
 def _loop_test(result: Result, source: Path | Checkpoint, prompts: int | None) -> LoopTest:
-    from halfbyte.degeneracy.after_pruning import loop_test  # noqa: PLC0415
+    from halfbyte.degeneracy.loop_test import loop_test  # noqa: PLC0415
 
     return loop_test(result.out, source if isinstance(source, Path) else None, prompts)
 

@@ -10,9 +10,9 @@ from pruning import plan_of, some
 
 from halfbyte.audit.run import audit
 from halfbyte.cli import main as cli
-from halfbyte.degeneracy import after_pruning, generate, loop_rate
+from halfbyte.degeneracy import generate, loop_test
 from halfbyte.degeneracy.generate import Written
-from halfbyte.degeneracy.loop_rate import rate_of
+from halfbyte.degeneracy.loop_test import rate_of
 from halfbyte.doctor import facts as doctor
 from halfbyte.plan.prune_plan import write_prune_plan
 
@@ -46,7 +46,7 @@ def asked(monkeypatch):
         return rate_of(texts * 2, len(prompts))
 
     asked_for = prompts
-    monkeypatch.setattr(after_pruning, "loop_rate", writes)
+    monkeypatch.setattr(loop_test, "loop_rate", writes)
     return told, asked_for
 
 
@@ -93,7 +93,7 @@ def test_the_two_options_contradict_each_other(source, tmp_path, capsys):
 
 
 def test_a_model_that_takes_minutes_is_asked_on_demand(source, tmp_path, capsys, asked, monkeypatch):
-    monkeypatch.setattr(after_pruning, "QUICK_NBYTES", 1000)
+    monkeypatch.setattr(loop_test, "QUICK_NBYTES", 1000)
     assert run(*command(source, tmp_path / "out", tmp_path)) == 0
     assert (
         "! loops: not measured, the test would take minutes; serve the model and run `halfbyte probe`"
@@ -129,7 +129,7 @@ def test_a_checkpoint_without_words_is_pruned_all_the_same(tmp_path, capsys):
 
 def test_ctrl_c_leaves_the_checkpoint_as_it_is(source, tmp_path, capsys, monkeypatch):
     assert run(*command(source, tmp_path / "quiet", tmp_path, "--no-loops")) == 0
-    monkeypatch.setattr(after_pruning, "loop_rate", interrupted)
+    monkeypatch.setattr(loop_test, "loop_rate", interrupted)
     capsys.readouterr()
     assert run(*command(source, tmp_path / "out", tmp_path)) == 130
     said = capsys.readouterr()
@@ -147,10 +147,10 @@ def interrupted(*_args, **_settings):
 
 def test_kimi_mini_without_most_of_its_experts_is_flagged(tmp_path, capsys, monkeypatch):
     """The real loop test, with short texts: a heavily pruned model stops early."""
-    monkeypatch.setattr(after_pruning, "TOKENS", 60)
+    monkeypatch.setattr(loop_test, "QUICK_TOKENS", 60)
     kept = dict.fromkeys(some(MINI, 8), tuple(range(8)))
     write_prune_plan(tmp_path / "plan", plan_of(MINI, kept))
     assert run("prune", MINI, tmp_path / "out", "--plan", tmp_path / "plan", "--loops", 6) == 1
     found = json.loads((tmp_path / "out/halfbyte/loops.json").read_text())
-    assert found["flagged"] and found["p"] < loop_rate.SIGNIFICANT and found["source"]["loops"] == 0
+    assert found["flagged"] and found["p"] < loop_test.SIGNIFICANT and found["source"]["loops"] == 0
     assert "the pruned model loops in" in capsys.readouterr().err

@@ -15,7 +15,7 @@ import urllib.request
 import pytest
 from served_variants import prune_at_random
 
-from halfbyte.degeneracy.prompts import open_prompts
+from halfbyte.degeneracy.loop_test import open_prompts
 
 pytest.importorskip("aiohttp")
 pytestmark = [pytest.mark.live, pytest.mark.slow]

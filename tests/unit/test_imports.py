@@ -65,8 +65,8 @@ def test_pruning_a_large_model_imports_no_torch_to_say_that_it_is_not_asked(tmp_
     """It took as long as copying several gigabytes."""
     source = write_pico(tmp_path / "source", experts=8)
     code = (
-        "from pathlib import Path; from halfbyte.degeneracy import after_pruning; after_pruning.QUICK_NBYTES = 1000\n"
-        f"found = after_pruning.loop_test(Path('{tmp_path}/out'), Path('{source}'))\n"
+        "from pathlib import Path; from halfbyte.degeneracy import loop_test; loop_test.QUICK_NBYTES = 1000\n"
+        f"found = loop_test.loop_test(Path('{tmp_path}/out'), Path('{source}'))\n"
         "assert 'would take minutes' in found.unmeasured"
     )
     assert not loaded_by(code) & {"torch", "transformers"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 
-from halfbyte.degeneracy.loops import has_loop
+from halfbyte.degeneracy.watch import has_loop
 from training.articles import article
 from training.dice import between, chance, weighted
 from training.output import END, END_OF_THINKING, answer_of, ended

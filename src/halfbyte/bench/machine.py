@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from halfbyte.endpoint.bounded_http import open_within
-from halfbyte.endpoint.client import api_key, parse_url
-from halfbyte.endpoint.listed_models import listed_models
+from halfbyte.endpoint.client import api_key, open_within, parse_url
+from halfbyte.endpoint.identity import listed_models
 from halfbyte.endpoint.metrics_page import Page, read_page
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.serve.boot_time import Boot, told

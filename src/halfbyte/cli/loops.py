@@ -28,9 +28,7 @@ def loops_command(out: Output, folder: Path, source: Path | None, count: int | N
     OUT/halfbyte/loops.json if halfbyte wrote OUT.
     """
     with out.activity(f"reading {folder}") as activity:
-        from halfbyte.degeneracy.after_pruning import keep_judged
-        from halfbyte.degeneracy.loop_rate import Judged, judge, loop_rate
-        from halfbyte.degeneracy.prompts import open_prompts
+        from halfbyte.degeneracy.loop_test import Judged, judge, keep_judged, loop_rate, open_prompts
 
         prompts = open_prompts(count)
         options: dict[str, Any] = {"prompts": prompts, "tokens": tokens, "seed": seed, "activity": activity}

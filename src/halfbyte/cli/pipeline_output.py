@@ -23,7 +23,7 @@ from halfbyte.ui.console import Bar, Column, Level, Output
 from halfbyte.ui.units import size
 
 if TYPE_CHECKING:
-    from halfbyte.degeneracy.after_pruning import LoopTest
+    from halfbyte.degeneracy.loop_test import LoopTest
     from halfbyte.engine.device_plan import DeviceEstimate, OnDevice
     from halfbyte.plan.estimate import Estimate
     from halfbyte.serve.planned_fit import PlannedFit

@@ -20,7 +20,7 @@ from halfbyte.ui.escape import pasted
 
 if TYPE_CHECKING:
     from halfbyte.checkpoint.folder import Checkpoint
-    from halfbyte.degeneracy.after_pruning import LoopTest
+    from halfbyte.degeneracy.loop_test import LoopTest
     from halfbyte.engine.pipeline import Result
     from halfbyte.plan.prune_plan import PrunePlan
 
@@ -149,7 +149,7 @@ def _write_lists(choice: Mapping[str, Any], plan: PrunePlan) -> dict[str, Path]:
 def _loop_test(out: Output, source: Path | Checkpoint, result: Result, before: int, prompts: int | None) -> LoopTest:
     """Run the loop test on the finished checkpoint. Interrupting it leaves the checkpoint complete."""
     from halfbyte.cli import pipeline_output as show
-    from halfbyte.degeneracy.after_pruning import loop_test
+    from halfbyte.degeneracy.loop_test import loop_test
 
     folder = source if isinstance(source, Path) else None  # a remote source cannot generate text
     models = "both checkpoints" if folder is not None else "the checkpoint"

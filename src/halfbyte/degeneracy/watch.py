@@ -3,6 +3,8 @@
 Whether a text loops at a character depends only on the DEEP characters before it. The rules are applied every EVERY
 characters, independent of the pieces in which the text arrives, and once more at its end. So the streaming watch and
 the search in a complete text give the same result.
+
+Loop check for prose.
 """
 
 from __future__ import annotations
@@ -10,12 +12,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from halfbyte.degeneracy.counting import counting_cycle
-from halfbyte.degeneracy.cycle import Cycle, suffix_cycle
-from halfbyte.degeneracy.defect import KindOfText
-from halfbyte.degeneracy.runs import run_at_end
-from halfbyte.degeneracy.sameness import WINDOW, is_repetitive
-from halfbyte.degeneracy.units import needed_cover
+from halfbyte.degeneracy.rules import (
+    WINDOW,
+    Cycle,
+    KindOfText,
+    counting_cycle,
+    is_repetitive,
+    needed_cover,
+    run_at_end,
+    suffix_cycle,
+)
 
 EVERY = 64
 _SELDOM = 4 * EVERY  # interval of the slower rules
@@ -137,3 +143,8 @@ def _raw_index(raw: str, index: int) -> int:
             return match.start() + max(0, index - at)
         at += size + 1
     return len(raw)
+
+
+def has_loop(text: str, *, cut: bool = False) -> bool:
+    """Return whether any rule finds a loop; `cut`: the token limit ended the text, not the model."""
+    return find_loop(text, "prose", cut=cut) is not None

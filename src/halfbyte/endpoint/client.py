@@ -1,11 +1,17 @@
-"""Client for OpenAI-compatible servers: JSON requests with a time limit."""
+"""Client for OpenAI-compatible servers: JSON requests with a deadline for the whole exchange, and single prompts.
+
+The deadline includes headers, error bodies and chunk sizes. A socket timeout restarts with every byte received; here
+each read waits only for the time left.
+"""
 
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import os
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -15,8 +21,72 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 from urllib.parse import quote, urlsplit
 
-from halfbyte.endpoint.bounded_http import open_within
 from halfbyte.errors import UsageError
+
+
+class _Reading(io.RawIOBase):
+    """Raw reader of a connection that raises TimeoutError after a deadline in time.monotonic seconds."""
+
+    def __init__(self, connection: socket.socket, end: float) -> None:
+        self._connection, self._end = connection, end
+        self._bytes = cast("io.RawIOBase", connection.makefile("rb", buffering=0))
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        return cast("int | None", self._bytes.readinto(buffer))
+
+    def close(self) -> None:
+        self._bytes.close()
+        super().close()
+
+
+class _Source:
+    """Socket stand-in for HTTPResponse, which only calls `makefile`."""
+
+    def __init__(self, connection: socket.socket, end: float) -> None:
+        self._connection, self._end = connection, end
+
+    def makefile(self, *_: Any) -> io.BufferedReader:
+        return io.BufferedReader(_Reading(self._connection, self._end))
+
+
+class _Bounded(http.client.HTTPConnection):
+    """A connection whose timeout is a deadline for the whole exchange."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        end = time.monotonic() + cast("float", self.timeout)
+
+        def response(connection: socket.socket, *args: Any, **options: Any) -> http.client.HTTPResponse:
+            return http.client.HTTPResponse(cast("socket.socket", _Source(connection, end)), *args, **options)
+
+        self.response_class = cast("type[http.client.HTTPResponse]", response)
+
+
+class _BoundedTls(_Bounded, http.client.HTTPSConnection):
+    """A bounded connection with TLS."""
+
+
+class _Plain(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Bounded, req)
+
+
+class _Tls(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_BoundedTls, req)
+
+
+def open_within(request: urllib.request.Request, seconds: float) -> Any:
+    """Send a request; raise TimeoutError if connecting and reading the whole response take longer than `seconds`."""
+    return urllib.request.build_opener(_Plain, _Tls).open(request, timeout=seconds)
+
 
 KEY_VARIABLES = ("HALFBYTE_API_KEY", "OPENAI_API_KEY")  # the first one set is used; keys are never options or stored
 # Shorter values and placeholders for servers without authentication are not secrets and occur in ordinary answers.
@@ -194,3 +264,57 @@ def parse_url(url: str, timeout_s: float) -> Endpoint:
     for end in (*PATHS.values(), "/v1"):
         path = path.removesuffix(end)
     return Endpoint(f"{parts.scheme}://{parts.netloc}{path}", timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply: its text (None without content), finish reason, prompt tokens and log-probabilities."""
+
+    text: str | None
+    finish_reason: str | None
+    prompt_tokens: int | None
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """An endpoint with a model and an API."""
+
+    endpoint: Endpoint
+    model: str
+    api: Api
+
+    def ask(self, prompt: str, *, max_tokens: int = 16, **options: Any) -> Reply:
+        """Send one prompt. Decode greedily unless the options say otherwise."""
+        body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "temperature": 0, **options}
+        body |= {"prompt": prompt} if self.api == "completions" else {"messages": [{"role": "user", "content": prompt}]}
+        answer = self.endpoint.post(PATHS[self.api], body)
+        try:
+            return _reply(answer, self.api)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise EndpointError(f"unreadable response: {type(error).__name__}: {error}", again=False) from None
+
+    def ask_with_logprobs(self, prompt: str, *, max_tokens: int) -> Reply:
+        """Send one prompt, and return log-probabilities if the server supports them."""
+        try:
+            return self.ask(prompt, max_tokens=max_tokens, logprobs=1 if self.api == "completions" else True)
+        except EndpointError as error:
+            if error.status is None or error.again:
+                raise
+            return self.ask(prompt, max_tokens=max_tokens)  # some servers reject the option
+
+
+def _reply(answer: dict[str, Any], api: Api) -> Reply:
+    choice = answer["choices"][0]
+    text = choice["text"] if api == "completions" else choice["message"]["content"]
+    if not (text is None or isinstance(text, str)):
+        raise TypeError(f"expected text, got {type(text).__name__}")
+    usage: dict[str, Any] = answer.get("usage") or {}
+    return Reply(text, choice.get("finish_reason"), usage.get("prompt_tokens"), _logprobs(choice.get("logprobs") or {}))
+
+
+def _logprobs(logprobs: dict[str, Any]) -> tuple[float, ...]:
+    """Return the values from a completion's list or a chat's list of tokens."""
+    of_chat: list[dict[str, Any]] = logprobs.get("content") or []
+    values: list[float | None] = logprobs.get("token_logprobs") or [token.get("logprob") for token in of_chat]
+    return tuple(float(value) for value in values if value is not None)

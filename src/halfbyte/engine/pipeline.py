@@ -56,7 +56,7 @@ from halfbyte.recipe.decisions import COMPENSATED, Recipe
 if TYPE_CHECKING:
     from halfbyte.calibrate.provided import Statistics
     from halfbyte.calibrate.report import Report
-    from halfbyte.degeneracy.after_pruning import LoopTest
+    from halfbyte.degeneracy.loop_test import LoopTest
     from halfbyte.plan.plan_file import PlanFile
     from halfbyte.prune.decide import LayerByLayer
     from halfbyte.publish.hub.push import Push

@@ -10,10 +10,9 @@ from typing import Any, Literal
 from halfbyte.evaluate.anomalies import anomalies, between, truncated
 from halfbyte.evaluate.samples import Sample
 from halfbyte.evaluate.suites import Suite, Task
-from halfbyte.statistics.multiple import judge_suite
-from halfbyte.statistics.one_sample import Accuracy, accuracy
-from halfbyte.statistics.pairs import Paired, paired
-from halfbyte.statistics.seeds import Seeds, over_seeds
+from halfbyte.statistics.pairs import Paired, Seeds, over_seeds, paired
+from halfbyte.statistics.sampling import Accuracy, accuracy
+from halfbyte.statistics.verdicts import judge_suite
 
 Label = Literal["ACCEPT", "REGRESSION", "INCONCLUSIVE", "ANOMALOUS", "SCORED"]
 _ItemName = tuple[str, int]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from halfbyte.endpoint.asking import Asker, Reply
-from halfbyte.endpoint.client import Api, Endpoint, EndpointError
+from halfbyte.endpoint.client import Api, Asker, Endpoint, EndpointError, Reply
 from halfbyte.endpoint.identity import Identity, identify, is_identifiable, probe
 from halfbyte.errors import CheckFailedError, MachineError
 from halfbyte.evaluate.echo import echo_problem

@@ -17,10 +17,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from halfbyte.sandbox.limits import Limits
-from halfbyte.sandbox.result import Ran
-from halfbyte.sandbox.run import no_sandbox, run_python
-from halfbyte.sandbox.tiers import Tier, find_tier
+from halfbyte.sandbox.process import Limits, Ran
+from halfbyte.sandbox.tiers import Tier, find_tier, no_sandbox, run_python
 
 _NAME = "code_eval"
 _MARKER = "halfbyte_loads_code_eval"

@@ -7,8 +7,8 @@ from typing import Any
 
 from halfbyte.evaluate.judging import Judged, Label, Scored
 from halfbyte.evaluate.results import Evaluation
-from halfbyte.statistics.one_sample import Accuracy
-from halfbyte.statistics.seeds import Seeds
+from halfbyte.statistics.pairs import Seeds
+from halfbyte.statistics.sampling import Accuracy
 from halfbyte.ui.console import Column, Level, Output
 
 LEVELS: dict[Label, Level] = {

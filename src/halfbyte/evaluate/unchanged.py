@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from halfbyte.endpoint.asking import Asker
-from halfbyte.endpoint.client import EndpointError
+from halfbyte.endpoint.client import Asker, EndpointError
 from halfbyte.endpoint.identity import has_logprobs, identify, probe, same_probes
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.evaluate.preflight import Preflight, forms

@@ -10,7 +10,7 @@ import re
 
 from pydantic import Field
 
-from halfbyte.degeneracy.scripts import letters_by_script, script_drift
+from halfbyte.degeneracy.defects import letters_by_script, script_drift
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.card.items import lacks_section
 from halfbyte.probe.judging import each, judged

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 
-from halfbyte.degeneracy.defect import KindOfText, Severity
-from halfbyte.degeneracy.find import find_defects
+from halfbyte.degeneracy.defects import Severity, find_defects
+from halfbyte.degeneracy.rules import KindOfText
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.kinds import Shown
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from pydantic import Field
 
-from halfbyte.degeneracy.prompts import open_prompts
+from halfbyte.degeneracy.loop_test import open_prompts
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.card.items import lacks_section
 from halfbyte.probe.client import Ask, Client

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halfbyte.degeneracy.defect import KindOfText
+from halfbyte.degeneracy.rules import KindOfText
 from halfbyte.degeneracy.watch import LoopWatch, find_loop
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.client import Watch

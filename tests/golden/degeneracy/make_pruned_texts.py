@@ -15,7 +15,7 @@ from pathlib import Path
 
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.degeneracy.generate import open_writer
-from halfbyte.degeneracy.prompts import open_prompts
+from halfbyte.degeneracy.loop_test import open_prompts
 from halfbyte.engine.pipeline import quantize
 from halfbyte.families.model import describe
 from halfbyte.plan.prune_plan import LayerChoice, PrunePlan

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfbyte.degeneracy.cycle import suffix_cycle
-from halfbyte.degeneracy.defect import Severity
-from halfbyte.degeneracy.find import find_defects
+from halfbyte.degeneracy.defects import Severity, find_defects
+from halfbyte.degeneracy.rules import suffix_cycle
 from halfbyte.degeneracy.watch import (
     DEEP,
     EVERY,

@@ -9,10 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from halfbyte.cli.main import run
-from halfbyte.degeneracy import generate, loop_rate
+from halfbyte.degeneracy import generate, loop_test
 from halfbyte.degeneracy.generate import Written, open_writer
-from halfbyte.degeneracy.loop_rate import LoopRate, judge, rate_of
-from halfbyte.degeneracy.prompts import open_prompts
+from halfbyte.degeneracy.loop_test import LoopRate, judge, open_prompts, rate_of
 from halfbyte.doctor import facts as doctor
 from halfbyte.errors import MachineError, UsageError
 
@@ -113,14 +112,14 @@ def pruned_by_hand(folder, kept):
 def test_a_pruned_checkpoint_loads_as_it_is_and_a_ruin_is_flagged(tmp_path):
     folder = pruned_by_hand(tmp_path / "pruned", 8)
     prompts = open_prompts(6)
-    ruin = loop_rate.loop_rate(folder, prompts=prompts, tokens=60)
-    whole = loop_rate.loop_rate(MINI, prompts=prompts, tokens=60)
+    ruin = loop_test.loop_rate(folder, prompts=prompts, tokens=60)
+    whole = loop_test.loop_rate(MINI, prompts=prompts, tokens=60)
     assert (whole.texts, whole.loops, whole.short, whole.unfinished) == (12, 0, 0, 12)
     verdict = judge(ruin, whole)
     assert verdict.flagged
     assert verdict.sentence.startswith("loops in ")
     assert verdict.sentence.endswith(f", the source in 0; {ruin.short} end after a few words, the source's 0")
-    assert loop_rate.loop_rate(folder, prompts=prompts, tokens=60) == ruin
+    assert loop_test.loop_rate(folder, prompts=prompts, tokens=60) == ruin
 
 
 def texts_with(loops, count=64):
@@ -202,7 +201,7 @@ def test_the_command_flags_what_is_worse_than_the_source(monkeypatch, capsys):
         "OUT": rate_of([*texts_with(set(range(9)), 32)] * 2, 32),
         "SRC": rate_of([*texts_with(set(), 32)] * 2, 32),
     }
-    monkeypatch.setattr(loop_rate, "loop_rate", lambda folder, **_: rates[str(folder)])
+    monkeypatch.setattr(loop_test, "loop_rate", lambda folder, **_: rates[str(folder)])
     assert run(["loops", "OUT", "--against", "SRC"]) == 1
     said = capsys.readouterr()
     assert "✗ loops in 18 of 64 texts (19-40 %), the source in 0" in said.out

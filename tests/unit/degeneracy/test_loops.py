@@ -2,7 +2,7 @@
 
 import pytest
 
-from halfbyte.degeneracy.loops import has_loop
+from halfbyte.degeneracy.watch import has_loop
 
 LINES = [
     f"{number}. The {word} stands beside the {other} on shelf {number * 7}."

@@ -3,9 +3,8 @@
 import pytest
 
 from halfbyte.probe.card.harness import run_tested
-from halfbyte.sandbox.limits import Limits
-from halfbyte.sandbox.tiers import Tier
-from halfbyte.sandbox.unsandboxed import Bare
+from halfbyte.sandbox.process import Limits
+from halfbyte.sandbox.tiers import Bare, Tier
 
 WRONG = "def double(n):\n    return 5\n"
 RIGHT = "def double(n):\n    return 2 * n\n"

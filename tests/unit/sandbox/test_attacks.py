@@ -11,11 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from halfbyte.sandbox.limits import Limits
-from halfbyte.sandbox.result import Ran
-from halfbyte.sandbox.run import run_python
-from halfbyte.sandbox.tiers import Tier
-from halfbyte.sandbox.unsandboxed import Bare
+from halfbyte.sandbox.process import Limits, Ran
+from halfbyte.sandbox.tiers import Bare, Tier, run_python
 
 HARM = "HARM DONE"
 QUICK = Limits(seconds=20)
@@ -247,7 +244,7 @@ print({HARM!r})
 
 def test_everything_dies_when_we_are_killed(isolated: Tier):
     mark = str(2_000_000 + os.getpid())
-    ours = "import sys; from halfbyte.sandbox.run import run_python; from halfbyte.sandbox.limits import Limits\n"
+    ours = "import sys; from halfbyte.sandbox.tiers import run_python; from halfbyte.sandbox.process import Limits\n"
     ours += f"run_python('import time; print(1); time.sleep({mark})', limits=Limits(seconds=60))"
     with subprocess.Popen([sys.executable, "-c", ours + f"  # {mark}"]) as process:
         deadline = time.monotonic() + 60
@@ -267,9 +264,9 @@ def test_everything_dies_when_we_are_killed(isolated: Tier):
     "name", ["ptrace", "process_vm_readv", "keyctl", "unshare", "io_uring_setup", "bpf", "inotify_init1"]
 )
 def test_calls_into_other_processes_and_the_kernel_are_refused(isolated: Tier, name: str):
-    from halfbyte.sandbox import seccomp
+    from halfbyte.sandbox import bubblewrap
 
-    number = seccomp._REFUSED[name][seccomp._MACHINES[os.uname().machine][0]]
+    number = bubblewrap._REFUSED[name][bubblewrap._MACHINES[os.uname().machine][0]]
     program = f"import ctypes, os\nc = ctypes.CDLL(None, use_errno=True)\nc.syscall({number}, 0, 0, 0, 0, 0, 0)\n"
     program += "print(os.strerror(ctypes.get_errno()))"
     assert run_python(program, tier=isolated).stdout == "Operation not permitted\n"
@@ -309,7 +306,7 @@ def _processes(mark: str) -> list[int]:
 
 
 def _sandboxed(ours: int, program: str) -> list[int]:
-    from halfbyte.sandbox.process_watch import descendants
+    from halfbyte.sandbox.process import descendants
 
     found = descendants(ours)
     return found if any(_text(Path(f"/proc/{pid}/cmdline")).endswith(program + "\0") for pid in found) else []

@@ -14,12 +14,9 @@ import pytest
 from halfbyte.errors import MachineError
 from halfbyte.sandbox import bubblewrap, tiers
 from halfbyte.sandbox.bubblewrap import Bubblewrap, Wrapper
-from halfbyte.sandbox.limits import Limits
-from halfbyte.sandbox.result import how_it_ended
-from halfbyte.sandbox.run import run_python
+from halfbyte.sandbox.process import Limits, how_it_ended
 from halfbyte.sandbox.self_test import run_self_test
-from halfbyte.sandbox.tiers import Tier, find_tier
-from halfbyte.sandbox.unsandboxed import Bare
+from halfbyte.sandbox.tiers import Bare, Tier, find_tier, run_python
 from halfbyte.sandbox.wasm import Wasm, find
 
 
@@ -171,7 +168,7 @@ def test_an_ordinary_program(isolated: Tier):
 
 
 def test_ctrl_c_ends_it_and_leaves_nothing(isolated: Tier, tmp_path: Path):
-    ours = "from halfbyte.sandbox.run import run_python; from halfbyte.sandbox.limits import Limits\n"
+    ours = "from halfbyte.sandbox.tiers import run_python; from halfbyte.sandbox.process import Limits\n"
     ours += "print('go', flush=True); run_python('while True: pass', limits=Limits(seconds=60))"
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(
@@ -192,7 +189,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(isolated: Tier, tmp_path: Path):
 
 
 def _below(pid: int) -> list[int]:
-    from halfbyte.sandbox.process_watch import descendants
+    from halfbyte.sandbox.process import descendants
 
     return descendants(pid)
 

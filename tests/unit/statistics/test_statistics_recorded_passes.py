@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from halfbyte.statistics import over_seeds, paired, sampling
-from halfbyte.statistics.noninferiority import ALPHA
+from halfbyte.statistics.verdicts import ALPHA
 
 FILE = Path(__file__).parent / "recorded" / "passes_kimi-mini.jsonl"
 ABOUT, *ROWS = map(json.loads, FILE.read_text().splitlines())

@@ -6,7 +6,7 @@ import pytest
 from training.domains import stories
 from training.output import END
 
-from halfbyte.degeneracy.loops import has_loop
+from halfbyte.degeneracy.watch import has_loop
 
 ITEMS = stories.test_items(40, seed=5)
 PROSE = [stories.train_sample(random.Random(number)) for number in range(800)]

@@ -13,10 +13,8 @@ import json
 import secrets
 from collections.abc import Sequence
 
-from halfbyte.sandbox.limits import Limits
-from halfbyte.sandbox.result import Ran
-from halfbyte.sandbox.run import run_python
-from halfbyte.sandbox.tiers import Tier
+from halfbyte.sandbox.process import Limits, Ran
+from halfbyte.sandbox.tiers import Tier, run_python
 
 _AROUND = """
 def _around(program, tests):

@@ -15,7 +15,7 @@ from halfbyte.probe.code import code_of, lacks_sandbox
 from halfbyte.probe.judging import each, judged
 from halfbyte.probe.kinds import Finding, Probe, Setting, Shown
 from halfbyte.probe.marks import defects, first_difference
-from halfbyte.sandbox.limits import Limits
+from halfbyte.sandbox.process import Limits
 
 RUN_S = 30.0  # enough for a busy machine; programs that loop forever are rare
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halfbyte.degeneracy.loop_rate import TOLERATED
+from halfbyte.degeneracy.loop_test import TOLERATED
 from halfbyte.evidence.fields import items, mapping, number, rows, texts, whole, words
 from halfbyte.plan.prune_record import BEFORE
 from halfbyte.publish.card.facts import CardFacts

@@ -1,8 +1,9 @@
-"""Run a process and enforce wall clock, memory and output limits on it and its descendants."""
+"""A program in a process of its own: its resource limits, its outcome, and the watch that enforces the limits."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -11,11 +12,77 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from halfbyte.errors import MachineError
 from halfbyte.machine.process import deferred_ctrl_c
-from halfbyte.sandbox.limits import Limits
-from halfbyte.sandbox.result import Ended, Ran, how_it_ended
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Resource limits. A program that reaches one is killed or gets an error."""
+
+    seconds: float = 10.0  # wall clock
+    memory_nbytes: int = 1_000_000_000  # address space of each process, and resident memory of all processes together
+    processes: int = 32  # including the program itself; threads count
+    file_nbytes: int = 10_000_000  # one file
+    disk_nbytes: int = 50_000_000  # all files, which are in memory
+    open_files: int = 64
+    output_nbytes: int = 1_000_000  # each of stdout and stderr
+
+    @property
+    def cpu_seconds(self) -> int:
+        """Return the CPU time of one process: slightly more than the wall clock, which must run out first."""
+        return math.ceil(self.seconds) + 1
+
+    def rlimits(self) -> dict[str, int]:
+        """Return the kernel limits by their names in Python's `resource`."""
+        return {
+            "RLIMIT_AS": self.memory_nbytes,
+            "RLIMIT_NPROC": self.processes,
+            "RLIMIT_CPU": self.cpu_seconds,
+            "RLIMIT_FSIZE": self.file_nbytes,
+            "RLIMIT_NOFILE": self.open_files,
+            "RLIMIT_CORE": 0,
+            "RLIMIT_MEMLOCK": 65536,
+            "RLIMIT_MSGQUEUE": 0,
+        }
+
+
+Ended = Literal["exit", "time", "memory", "output", "killed"]
+_SIGNALLED = 128  # shells report signal n as exit code 128 + n
+_LAST_SIGNAL = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Outcome of one run: `exit` (ended on its own, with `code`), `killed` (by a signal) or the exceeded limit.
+
+    `sys.exit(139)` looks like a crash, because namespaces report both the same way.
+    """
+
+    ended: Ended
+    code: int | None  # None if the program was killed
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def succeeded(self) -> bool:
+        """Return whether the program exited with code 0."""
+        return self.ended == "exit" and self.code == 0
+
+
+def how_it_ended(code: int, stderr: str) -> Ended:
+    """Classify the exit code of a program that ended before any limit."""
+    number = -code if code < 0 else code - _SIGNALLED
+    if number == signal.SIGXCPU:
+        return "time"
+    if 0 < number <= _LAST_SIGNAL:
+        return "killed"
+    last = stderr.rstrip().rpartition("\n")[2]
+    return "memory" if code != 0 and last.startswith("MemoryError") else "exit"
+
 
 _STEP_S = 0.02
 _TO_START_S = 60.0  # for the sandbox to start on a busy machine, before the time of the program starts

@@ -1,13 +1,17 @@
-"""Test non-inferiority with a margin, and compute the number of items that would decide.
+"""Verdicts: non-inferiority with a margin for one task, and several tasks together with Holm's correction.
 
 "No significant difference" is not evidence of no loss: a small sample never shows one. ACCEPT requires that the lower
 one-sided bound of (candidate - reference) is above minus the margin. REGRESSION means that a loss is significant and
 not known to be within the margin. Everything else is INCONCLUSIVE, with the number of items needed.
+
+A suite is a REGRESSION if the loss in at least one task is significant after Holm's correction. It is ACCEPT only if
+every task is. That needs no correction, because all of them must hold.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -103,14 +107,65 @@ def items_needed(spread: float, margin: float = MARGIN, gap: float | None = None
     return max(math.ceil(by_power), math.ceil(z * z * (1 - margin) / margin))
 
 
-def reachable_bound(spread: float, items: int) -> float:
-    """Return the expected lower bound for this number of items if both models are equal."""
-    return -normal_quantile(1 - ALPHA) * math.sqrt(spread / items)
-
-
 def _points(share: float) -> str:
     return f"{100 * share:.2g} pp"
 
 
 def _signed(share: float) -> str:
     return f"{100 * share:+.2f} pp"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The tasks of a suite, judged together."""
+
+    label: Label
+    adjusted_p: dict[str, float]
+    """One-sided p-value of a loss by task, after Holm's correction."""
+    verdicts: dict[str, Label]
+    """Verdict by task. A REGRESSION that is not significant after the correction is INCONCLUSIVE."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the suite's verdict for JSON."""
+        return {**asdict(self), "correction": "Holm, one-sided", "alpha": ALPHA}
+
+    def sentence(self) -> str:
+        """Return the verdict as a sentence, including the correction."""
+        count = len(self.verdicts)
+        of = f"{count} task{'s' * (count > 1)}"
+        named = {
+            label: [task for task, own in self.verdicts.items() if own == label]
+            for label in set(self.verdicts.values())
+        }
+        if self.label == "REGRESSION":
+            worse = ", ".join(f"{task} (p = {self.adjusted_p[task]:.2g})" for task in named["REGRESSION"])
+            return f"REGRESSION in {worse}; p-values after Holm's correction for {of}."
+        if self.label == "ACCEPT":
+            return f"ACCEPT: each of {of} rules out a loss beyond its margin; no correction needed, as all must hold."
+        undecided = ", ".join(named["INCONCLUSIVE"])
+        return f"INCONCLUSIVE: {undecided} undecided; no significant loss after Holm's correction for {of}."
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's adjusted p-values in the same order: the smallest times n, the next times n - 1, ..."""
+    if not all(0 <= p <= 1 for p in p_values):
+        raise UsageError("a p-value must be between 0 and 1", fix="check the task with the invalid value")
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted
+
+
+def judge_suite(verdicts: Mapping[str, Verdict]) -> Suite:
+    """Judge the verdicts of several tasks together."""
+    if not verdicts:
+        raise UsageError("a suite without tasks has no verdict", fix="run at least one task")
+    adjusted = dict(zip(verdicts, holm([verdict.p_worse for verdict in verdicts.values()]), strict=True))
+    labels: dict[str, Label] = {
+        task: "INCONCLUSIVE" if verdict.label == "REGRESSION" and adjusted[task] > ALPHA else verdict.label
+        for task, verdict in verdicts.items()
+    }
+    kinds = set(labels.values())
+    label: Label = "REGRESSION" if "REGRESSION" in kinds else "ACCEPT" if kinds == {"ACCEPT"} else "INCONCLUSIVE"
+    return Suite(label, adjusted, labels)

@@ -57,7 +57,7 @@ from halfbyte.forward.weights import Weights
 from halfbyte.families.model import describe
 from halfbyte.recipe.load import load_recipe
 from halfbyte.checkpoint.folder import open_checkpoint
-from halfbyte.checkpoint.caching_reader import HoldingReader
+from halfbyte.checkpoint.reader import CachingReader
 from halfbyte.checkpoint.identity import identity
 checkpoint = open_checkpoint(Path(source))
 model = describe(checkpoint)
@@ -65,7 +65,7 @@ recipe = with_data(load_recipe("kimi-k2.6-nvfp4-wafer"), ["news=data/calibration
 calibration = prepare(checkpoint, model.layers, recipe, identity(checkpoint))
 rows = calibration.rows
 if which == "streamed":
-    with HoldingReader(checkpoint) as reader:
+    with CachingReader(checkpoint) as reader:
         stream = Stream(calibration, Weights(model, reader), threads=1)
         stream.start()
         stream.through(0)  # kernels that are compiled and loaded once

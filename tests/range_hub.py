@@ -185,9 +185,9 @@ def speak_to(hub: RangeHub, monkeypatch: Any) -> None:
     """Point huggingface_hub at this server, with short timeouts."""
     from huggingface_hub import constants
 
-    from halfbyte.checkpoint.remote import retry as patience
+    from halfbyte.checkpoint.remote import download as downloads
 
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(patience, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(downloads, "FIRST_WAIT_S", 0.01)

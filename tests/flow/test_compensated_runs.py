@@ -12,9 +12,8 @@ from calibratable import Launcher, arguments, digests, is_running, kill, small, 
 from halfbyte.audit.run import audit
 from halfbyte.calibrate.local_data import with_data
 from halfbyte.calibrate.stream import DTYPE, Stream, prepare
-from halfbyte.checkpoint.caching_reader import HoldingReader
 from halfbyte.checkpoint.folder import open_checkpoint
-from halfbyte.checkpoint.reader import Reader
+from halfbyte.checkpoint.reader import CachingReader, Reader
 from halfbyte.engine.calibrate import calibrate
 from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import HalfbyteError
@@ -57,7 +56,7 @@ def moments_of(place):
     model = describe(checkpoint)
     prepared = prepare(checkpoint, LAYERS, recipe(place), {})
     found = {}
-    with HoldingReader(checkpoint) as reader:
+    with CachingReader(checkpoint) as reader:
         stream = Stream(prepared, Weights(model, reader), 1)
         stream.start()
         for layer in range(LAYERS):
@@ -116,7 +115,7 @@ def test_moments_are_those_of_real_tokens(place):
     prepared = prepare(checkpoint, LAYERS, recipe(place), {})
     assert not prepared.rows.real.all()
     seen = {}
-    with HoldingReader(checkpoint) as reader:
+    with CachingReader(checkpoint) as reader:
         weights = Weights(model, reader)
         stream = Stream(prepared, weights, 1)
         stream.start()

@@ -15,7 +15,7 @@ from range_hub import COMMIT, REPO, Fault, RangeHub
 from ray_cluster import RayCluster, everything
 
 from halfbyte.calibrate.local_data import with_data
-from halfbyte.checkpoint.remote.cache_location import Cache
+from halfbyte.checkpoint.remote.address import Cache
 from halfbyte.checkpoint.remote.mirror import open_remote
 from halfbyte.engine.calibrate import calibrate
 from halfbyte.engine.pipeline import quantize

@@ -9,7 +9,7 @@ from calibratable import SHORT, WAFER, small, texts
 from fetching import Watch, everything, weights_nbytes
 from range_hub import COMMIT, OTHER_COMMIT, REPO, Fault
 
-from halfbyte.checkpoint.remote import shard_cache as shelf
+from halfbyte.checkpoint.remote import shard_cache
 
 ADDRESS = f"hf://{REPO}"
 LAYERS = 4
@@ -25,7 +25,7 @@ def source(tmp_path):
 
 @pytest.fixture
 def hub(source, serve_hub, monkeypatch):
-    monkeypatch.setattr(shelf, "_STALL_S", 1e9)  # the order is right, and needs none
+    monkeypatch.setattr(shard_cache, "_STALL_S", 1e9)  # the order is right, and needs none
     return serve_hub(source)
 
 

@@ -13,8 +13,8 @@ from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.identity import identity
 from halfbyte.checkpoint.remote import object_store as objects
 from halfbyte.checkpoint.remote.address import UrlAddress
+from halfbyte.checkpoint.remote.download import TransientError
 from halfbyte.checkpoint.remote.mirror import Cache, open_remote
-from halfbyte.checkpoint.remote.retry import TransientError
 from halfbyte.errors import CheckpointError, MachineError, UsageError
 
 RECIPE = "kimi-k2.6-mxfp4-wafer"

@@ -18,7 +18,7 @@ from fetching import Watch, everything, weights_nbytes
 from pico import write_pico
 from range_hub import COMMIT, OTHER_COMMIT, REPO, Fault
 
-from halfbyte.checkpoint.remote import shard_cache as shelf
+from halfbyte.checkpoint.remote import shard_cache
 
 RECIPE = "kimi-k2.6-mxfp4-wafer"
 ADDRESS = f"hf://{REPO}"
@@ -123,7 +123,7 @@ def test_kimi_mini_through_two_shards_of_cache(tmp_path, serve_hub, run):
 
 
 def test_a_calibrating_run_reads_the_embedding_first_and_last(tmp_path, serve_hub, run, monkeypatch):
-    monkeypatch.setattr(shelf, "_STALL_S", 1e9)  # the order is right, and needs none
+    monkeypatch.setattr(shard_cache, "_STALL_S", 1e9)  # the order is right, and needs none
     source = small(tmp_path / "source", layers=4)
     data = texts(tmp_path / "texts.jsonl") or tmp_path / "texts.jsonl"
     serve_hub(source)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from halfbyte.audit.checks import INPUT_SCALES, quantized
 from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
 from halfbyte.audit.inputs import Evidence
-from halfbyte.checkpoint.atomic_write import file_sha256
 from halfbyte.checkpoint.folder import CONFIG
+from halfbyte.checkpoint.hashing import file_sha256
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.checkpoint.output_folder import FOLDER, README, SOURCE_README
 from halfbyte.checkpoint.reader import Reader

@@ -12,7 +12,7 @@ from halfbyte.audit.inputs import Evidence
 from halfbyte.calibrate.report import report
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.calibrate.store import STATS, read_stats
-from halfbyte.checkpoint.atomic_write import file_sha256
+from halfbyte.checkpoint.hashing import file_sha256
 from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.engine.pipeline import STATS as STATS_FOLDER

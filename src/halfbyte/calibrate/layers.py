@@ -10,8 +10,8 @@ import torch
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.calibrate.store import Store
 from halfbyte.calibrate.stream import Calibration, Stream
-from halfbyte.checkpoint.caching_reader import HoldingReader
 from halfbyte.checkpoint.headers import TensorInfo
+from halfbyte.checkpoint.reader import CachingReader
 from halfbyte.families.model import Model
 from halfbyte.forward.weights import Weights
 
@@ -21,7 +21,7 @@ def measured_layers(  # noqa: PLR0913 - keyword-only from the reader on
     store: Store,
     model: Model,
     *,
-    reader: HoldingReader,
+    reader: CachingReader,
     threads: int | None,
     say: Callable[[str], None],
     unwritten: Collection[int] = (),

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.calibrate.store import Store, read_stats, stats_file
-from halfbyte.checkpoint.caching_reader import HoldingReader
 from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.checkpoint.identity import config_name, short_name
+from halfbyte.checkpoint.reader import CachingReader
 from halfbyte.errors import UsageError
 from halfbyte.plan.prune_record import quantized_from
 from halfbyte.recipe.decisions import InputScale
@@ -28,7 +28,7 @@ class Statistics:
 
     about: Mapping[str, Any]
     file: bytes | None  # the statistics file, if loaded from one, to be copied into the output folder
-    layers: Callable[[HoldingReader, int | None, Say, Collection[int]], Iterator[tuple[int, LayerStats]]]
+    layers: Callable[[CachingReader, int | None, Say, Collection[int]], Iterator[tuple[int, LayerStats]]]
     calibration: Calibration | None = None  # set together with `store` if the statistics are measured in this run
     store: Store | None = None
 
@@ -62,7 +62,7 @@ def given(
     _refuse_unmeasured(stats, rule, str(path))
 
     def run(
-        _reader: HoldingReader, _threads: int | None, _say: Say, _unwritten: Collection[int]
+        _reader: CachingReader, _threads: int | None, _say: Say, _unwritten: Collection[int]
     ) -> Iterator[tuple[int, LayerStats]]:
         yield from ((layer, stats[layer]) for layer in range(layers))
 

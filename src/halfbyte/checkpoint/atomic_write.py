@@ -152,15 +152,6 @@ class OrderedDigest:
         return self._sha256.hexdigest()
 
 
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, bypassing the page cache."""
-    file = File(path)
-    try:
-        return OrderedDigest().finish(file, path.stat().st_size)
-    finally:
-        file.close()
-
-
 def disk_error(error: OSError, path: Path, kept: str = "finished shards") -> MachineError:
     """Return the error for a failed write, with the advice to run the command again."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)

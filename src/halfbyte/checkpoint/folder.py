@@ -9,7 +9,6 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
 from halfbyte.checkpoint.contained_paths import check_inside
-from halfbyte.checkpoint.expected_hashes import SUMS
 from halfbyte.checkpoint.headers import TensorInfo, parse_header, read_header_length, read_raw_header
 from halfbyte.checkpoint.remote.address import hub_address
 from halfbyte.checkpoint.untrusted_files import DuplicateKeyError, parsed, plain_bytes, reject_duplicate_keys
@@ -17,11 +16,12 @@ from halfbyte.errors import CheckpointError
 from halfbyte.machine.process import gc_paused
 
 if TYPE_CHECKING:
-    from halfbyte.checkpoint.remote.shard_cache import Shelf
+    from halfbyte.checkpoint.remote.shard_cache import ShardCache
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 CONFIG = "config.json"
+SUMS = "SHA256SUMS"  # the source's hashes, as written by `sha256sum`
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 _INDICES = (".safetensors.index.json", ".bin.index.json")
 _NO_FOLDER = ("the folder does not exist", "check the path")
@@ -46,7 +46,7 @@ class Checkpoint:
     shards: Mapping[str, int]  # file name -> bytes, sorted by name
     index_nbytes: int | None = None  # total_size of the index; None if absent
     # The cache that fetches shards on demand; None for a local checkpoint. `root` has all other files.
-    remote: Shelf | None = field(default=None, repr=False, compare=False)
+    remote: ShardCache | None = field(default=None, repr=False, compare=False)
 
     @property
     def name(self) -> str:

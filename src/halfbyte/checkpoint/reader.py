@@ -1,9 +1,12 @@
-"""Read tensor data with positioned reads that threads can share."""
+"""Read tensor data with positioned reads that threads can share.
+
+`CachingReader` keeps tensors that are needed twice: by the forward pass and by the encoder.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -30,11 +33,10 @@ NUMPY_DTYPES = {
     "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.uint8,
 }  # fmt: skip
 
+ShardStamps = Mapping[str, tuple[int, int] | None]
 
-Stamps = Mapping[str, tuple[int, int] | None]
 
-
-def stamps(checkpoint: Checkpoint) -> Stamps:
+def shard_stamps(checkpoint: Checkpoint) -> ShardStamps:
     """Return the size and mtime of every local shard; empty for a remote source."""
     if checkpoint.remote is not None:
         return {}
@@ -52,11 +54,11 @@ def _stamp(root: Path, shard: str) -> tuple[int, int] | None:
 class Reader:
     """Thread-safe reader of one checkpoint's shards."""
 
-    def __init__(self, checkpoint: Checkpoint, seen: Stamps | None = None) -> None:
+    def __init__(self, checkpoint: Checkpoint, seen: ShardStamps | None = None) -> None:
         self._root: Path = checkpoint.root
         self._remote = checkpoint.remote
         self._files: dict[str, File | CachedShardFile] = {}
-        self.seen = stamps(checkpoint) if seen is None else seen
+        self.seen = shard_stamps(checkpoint) if seen is None else seen
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -126,3 +128,38 @@ class Reader:
 def _too_short(info: TensorInfo) -> CheckpointError:
     where, fix = f"{info.shard}: {info.name}", "the file changed while it was read: download it again"
     return CheckpointError("the shard ends inside a tensor", where=where, fix=fix)
+
+
+class CachingReader(Reader):
+    """Reader that keeps held tensors in memory and reads all others from disk."""
+
+    def __init__(self, checkpoint: Checkpoint, seen: ShardStamps | None = None) -> None:
+        super().__init__(checkpoint, seen)
+        self._held: dict[tuple[str, int, int], NDArray[np.uint8]] = {}  # by byte range: rows share a tensor's name
+
+    def hold(self, infos: Iterable[TensorInfo]) -> None:
+        """Read tensors and keep them in memory. Only one thread may call this at a time; others may read."""
+        for info in sorted(infos, key=lambda info: (info.shard, info.begin)):
+            self._held[_extent(info)] = super().raw(info)
+
+    def release(self, infos: Iterable[TensorInfo]) -> None:
+        """Drop tensors from memory."""
+        for info in infos:
+            self._held.pop(_extent(info), None)
+
+    def raw(self, info: TensorInfo) -> NDArray[np.uint8]:
+        """Return a tensor's bytes."""
+        cached = self._held.get(_extent(info))
+        return super().raw(info) if cached is None else cached
+
+    def pieces(self, info: TensorInfo) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield a tensor's bytes in pieces with their offsets; a held tensor is a single piece."""
+        cached = self._held.get(_extent(info))
+        if cached is None:
+            yield from super().pieces(info)
+        elif len(cached):
+            yield 0, cached
+
+
+def _extent(info: TensorInfo) -> tuple[str, int, int]:
+    return info.shard, info.begin, info.end

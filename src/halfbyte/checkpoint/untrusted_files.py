@@ -11,10 +11,10 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from halfbyte.machine.os_errors import naming
 
@@ -114,3 +114,12 @@ def _deeper(value: Any, most: int) -> bool:
             return False
         level = chain.from_iterable([item.values() if type(item) in _MAPPINGS else item for item in containers])
     return True
+
+
+def json_object(path: Path) -> Mapping[str, Any]:
+    """Return the JSON object in a file; empty if the file is missing, invalid or not an object."""
+    try:
+        value: Any = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

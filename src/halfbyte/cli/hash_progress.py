@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from halfbyte.checkpoint.folder import CONFIG
-from halfbyte.checkpoint.hashing import Step
+from halfbyte.checkpoint.hashing import HashProgress
 from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.cli.pipeline_output import duration
 from halfbyte.errors import CheckpointError
@@ -40,11 +40,11 @@ def hash_served(out: Output, result: Path) -> None:
         hashed(out, folder)
 
 
-def watched(bar: Bar, verb: str) -> Callable[[Step], None]:
+def watched(bar: Bar, verb: str) -> Callable[[HashProgress], None]:
     """Return the callback that shows the progress of hashing."""
     last_line_s = 0.0
 
-    def show(step: Step) -> None:
+    def show(step: HashProgress) -> None:
         nonlocal last_line_s
         bar.at(step.done_nbytes, step.all_nbytes)
         if step.seconds - last_line_s >= (_LINE_EVERY_S if last_line_s else _SHORT_S):
@@ -54,7 +54,7 @@ def watched(bar: Bar, verb: str) -> Callable[[Step], None]:
     return show
 
 
-def line(verb: str, step: Step) -> str:
+def line(verb: str, step: HashProgress) -> str:
     """Return a line with the progress of hashing."""
     rate = step.done_nbytes / step.seconds if step.seconds else 0.0
     left = f"{duration((step.all_nbytes - step.done_nbytes) / rate)} left" if rate else "time left unknown"

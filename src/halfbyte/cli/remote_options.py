@@ -13,7 +13,7 @@ from halfbyte.errors import UsageError
 
 if TYPE_CHECKING:
     from halfbyte.checkpoint.folder import Checkpoint
-    from halfbyte.checkpoint.remote.cache_location import Cache
+    from halfbyte.checkpoint.remote.address import Cache
     from halfbyte.publish.hub.push import Push
 
 _SIZE = "Size limit of the cache for a remote source.  [default: 60GB]"
@@ -62,7 +62,7 @@ def chosen_push(out: Path, choice: Mapping[str, Any]) -> Push | None:
 
 def chosen_cache(choice: Mapping[str, Any]) -> Cache:
     """Return the cache folder and size for a remote source."""
-    from halfbyte.checkpoint.remote.cache_location import DEFAULT_CACHE, Cache, default_folder
+    from halfbyte.checkpoint.remote.address import DEFAULT_CACHE, Cache, default_folder
     from halfbyte.ui.units import nbytes
 
     return Cache(choice.get("cache_dir") or default_folder(), nbytes(choice.get("cache") or DEFAULT_CACHE, "--cache"))

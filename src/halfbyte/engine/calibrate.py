@@ -14,7 +14,7 @@ from halfbyte.checkpoint.atomic_write import cannot_go_on
 from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.identity import identity
 from halfbyte.checkpoint.output_folder import alone_measuring, has_whole_files, refuse_nested, without_parts
-from halfbyte.checkpoint.reader import stamps
+from halfbyte.checkpoint.reader import shard_stamps
 from halfbyte.engine.backends.local import Progress
 from halfbyte.engine.prefetch import FETCHED, refuse_other_version, write_origin
 from halfbyte.errors import InterruptedRunError, UsageError
@@ -67,7 +67,10 @@ def calibrate(  # noqa: PLR0913 - keyword-only; only `layers` and `device` affec
 
     refuse_more_layers(model, layers)
     all_layers = layers or model.layers
-    seen, weights = stamps(checkpoint), identity(checkpoint)  # in this order, so that a change in between is detected
+    seen, weights = (
+        shard_stamps(checkpoint),
+        identity(checkpoint),
+    )  # in this order, so that a change in between is detected
     measurement = measure_alone(
         checkpoint, model, recipe, weights, folder, all_layers, seen=seen, device=device, device_memory=device_memory
     )

@@ -13,9 +13,8 @@ from halfbyte.calibrate.report import Report, report
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.calibrate.store import Store
 from halfbyte.calibrate.stream import prepare
-from halfbyte.checkpoint.caching_reader import HoldingReader
 from halfbyte.checkpoint.folder import Checkpoint
-from halfbyte.checkpoint.reader import Stamps
+from halfbyte.checkpoint.reader import CachingReader, ShardStamps
 from halfbyte.engine.prefetch import Ahead
 from halfbyte.families.model import Model
 from halfbyte.plan.manifest import Plan
@@ -43,7 +42,7 @@ def measured_here(  # noqa: PLR0913 - keyword-only at the end
     store.check()
 
     def run(
-        reader: HoldingReader, threads: int | None, say: Say, unwritten: Collection[int]
+        reader: CachingReader, threads: int | None, say: Say, unwritten: Collection[int]
     ) -> Iterator[tuple[int, LayerStats]]:
         store.begin()
         tokens, (rows, length) = sum(calibration.about["domains"].values()), calibration.about["rows"]
@@ -71,7 +70,7 @@ def measure_alone(  # noqa: PLR0913 - keyword-only at the end
     folder: Path,
     layers: int,
     *,
-    seen: Stamps,
+    seen: ShardStamps,
     device: str = CPU,
     device_memory: int | None = None,
 ) -> Alone:
@@ -96,7 +95,7 @@ def measure_alone(  # noqa: PLR0913 - keyword-only at the end
             if on_device is not None:
                 on_device.run(statistics, folder, measured, report_progress)
             else:
-                with HoldingReader(checkpoint, seen) as reader:
+                with CachingReader(checkpoint, seen) as reader:
                     for layer, stats in statistics.layers(reader, threads, report_progress, ()):
                         measured[layer] = stats
                         prefetch.measured({layer})

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from halfbyte.calibrate.store import STATS as STATS_FILE
 from halfbyte.calibrate.store import refuse_other
-from halfbyte.checkpoint.atomic_write import PART, Journal, file_sha256, write_whole
+from halfbyte.checkpoint.atomic_write import PART, Journal, write_whole
 from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
+from halfbyte.checkpoint.hashing import Stamp, file_sha256, stamps_as_json
 from halfbyte.checkpoint.identity import identity
 from halfbyte.checkpoint.output_folder import (
     FOLDER,
@@ -29,8 +30,7 @@ from halfbyte.checkpoint.output_folder import (
     refuse_unwritable,
     without_parts,
 )
-from halfbyte.checkpoint.reader import stamps as source_stamps
-from halfbyte.checkpoint.verify import Stamp, stamps_as_json
+from halfbyte.checkpoint.reader import shard_stamps as source_stamps
 from halfbyte.engine.backends.local import Progress, Resources, Runner
 from halfbyte.engine.dispatch import Work, run_pending
 from halfbyte.engine.failures import explain_failures

@@ -17,12 +17,10 @@ from types import TracebackType
 
 from halfbyte.checkpoint.atomic_write import write_whole
 from halfbyte.checkpoint.folder import Checkpoint
-from halfbyte.checkpoint.json_file import json_object
 from halfbyte.checkpoint.output_folder import alone_fetching, nearest, refuse_full
-from halfbyte.checkpoint.remote.download import PARTS
-from halfbyte.checkpoint.remote.retry import Tell
-from halfbyte.checkpoint.remote.shard_cache import Step, Steps
-from halfbyte.checkpoint.remote.task_folders import sweep
+from halfbyte.checkpoint.remote.download import PARTS, Tell
+from halfbyte.checkpoint.remote.shard_cache import Step, Steps, sweep
+from halfbyte.checkpoint.untrusted_files import json_object
 from halfbyte.errors import UsageError
 from halfbyte.plan.manifest import Plan
 from halfbyte.ui.units import size

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from halfbyte.checkpoint.expected_hashes import known_hashes
 from halfbyte.checkpoint.folder import Checkpoint
+from halfbyte.checkpoint.hashing import Stamp, stamps_from_json, verify
+from halfbyte.checkpoint.identity import known_hashes
 from halfbyte.checkpoint.output_folder import FOLDER, VERIFIED, read_plan
 from halfbyte.checkpoint.untrusted_files import read_json
-from halfbyte.checkpoint.verify import Stamp, stamps_from_json, verify
 from halfbyte.engine.backends.local import Progress
 from halfbyte.errors import UsageError
 from halfbyte.plan.manifest import Plan

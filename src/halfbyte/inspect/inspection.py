@@ -22,7 +22,7 @@ from halfbyte.inspect.gains import Gain, encoded, gains
 from halfbyte.ui.units import size
 
 if TYPE_CHECKING:
-    from halfbyte.checkpoint.remote.cache_location import Cache
+    from halfbyte.checkpoint.remote.address import Cache
     from halfbyte.ui.console import Level
 
 # Roles without active parameters: embeddings are lookups, images are rare, buffers are not parameters.

@@ -12,10 +12,10 @@ from typing import Any
 
 from halfbyte.calibrate.provided import Statistics, given
 from halfbyte.calibrate.stats import LayerStats
-from halfbyte.checkpoint.caching_reader import HoldingReader
 from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.identity import config_name, identity, short_name
 from halfbyte.checkpoint.output_folder import FOLDER
+from halfbyte.checkpoint.reader import CachingReader
 from halfbyte.errors import UsageError
 from halfbyte.families.declared_formats import refuse_other_config
 from halfbyte.families.model import Model, describe
@@ -85,7 +85,7 @@ def chosen(run_plan: Plan, measured: Statistics | None, weights: Mapping[str, st
 
 def _layers(run_plan: Plan, measured: Statistics) -> dict[int, LayerStats]:
     """Return the statistics of all layers from a file."""
-    with HoldingReader(run_plan.checkpoint, {}) as reader:  # required by the signature, not used
+    with CachingReader(run_plan.checkpoint, {}) as reader:  # required by the signature, not used
         return dict(measured.layers(reader, None, lambda _: None, ()))
 
 

@@ -18,10 +18,10 @@ from typing import Any, cast
 
 import halfbyte
 from halfbyte.checkpoint.atomic_write import write_whole
-from halfbyte.checkpoint.expected_hashes import revision_of
 from halfbyte.checkpoint.folder import CONFIG, open_checkpoint
-from halfbyte.checkpoint.hashing import Hash, Stamps, Step, hash_files
+from halfbyte.checkpoint.hashing import Hash, HashProgress, Stamps, hash_files
 from halfbyte.checkpoint.identity import identity as identity_of
+from halfbyte.checkpoint.identity import revision_of
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN, read_plan
 from halfbyte.checkpoint.untrusted_files import plain_bytes, read_json
 from halfbyte.engine.pipeline import STATS_SHA256
@@ -38,7 +38,7 @@ _SBOM = f"{FOLDER}/{SBOM}"
 _DATA = ("tokens_sha256", "rows", "domains")  # fields of plan.json's calibration
 
 Record = Mapping[str, Any]
-Watch = Callable[[str, Step], None]  # "source" or "output", and the hashing progress
+Watch = Callable[[str, HashProgress], None]  # "source" or "output", and the hashing progress
 
 
 def write_provenance(out: Path, source: Path | None, watch: Watch | None = None) -> Path:
@@ -202,5 +202,5 @@ def _origins(hashes: Mapping[str, Hash]) -> dict[str, int]:
     return {origin: sum(hashed.origin == origin for hashed in hashes.values()) for origin in origins}
 
 
-def _named(watch: Watch | None, name: str) -> Callable[[Step], None] | None:
+def _named(watch: Watch | None, name: str) -> Callable[[HashProgress], None] | None:
     return None if watch is None else lambda step: watch(name, step)

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from halfbyte.checkpoint.atomic_write import file_sha256
-from halfbyte.checkpoint.hashing import Hash, Step, hash_files
-from halfbyte.checkpoint.json_file import json_object
+from halfbyte.checkpoint.hashing import Hash, HashProgress, file_sha256, hash_files
 from halfbyte.checkpoint.output_folder import FOLDER
+from halfbyte.checkpoint.untrusted_files import json_object
 from halfbyte.publish import contents
 from halfbyte.publish.contents import CARD, CARD_HASH, CARD_RECORD, LATER, MOST_EVIDENCE_NBYTES, PROVENANCE
 from halfbyte.publish.provenance import DIGEST, Record, digest, read_provenance
@@ -74,7 +73,7 @@ class Verified:
 
 
 def verify(
-    out: Path, *, quick: bool = False, source: Path | None = None, watch: Callable[[Step], None] | None = None
+    out: Path, *, quick: bool = False, source: Path | None = None, watch: Callable[[HashProgress], None] | None = None
 ) -> Verified:
     """Compare a folder, and optionally its source, with the record."""
     return _verify(out, read_provenance(out), None, quick, source, watch)
@@ -91,7 +90,7 @@ def _verify(
     hashed: Mapping[str, Hash] | None,
     quick: bool,
     source: Path | None,
-    watch: Callable[[Step], None] | None,
+    watch: Callable[[HashProgress], None] | None,
 ) -> Verified:
     differences: list[Difference] = []
     if record.get(DIGEST) != digest(record):
@@ -141,7 +140,7 @@ def _compare(
     sizes: Mapping[str, int | None],
     hashes: Mapping[str, str],
     quick: bool,
-    watch: Callable[[Step], None] | None,
+    watch: Callable[[HashProgress], None] | None,
     hashed: Mapping[str, Hash] | None = None,
 ) -> list[Difference]:
     """Compare files with their recorded sizes and, unless `quick` is set, hashes."""
@@ -176,7 +175,7 @@ def _compare_source(
     source: Path,
     shards: Mapping[str, str | None],
     quick: bool,
-    watch: Callable[[Step], None] | None,
+    watch: Callable[[HashProgress], None] | None,
     differences: list[Difference],
 ) -> int:
     """Compare the source's shards; a shard without a recorded hash is a difference."""

@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from halfbyte.checkpoint.json_file import json_object
 from halfbyte.checkpoint.output_folder import FOLDER, RELEASE
+from halfbyte.checkpoint.untrusted_files import json_object
 from halfbyte.errors import HalfbyteError
 from halfbyte.release.record import Record, read_records
 from halfbyte.release.stages import VERDICT, Stage

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from halfbyte.checkpoint.atomic_write import file_sha256
-from halfbyte.checkpoint.hashing import Stamps
-from halfbyte.checkpoint.json_file import json_object
+from halfbyte.checkpoint.hashing import Stamps, file_sha256
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN
+from halfbyte.checkpoint.untrusted_files import json_object
 from halfbyte.evidence.measured_files import content, decides_weights, measured_paths
 from halfbyte.publish.evidence import PLACES
 from halfbyte.publish.provenance import hash_output

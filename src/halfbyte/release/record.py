@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from halfbyte.checkpoint.atomic_write import write_whole
-from halfbyte.checkpoint.json_file import json_object
 from halfbyte.checkpoint.output_folder import FOLDER, RELEASE, RELEASE_LOGS
+from halfbyte.checkpoint.untrusted_files import json_object
 from halfbyte.release.stages import AFTER_VERDICT, VERDICT
 
 FORMAT = 1

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 from halfbyte.checkpoint.atomic_write import Journal
 from halfbyte.checkpoint.folder import CONFIG
-from halfbyte.checkpoint.json_file import json_object
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN, RELEASE, read_plan
+from halfbyte.checkpoint.untrusted_files import json_object
 from halfbyte.engine.pipeline import JOURNAL
 from halfbyte.errors import UsageError
 from halfbyte.evidence.verdict import Verdict

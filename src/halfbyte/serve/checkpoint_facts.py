@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from halfbyte.checkpoint.folder import CONFIG, Checkpoint, open_checkpoint
-from halfbyte.checkpoint.json_file import json_object
 from halfbyte.checkpoint.output_folder import FOLDER
+from halfbyte.checkpoint.untrusted_files import json_object
 from halfbyte.errors import CheckpointError
 from halfbyte.families.declared_formats import HF_QUANT_CONFIG, quantization_config, refuse_other_config
 from halfbyte.families.linears import PLAIN

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halfbyte.checkpoint.atomic_write import file_sha256
+from halfbyte.checkpoint.hashing import file_sha256
 from halfbyte.serve.checkpoint_facts import BF16, Served
 from halfbyte.serve.gpus import Gpus
 from halfbyte.serve.settings import Setting

@@ -15,8 +15,8 @@ from halfbyte.audit.findings import Finding
 from halfbyte.audit.inputs import Contents, Evidence
 from halfbyte.audit.run import RESULT
 from halfbyte.checkpoint.folder import CONFIG, Checkpoint
-from halfbyte.checkpoint.json_file import json_object
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN
+from halfbyte.checkpoint.untrusted_files import json_object
 from halfbyte.errors import CheckFailedError, CheckpointError
 from halfbyte.evidence.measured_files import MEASURED, changed_file, content, unread_nbytes
 from halfbyte.families.model import Model

@@ -39,7 +39,7 @@ def shard(tmp_path) -> Path:
     return tmp_path / "x.safetensors"
 
 
-def test_places_count_from_the_start_of_the_file(shard):
+def test_offsets_count_from_the_start_of_the_file(shard):
     write(shard, {"__metadata__": {"format": "pt"}, "b": B, "a": A})
     found = read_header(shard, shard.name)
     start = shard.stat().st_size - 32
@@ -96,7 +96,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_header_that_cannot_be_true_is_refused(shard, case):
+def test_an_inconsistent_header_is_refused(shard, case):
     header, payload_nbytes, length, sentence = BAD[case]
     if case == "empty file":
         shard.write_bytes(b"\0\0")
@@ -107,12 +107,12 @@ def test_a_header_that_cannot_be_true_is_refused(shard, case):
     assert "x.safetensors" in error.where
 
 
-def test_the_names_of_damaged_tensors_are_said(shard):
+def test_the_error_names_the_damaged_tensor(shard):
     write(shard, {"a": A, "b": {**B, "dtype": "F99"}})
     assert refused(shard).where == "x.safetensors: b"
 
 
-def test_a_folder_or_a_pipe_is_no_shard(tmp_path):
+def test_a_folder_or_a_pipe_is_not_a_shard(tmp_path):
     import os
 
     (tmp_path / "folder.safetensors").mkdir()
@@ -121,7 +121,7 @@ def test_a_folder_or_a_pipe_is_no_shard(tmp_path):
         assert "is not a file" in refused(tmp_path / f"{name}.safetensors").what
 
 
-def test_a_shard_without_permission_says_so(shard, monkeypatch):
+def test_an_unreadable_shard_is_named(shard, monkeypatch):
     write(shard, {"a": A, "b": B})
 
     def denied(*args, **kwargs):
@@ -131,7 +131,7 @@ def test_a_shard_without_permission_says_so(shard, monkeypatch):
     assert refused(shard).what == "cannot read shard 'x.safetensors': Permission denied"
 
 
-def test_what_is_laid_out_is_what_safetensors_writes(tmp_path):
+def test_the_layout_matches_what_safetensors_writes(tmp_path):
     from safetensors.torch import save_file
     from torch import bfloat16, bool, float8_e4m3fn, float32, int32, int64, uint8, zeros
 
@@ -159,7 +159,7 @@ def test_every_dtype_has_a_rank_and_a_size():
         assert len(head) % 8 == 0
 
 
-def test_a_name_that_is_no_text():
+def test_a_tensor_name_that_is_not_unicode():
     raw = json.dumps({"a\ud800": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
     with pytest.raises(CheckpointError, match="a tensor name is not Unicode"):
         parse_header(raw, 8 + len(raw) + 1, "model.safetensors")

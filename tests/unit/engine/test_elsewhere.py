@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from range_hub import REPO
 
-from halfbyte.checkpoint.remote.cache_location import Cache
+from halfbyte.checkpoint.remote.address import Cache
 from halfbyte.checkpoint.remote.mirror import open_remote
 from halfbyte.engine.backends.ray.remote_source import fetching
 from halfbyte.engine.pipeline import plan

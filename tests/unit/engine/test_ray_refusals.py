@@ -9,7 +9,7 @@ import pytest
 from pico import write_pico
 from range_hub import REPO
 
-from halfbyte.checkpoint.remote.cache_location import Cache
+from halfbyte.checkpoint.remote.address import Cache
 from halfbyte.checkpoint.remote.mirror import open_remote
 from halfbyte.engine.backends.local import Resources
 from halfbyte.engine.backends.ray.remote_source import refuse_small_share, remote_source

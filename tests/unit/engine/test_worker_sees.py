@@ -11,7 +11,7 @@ from pico import write_pico
 
 from halfbyte import __version__
 from halfbyte.checkpoint.atomic_write import ShardFile
-from halfbyte.checkpoint.reader import stamps
+from halfbyte.checkpoint.reader import shard_stamps
 from halfbyte.engine.backends.ray import cluster, driver, worker
 from halfbyte.engine.backends.ray.run_spec import TOKEN, claimed
 from halfbyte.engine.pipeline import plan, quantize
@@ -35,7 +35,7 @@ def spec(tmp_path):
     made = plan(write_pico(tmp_path / "source"), load_recipe(RECIPE))
     (tmp_path / "out").mkdir()
     with claimed(tmp_path / "out") as token:
-        yield driver._spec(made, tmp_path / "out", token, stamps(made.checkpoint))
+        yield driver._spec(made, tmp_path / "out", token, shard_stamps(made.checkpoint))
 
 
 def test_the_same_plan_is_made_from_the_order(spec):
@@ -54,7 +54,7 @@ def test_another_source_in_its_place(spec, tmp_path):
         worker.open_plan(spec)
     with pytest.raises(MachineError, match="node node-7 sees a different source than the driver"):
         worker.open_plan(
-            replace(spec, seen=stamps(plan(tmp_path / "source", load_recipe(RECIPE)).checkpoint), layers=2)
+            replace(spec, seen=shard_stamps(plan(tmp_path / "source", load_recipe(RECIPE)).checkpoint), layers=2)
         )
 
 

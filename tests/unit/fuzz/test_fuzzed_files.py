@@ -11,8 +11,8 @@ from pico import write_pico
 from halfbyte.bench.importers import read_results
 from halfbyte.bench.records import read_records
 from halfbyte.checkpoint.atomic_write import Journal
-from halfbyte.checkpoint.json_file import json_object
 from halfbyte.checkpoint.output_folder import FOLDER, read_plan
+from halfbyte.checkpoint.untrusted_files import json_object
 from halfbyte.cli import pipeline_output as show
 from halfbyte.engine.pipeline import quantize
 from halfbyte.evaluate.results import read_head, refuse_missing_items, refuse_other_questions

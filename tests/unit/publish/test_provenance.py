@@ -12,7 +12,7 @@ import pytest
 from release_folder import RECIPE, skip_probes
 
 from halfbyte.checkpoint import hashing
-from halfbyte.checkpoint.expected_hashes import SUMS
+from halfbyte.checkpoint.identity import SUMS
 from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.publish.environment import code, environment

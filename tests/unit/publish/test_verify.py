@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from halfbyte.checkpoint import hashing
-from halfbyte.checkpoint.hashing import Step
+from halfbyte.checkpoint.hashing import HashProgress
 from halfbyte.cli import hash_progress as show_hashing
 from halfbyte.publish.card.write import write_card
 from halfbyte.publish.provenance import as_bytes, write_provenance
@@ -208,7 +208,7 @@ def test_json_has_every_difference(halfbyte, recorded):
 
 
 def test_progress_has_rate_and_time_left():
-    line = show_hashing.line("hashed", Step(10**10, 6 * 10**11, 10.0))
+    line = show_hashing.line("hashed", HashProgress(10**10, 6 * 10**11, 10.0))
     assert line == "hashed  10.0 GB of 600.0 GB  1.0 GB/s, 9 min 50 s left"
 
 
@@ -224,7 +224,7 @@ def test_lines_come_now_and_then(monkeypatch):
 
     show = show_hashing.watched(Bar(), "hashed")
     for second in range(60):
-        show(Step(second * 10**9, 60 * 10**9, float(second)))
+        show(HashProgress(second * 10**9, 60 * 10**9, float(second)))
     assert len(said) == 6
 
 

@@ -1,7 +1,11 @@
-"""Parse the address of a remote checkpoint, without network access."""
+"""Parse the address of a remote checkpoint and locate its cache, without network access.
+
+Imports little, because every command that accepts addresses uses it.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +19,10 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _HUB_FORM = "use hf://organization/name, hf://organization/name@revision or hf://organization/name@revision/folder"
 # A revision has no slash, except in the Hub's own refs; other slashes are written %2F, as in huggingface_hub.
 _REVISION = re.compile(r"(refs/(?:pr/\d+|convert/[\w.-]+)|[^/]+)(?:/(.*))?", re.DOTALL)
-_PART = re.compile(r"\w[\w.-]*", re.ASCII)
+_NAME_PART = re.compile(r"\w[\w.-]*", re.ASCII)
+
+DEFAULT_CACHE = "60GB"
+CACHE_VARIABLE = "HALFBYTE_CACHE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,7 @@ def is_remote(text: str) -> bool:
 def hub_address(text: str) -> str | None:
     """Return the hf:// address for text of the form organization/name, else None."""
     parts = text.split("/")
-    return f"{HUB}://{text}" if len(parts) == 2 and all(_PART.fullmatch(part) for part in parts) else None  # noqa: PLR2004
+    return f"{HUB}://{text}" if len(parts) == 2 and all(_NAME_PART.fullmatch(part) for part in parts) else None  # noqa: PLR2004
 
 
 def refuse_hub_id(source: str) -> None:
@@ -105,9 +112,25 @@ def _hub(text: str, rest: str) -> HubAddress:
         repository, _, folder = inner.partition("/")
         name = f"{owner}/{repository}"
     parts = name.split("/")
-    if len(parts) != 2 or not all(_PART.fullmatch(part) for part in parts):  # noqa: PLR2004 - owner and name
+    if len(parts) != 2 or not all(_NAME_PART.fullmatch(part) for part in parts):  # noqa: PLR2004 - owner and name
         raise error
     folder = folder.strip("/")
     if any(part in ("", ".", "..") for part in folder.split("/")) and folder:
         raise error
     return HubAddress(name, revision, folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The cache folder and the most bytes of shards it may hold."""
+
+    folder: Path
+    limit_nbytes: int
+
+
+def default_folder() -> Path:
+    """Return the default cache folder."""
+    named = os.environ.get(CACHE_VARIABLE)
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "halfbyte"

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from halfbyte.checkpoint.remote import retry
+from halfbyte.checkpoint.remote import download
 from halfbyte.checkpoint.remote.address import HubAddress
-from halfbyte.checkpoint.remote.retry import TransientError, no_answer, retry_after, status_of
+from halfbyte.checkpoint.remote.download import TransientError, no_answer, retry_after, status_of
 from halfbyte.checkpoint.remote.store import Checksum, Entry
 from halfbyte.errors import CheckpointError, MachineError, UsageError
 
@@ -118,7 +118,7 @@ def _list_files(repo: str, revision: str | None) -> Any:
             if attempt == _LIST_ATTEMPTS or not _is_transient(status_of(error)):
                 raise
             wait_s = retry_after(error)
-            time.sleep(min(retry.FIRST_WAIT_S * 2**attempt if wait_s is None else wait_s, retry.MOST_WAIT_S))
+            time.sleep(min(download.FIRST_WAIT_S * 2**attempt if wait_s is None else wait_s, download.MOST_WAIT_S))
     raise AssertionError
 
 

@@ -18,7 +18,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from halfbyte.checkpoint.atomic_write import write_whole
-from halfbyte.checkpoint.expected_hashes import known_hashes
 from halfbyte.checkpoint.folder import (
     CONFIG,
     INDEX,
@@ -33,12 +32,12 @@ from halfbyte.checkpoint.folder import (
     promised_shards,
 )
 from halfbyte.checkpoint.headers import LENGTH_NBYTES, header_length
-from halfbyte.checkpoint.remote.address import HubAddress, parse_address
-from halfbyte.checkpoint.remote.cache_location import Cache
+from halfbyte.checkpoint.identity import known_hashes
+from halfbyte.checkpoint.remote.address import Cache, HubAddress, parse_address
+from halfbyte.checkpoint.remote.download import read_whole
 from halfbyte.checkpoint.remote.hub import open_hub
 from halfbyte.checkpoint.remote.object_store import open_objects
-from halfbyte.checkpoint.remote.retry import read_whole
-from halfbyte.checkpoint.remote.shard_cache import Shelf
+from halfbyte.checkpoint.remote.shard_cache import ShardCache
 from halfbyte.checkpoint.remote.store import Checksum, Files
 from halfbyte.checkpoint.untrusted_files import read_json
 from halfbyte.errors import CheckpointError
@@ -72,7 +71,7 @@ def open_remote(address: str, cache: Cache, pin: str | None = None, *, verify: b
             raw = dict(zip(promised, pool.map(partial(_header, files), promised), strict=True))
         checkpoint = assemble(root, config, index, promised, raw)
     checksums = _checksums(files, root, list(promised)) if verify else {}
-    return replace(checkpoint, remote=Shelf(files, root, checksums, cache.limit_nbytes))
+    return replace(checkpoint, remote=ShardCache(files, root, checksums, cache.limit_nbytes))
 
 
 def _folder_name(label: str) -> str:
@@ -83,7 +82,7 @@ def _folder_name(label: str) -> str:
     return f"{raw[:_NAME_NBYTES].decode(errors='ignore')}-{hashlib.sha256(raw).hexdigest()[:16]}"
 
 
-def remote_identity(checkpoint: Checkpoint, shelf: Shelf, count: int, nbytes: int) -> Mapping[str, list[bytes]]:
+def remote_identity(checkpoint: Checkpoint, cache: ShardCache, count: int, nbytes: int) -> Mapping[str, list[bytes]]:
     """Return samples of each shard, read by range requests and cached for the next run."""
     path = checkpoint.root / _IDENTITY
     with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -94,7 +93,7 @@ def remote_identity(checkpoint: Checkpoint, shelf: Shelf, count: int, nbytes: in
     def read(sample: tuple[str, int]) -> bytes:
         shard, number = sample
         at = max(checkpoint.shards[shard] - nbytes, 0) * number // count
-        return read_whole(shelf.files, shard, at, min(at + nbytes, checkpoint.shards[shard]))
+        return read_whole(cache.files, shard, at, min(at + nbytes, checkpoint.shards[shard]))
 
     samples = [(shard, number) for shard in checkpoint.shards for number in range(1, count + 1)]
     with ThreadPoolExecutor(READERS) as pool:

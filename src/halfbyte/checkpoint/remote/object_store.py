@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from halfbyte.checkpoint.remote.address import UrlAddress
-from halfbyte.checkpoint.remote.retry import TransientError
+from halfbyte.checkpoint.remote.download import TransientError
 from halfbyte.checkpoint.remote.store import Checksum, Entry
 from halfbyte.errors import CheckpointError, HalfbyteError, MachineError, UsageError
 from halfbyte.machine.extras import install_extra

@@ -8,10 +8,16 @@ Correctness does not depend on the order: an unexpected shard is fetched when it
 
 Reads cannot deadlock: the caller of `expect` ensures that one step's shards fit together, so the first unfinished step
 can always continue. In case the order is wrong, any shard may be evicted after a minute without progress.
+
+Ray tasks that fetch their own shards have a cache folder each, and hold a lock on it. The kernel releases a killed
+task's lock. Its folder is never resumed: the next run on the machine removes it.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import threading
 import time
 from collections import Counter
@@ -19,8 +25,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from halfbyte.checkpoint.remote.download import PARTS, download, part_path
-from halfbyte.checkpoint.remote.retry import StoppedError, Tell
+from halfbyte.checkpoint.remote.download import PARTS, StoppedError, Tell, download, part_path
 from halfbyte.checkpoint.remote.store import Checksum, Files, Kind
 from halfbyte.errors import MachineError
 from halfbyte.machine.direct_io import BLOCK, PIECE_NBYTES, Bytes, File
@@ -35,8 +40,10 @@ _SPARE = 1 << 59  # already read, kept in case the run is killed
 Step = tuple[str, int | None]  # an output shard and a layer in it
 Steps = Sequence[tuple[Step, frozenset[str]]]
 
+TASKS = ".tasks"  # contains one folder per fetching task
 
-class Shelf:
+
+class ShardCache:
     """Thread-safe cache of one checkpoint's shards in a folder."""
 
     def __init__(self, files: Files, folder: Path, checksums: Mapping[str, Checksum], limit_nbytes: int) -> None:
@@ -294,17 +301,17 @@ class Shelf:
 class CachedShardFile:
     """A shard that may be evicted and fetched again between reads."""
 
-    def __init__(self, shelf: Shelf, shard: str) -> None:
-        self._shelf, self._shard = shelf, shard
+    def __init__(self, cache: ShardCache, shard: str) -> None:
+        self._cache, self._shard = cache, shard
 
     def read(self, begin: int, nbytes: int) -> Bytes:
         """Return a byte range."""
-        with self._shelf.borrow(self._shard) as file:
+        with self._cache.borrow(self._shard) as file:
             return file.read(begin, nbytes)
 
     def read_into(self, begin: int, memory: Bytes) -> None:
         """Read into an array."""
-        with self._shelf.borrow(self._shard) as file:
+        with self._cache.borrow(self._shard) as file:
             file.read_into(begin, memory)
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, Bytes]]:
@@ -320,3 +327,40 @@ class CachedShardFile:
 
 def _ignore(_: str) -> None:
     pass
+
+
+@contextmanager
+def swept(root: Path) -> Generator[None]:
+    """Remove the folders of dead tasks; other processes cannot add or remove task folders in this context."""
+    (root / TASKS).mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(root / TASKS, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        for folder in (root / TASKS).iterdir():
+            _remove_if_dead(folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def sweep(root: Path) -> None:
+    """Remove the folders of dead tasks, if there are any."""
+    if (root / TASKS).is_dir():
+        with suppress(OSError), swept(root):  # the next run tries again
+            pass
+
+
+def _remove_if_dead(folder: Path) -> None:
+    try:
+        descriptor = os.open(folder / PARTS, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:  # killed before it took the lock, or during removal
+        return shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        return None  # state unknown: owned by another user, or too many open files
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        pass  # still running
+    finally:
+        os.close(descriptor)

@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 
 from halfbyte.checkpoint import hashing
 from halfbyte.checkpoint.atomic_write import WAITING_NBYTES, Journal, ShardFile
-from halfbyte.checkpoint.caching_reader import HoldingReader
+from halfbyte.checkpoint.hashing import Stamp
 from halfbyte.checkpoint.headers import TensorInfo
-from halfbyte.checkpoint.reader import Reader, Stamps
-from halfbyte.checkpoint.verify import Stamp
+from halfbyte.checkpoint.reader import CachingReader, Reader, ShardStamps
 from halfbyte.engine.losses import LAYERS, losses
 from halfbyte.formats.encoded import Quality
 from halfbyte.formats.registry import FORMATS
@@ -275,7 +274,7 @@ class Runner:
         journal: Journal,
         finished: Mapping[str, str],
         *,
-        seen: Stamps,
+        seen: ShardStamps,
         resources: Resources,
         progress: Callable[[Progress], None] | None,
         listeners: Sequence[RunListener] = (),
@@ -283,7 +282,7 @@ class Runner:
         self._run = _Run(plan, out, journal, finished, resources)
         self._run.listeners = self._listeners = listeners
         self._plan, self._progress = plan, progress
-        self.reader = HoldingReader(plan.checkpoint, seen)
+        self.reader = CachingReader(plan.checkpoint, seen)
         self._pool = ThreadPoolExecutor(resources.threads or run_threads())
         self._finishing: deque[Future[None]] = deque()
 

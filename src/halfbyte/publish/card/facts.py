@@ -9,8 +9,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
-from halfbyte.checkpoint.json_file import json_object
 from halfbyte.checkpoint.output_folder import FOLDER, README, SOURCE_README
+from halfbyte.checkpoint.untrusted_files import json_object
 from halfbyte.evidence.fields import mapping, rows, words
 from halfbyte.families.declared_formats import quantization_config
 from halfbyte.families.model import Model, describe

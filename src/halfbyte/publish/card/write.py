@@ -12,10 +12,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from halfbyte.checkpoint.atomic_write import disk_error, file_sha256, write_whole
-from halfbyte.checkpoint.json_file import json_object
+from halfbyte.checkpoint.atomic_write import disk_error, write_whole
+from halfbyte.checkpoint.hashing import file_sha256
 from halfbyte.checkpoint.output_folder import FOLDER, README, SOURCE_README
-from halfbyte.checkpoint.untrusted_files import plain_bytes
+from halfbyte.checkpoint.untrusted_files import json_object, plain_bytes
 from halfbyte.errors import UsageError
 from halfbyte.evidence.fields import mapping, words
 from halfbyte.publish.card.facts import CardFacts, Said, read_facts

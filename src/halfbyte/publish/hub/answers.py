@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from halfbyte.checkpoint.remote.retry import no_answer, retry_after, status_of
+from halfbyte.checkpoint.remote.download import no_answer, retry_after, status_of
 from halfbyte.errors import HalfbyteError, MachineError, UsageError
 
 _AGAIN = "run the same command again to resume the upload"

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from halfbyte.checkpoint.folder import open_checkpoint
-from halfbyte.checkpoint.json_file import json_object
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN
-from halfbyte.checkpoint.untrusted_files import plain_bytes
+from halfbyte.checkpoint.untrusted_files import json_object, plain_bytes
 from halfbyte.errors import CheckpointError
 from halfbyte.evidence.fields import mapping
 from halfbyte.evidence.measured_files import changed_file, content

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from halfbyte.checkpoint.atomic_write import Journal, file_sha256
+from halfbyte.checkpoint.atomic_write import Journal
+from halfbyte.checkpoint.hashing import file_sha256
 from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.engine.pipeline import JOURNAL
 from halfbyte.errors import MachineError

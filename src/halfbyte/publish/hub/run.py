@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from halfbyte.checkpoint.hashing import Hash, Stamps, Step
+from halfbyte.checkpoint.hashing import Hash, HashProgress, Stamps
 from halfbyte.publish import contents
 from halfbyte.publish.evidence import read_evidence
 from halfbyte.publish.hub.checks import Check, before_hashing, of_record, of_staged
@@ -33,7 +33,7 @@ class Prepared:
 
 
 def prepare(
-    out: Path, repo: str, *, traces: str | None, force: bool, watch: Callable[[Step], None] | None = None
+    out: Path, repo: str, *, traces: str | None, force: bool, watch: Callable[[HashProgress], None] | None = None
 ) -> Prepared:
     """Run all checks without uploading. Checks that need no hashes run first, because hashing can take hours."""
     evidence = read_evidence(out)
@@ -54,7 +54,7 @@ def prepare(
     return Prepared(tuple(checks), staged.model, tuple(dataset), staged.stays)
 
 
-def _hashes(out: Path, watch: Callable[[Step], None] | None) -> dict[str, Hash]:
+def _hashes(out: Path, watch: Callable[[HashProgress], None] | None) -> dict[str, Hash]:
     stamps = Stamps(out)
     try:
         return hash_output(out, stamps, None if watch is None else lambda _, step: watch(step))

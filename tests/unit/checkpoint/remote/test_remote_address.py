@@ -24,7 +24,7 @@ from halfbyte.errors import UsageError
         ("memory://a/b", UrlAddress("memory", "a/b")),
     ],
 )
-def test_what_is_an_address(text, expected):
+def test_valid_addresses_are_parsed(text, expected):
     assert is_remote(text)
     assert parse_address(text) == expected
 
@@ -35,7 +35,7 @@ def test_an_address_is_written_as_it_is_read():
 
 
 @pytest.mark.parametrize("text", ["kimi", "./hf:/x", "/data/a://b", "C:\\models", "a b://c", "://x", "../s3://a"])
-def test_what_is_a_folder(text):
+def test_local_paths_are_not_addresses(text):
     assert not is_remote(text)
 
 
@@ -44,13 +44,13 @@ def test_what_is_a_folder(text):
     ["hf://", "hf://name", "hf://org/", "hf://org/na me", "hf://org/name@", "hf://a/b/c@v1", "hf://../b", "hf://org/n/../x",
      "hf://org/name@v1/a//b", "s3://", "s3:///", "s3://bucket/../other"],
 )  # fmt: skip
-def test_what_cannot_be_an_address(text):
+def test_invalid_addresses_are_refused(text):
     with pytest.raises(UsageError) as caught:
         parse_address(text)
     assert "use " in caught.value.fix
 
 
-def test_a_page_of_the_hub_is_no_address():
+def test_a_web_page_of_the_hub_is_refused():
     with pytest.raises(UsageError) as caught:
         parse_address("https://huggingface.co/moonshotai/Kimi-K2.6")
     assert caught.value.fix == "use hf://moonshotai/Kimi-K2.6"

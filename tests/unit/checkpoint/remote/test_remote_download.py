@@ -8,11 +8,10 @@ from email.utils import formatdate
 import pytest
 from range_hub import REPO, Fault
 
-from halfbyte.checkpoint.remote import retry as patience
+from halfbyte.checkpoint.remote import download as downloads
 from halfbyte.checkpoint.remote.address import HubAddress
-from halfbyte.checkpoint.remote.download import download, part_path
+from halfbyte.checkpoint.remote.download import StoppedError, download, part_path
 from halfbyte.checkpoint.remote.hub import open_hub
-from halfbyte.checkpoint.remote.retry import StoppedError
 from halfbyte.errors import CheckpointError, MachineError
 
 SHARD = "model-00001-of-000006.safetensors"
@@ -47,14 +46,14 @@ def fetch(pico, serve_hub, tmp_path):
     return Fetch(serve_hub(source), source, tmp_path / "here")
 
 
-def test_it_arrives(fetch):
+def test_a_shard_is_downloaded_and_verified(fetch):
     assert fetch() == len(fetch.raw)
     assert fetch.arrived()
     assert fetch.begins() == [0]
     assert "/s, SHA-256 verified" in fetch.lines[-1]
 
 
-def test_a_connection_that_is_cut_is_read_on_from_there(fetch):
+def test_a_cut_connection_is_resumed(fetch):
     fetch.hub.faults.append(Fault(SHARD, "cut", times=2, after_nbytes=1 << 14))
     assert fetch() == len(fetch.raw)
     assert fetch.arrived()
@@ -64,14 +63,14 @@ def test_a_connection_that_is_cut_is_read_on_from_there(fetch):
     assert fetch.hub.sent[SHARD] == len(fetch.raw)  # no byte twice
 
 
-def test_errors_of_the_server_pass(fetch):
+def test_server_errors_are_retried(fetch):
     fetch.hub.faults += [Fault(SHARD, "status", status=status) for status in (500, 502, 503, 504, 408)]
     fetch()
     assert fetch.arrived()
 
 
 @pytest.mark.parametrize("asked", ["0.3", "date"])
-def test_who_asks_to_wait_is_waited_for(fetch, asked):
+def test_retry_after_is_honored(fetch, asked):
     header = formatdate(time.time() + 2, usegmt=True) if asked == "date" else asked
     fetch.hub.faults.append(Fault(SHARD, "status", status=429, headers={"Retry-After": header}))
     begin = time.monotonic()
@@ -81,31 +80,31 @@ def test_who_asks_to_wait_is_waited_for(fetch, asked):
     assert "status 429; retrying in" in fetch.lines[0]
 
 
-def test_retries_end(fetch):
+def test_retries_are_limited(fetch):
     fetch.hub.faults.append(Fault(SHARD, "status", times=99, status=500))
     with pytest.raises(MachineError, match=rf"'{SHARD}' cannot be read: the Hub returned status 500 \(8 times"):
         fetch()
-    assert len(fetch.begins()) == patience.TRIES
+    assert len(fetch.begins()) == downloads.TRIES
     assert not (fetch.folder / SHARD).exists()
 
 
-def test_cuts_without_progress_end_too(fetch):
+def test_cuts_without_progress_count_as_retries(fetch):
     fetch.hub.faults.append(Fault(SHARD, "cut", times=99, after_nbytes=0))
     with pytest.raises(MachineError, match="cannot be read: the connection was lost"):
         fetch()
-    assert len(fetch.begins()) == patience.TRIES
+    assert len(fetch.begins()) == downloads.TRIES
 
 
-def test_progress_is_a_reason_to_go_on(fetch, monkeypatch):
-    monkeypatch.setattr(patience, "_ENOUGH_NBYTES", 4096)
+def test_progress_resets_the_retries(fetch, monkeypatch):
+    monkeypatch.setattr(downloads, "_ENOUGH_NBYTES", 4096)
     fetch.hub.faults.append(Fault(SHARD, "cut", times=99, after_nbytes=4096))  # a cut each 16 KiB
-    monkeypatch.setattr(patience, "TRIES", 2)
+    monkeypatch.setattr(downloads, "TRIES", 2)
     fetch()
     assert fetch.arrived()
     assert len(fetch.begins()) > 3
 
 
-def test_what_is_refused_for_good_is_not_tried_again(fetch):
+def test_permanent_errors_are_not_retried(fetch):
     fetch.hub.faults.append(Fault(SHARD, "status", status=404))
     with pytest.raises(CheckpointError, match="status 404"):
         fetch()
@@ -125,7 +124,7 @@ def test_wrong_content_is_fetched_again_and_then_refused(fetch):
     assert [path for path in fetch.folder.rglob("*") if path.is_file()] == []  # nothing that is wrong stays
 
 
-def test_a_server_that_ignores_ranges_is_read_past(fetch):
+def test_a_server_that_ignores_ranges(fetch):
     fetch.hub.faults += [Fault(SHARD, "cut", after_nbytes=1 << 14), Fault(SHARD, "rangeless", from_byte=1)]
     fetch()
     assert fetch.arrived()
@@ -139,20 +138,20 @@ def test_a_file_of_another_length_is_refused(fetch):
     assert not (fetch.folder / SHARD).exists()
 
 
-def test_an_answer_about_another_range_is_not_taken(fetch):
+def test_a_response_with_another_range_is_refused(fetch):
     fetch.hub.faults.append(Fault(SHARD, "shifted", times=2))
     fetch(verify=False)  # a checksum would notice it too, and fetch all of it again
     assert fetch.arrived()
 
 
-def test_a_slow_server_is_no_fault(fetch):
+def test_a_slow_server_is_not_an_error(fetch):
     fetch.hub.faults.append(Fault(SHARD, "slow", seconds=0.05))
     fetch()
     assert fetch.arrived()
     assert len(fetch.begins()) == 1
 
 
-def test_a_silent_server_is_one(fetch, monkeypatch):
+def test_a_silent_server_is_an_error(fetch, monkeypatch):
     from halfbyte.checkpoint.remote import hub
 
     monkeypatch.setattr(hub, "TIMEOUT_S", 0.3)
@@ -162,7 +161,7 @@ def test_a_silent_server_is_one(fetch, monkeypatch):
     assert 0 < fetch.begins()[1] < len(fetch.raw)
 
 
-def test_what_is_here_is_hashed_and_not_fetched(fetch):
+def test_a_local_copy_is_hashed_and_not_fetched(fetch):
     part = part_path(fetch.folder, SHARD)
     part.parent.mkdir()
     part.write_bytes(fetch.raw[:30_000])
@@ -177,7 +176,7 @@ def test_what_is_here_is_hashed_and_not_fetched(fetch):
 
 
 @pytest.mark.parametrize("left", [b"torn" * 8000, b"x" * 200_000])
-def test_what_is_here_and_wrong_is_thrown_away(fetch, left):
+def test_a_damaged_local_copy_is_discarded(fetch, left):
     part = part_path(fetch.folder, SHARD)
     part.parent.mkdir()
     part.write_bytes(left)
@@ -185,7 +184,7 @@ def test_what_is_here_and_wrong_is_thrown_away(fetch, left):
     assert fetch.arrived()
 
 
-def test_without_a_checksum_nothing_of_an_earlier_run_is_trusted(fetch):
+def test_without_a_checksum_a_local_copy_is_fetched_again(fetch):
     part = part_path(fetch.folder, SHARD)
     part.parent.mkdir()
     part.write_bytes(b"torn" * 1000)
@@ -194,7 +193,7 @@ def test_without_a_checksum_nothing_of_an_earlier_run_is_trusted(fetch):
     assert "size verified, no checksum available" in fetch.lines[-1]
 
 
-def test_a_stop_leaves_what_has_arrived(fetch):
+def test_a_stop_keeps_the_partial_download(fetch):
     fetch.hub.faults.append(Fault(SHARD, "slow", seconds=0.05))
     threading.Timer(0.15, fetch.stop.set).start()
     with pytest.raises(StoppedError):
@@ -205,7 +204,7 @@ def test_a_stop_leaves_what_has_arrived(fetch):
     assert not (fetch.folder / SHARD).exists()
 
 
-def test_a_full_disk_is_said(fetch, monkeypatch):
+def test_a_full_disk_is_reported(fetch, monkeypatch):
     from halfbyte.checkpoint.remote import download as module
 
     def full(*_):

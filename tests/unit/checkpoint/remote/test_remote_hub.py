@@ -30,7 +30,7 @@ def cache(tmp_path):
 
 
 @pytest.mark.parametrize("address", [ADDRESS, f"{ADDRESS}@main", f"{ADDRESS}@{COMMIT}", "hf://rangeless/name"])
-def test_what_the_hub_holds_is_what_the_folder_holds(hub, local, cache, address):
+def test_a_hub_checkpoint_equals_the_local_folder(hub, local, cache, address):
     here, there = open_checkpoint(local), open_remote(address, cache)
     assert dict(there.tensors) == dict(here.tensors)
     assert (there.config, there.shards, there.index_nbytes) == (here.config, here.shards, here.index_nbytes)
@@ -50,7 +50,7 @@ def test_a_folder_of_a_repository_is_a_checkpoint(pico, tmp_path, serve_hub, cac
     assert dict(found.tensors) == dict(open_checkpoint(tmp_path / "all/deep/int4").tensors)
 
 
-def test_only_headers_travel_and_long_ones_in_two_parts(hub, local, cache, monkeypatch):
+def test_only_headers_are_fetched_and_long_ones_in_two_requests(hub, local, cache, monkeypatch):
     monkeypatch.setattr(mirror, "FIRST_NBYTES", 64)
     found = open_remote(ADDRESS, cache)
     for shard in found.shards:
@@ -59,7 +59,7 @@ def test_only_headers_travel_and_long_ones_in_two_parts(hub, local, cache, monke
         assert len([name for name, _, _ in hub.asked if name == shard]) == 2
 
 
-def test_what_is_here_is_not_fetched_again(hub, cache):
+def test_small_files_are_fetched_once(hub, cache):
     first = identity(open_remote(ADDRESS, cache))
     hub.forget()
     again = open_remote(ADDRESS, cache)
@@ -67,14 +67,14 @@ def test_what_is_here_is_not_fetched_again(hub, cache):
     assert {name for name, _, _ in hub.asked} == set(again.shards)  # their headers
 
 
-def test_a_small_file_that_was_damaged_here_comes_again(hub, local, cache):
+def test_a_damaged_local_small_file_is_fetched_again(hub, local, cache):
     root = open_remote(ADDRESS, cache).root
     (root / "LICENSE").write_text("Nobody may read this file")
     open_remote(ADDRESS, cache)
     assert (root / "LICENSE").read_bytes() == (local / "LICENSE").read_bytes()
 
 
-def test_a_small_file_that_comes_damaged_is_asked_for_twice(hub, cache):
+def test_a_small_file_that_arrives_damaged_is_retried_once(hub, cache):
     hub.faults.append(Fault("LICENSE", "wrong", times=1))
     open_remote(ADDRESS, cache)
     hub.faults.append(Fault("chat_template", "wrong", times=9))
@@ -93,7 +93,7 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(hub, cache, monkeypatch)
     assert not (cache.folder / "evil.json").exists()
 
 
-def test_the_commit_is_asked_for_even_if_the_branch_moves(hub, pico, tmp_path, cache):
+def test_the_pinned_commit_is_read_after_the_branch_moves(hub, pico, tmp_path, cache):
     hub.commits[OTHER_COMMIT] = pico("int4-k2.6", seed=1)
     before = open_hub(HubAddress(REPO))
     hub.branches["main"] = OTHER_COMMIT
@@ -110,7 +110,7 @@ def refusal(address, cache):
     return type(caught.value).__name__, caught.value.what
 
 
-def test_what_the_hub_refuses_is_said_in_our_words(hub, cache):
+def test_hub_errors_are_reported_with_a_fix(hub, cache):
     assert refusal("hf://gated/name", cache) == (
         "CheckpointError",
         "the repository is gated and you do not have access",
@@ -123,7 +123,7 @@ def test_what_the_hub_refuses_is_said_in_our_words(hub, cache):
     assert refusal("hf://a--b/c", cache)[0] == "UsageError"  # which only huggingface_hub knows to be no name
 
 
-def test_a_listing_is_asked_for_again_where_that_helps(hub, cache):
+def test_a_listing_is_retried_after_transient_errors(hub, cache):
     hub.faults.append(Fault("/api/", "status", times=3, status=503))
     open_remote(ADDRESS, cache)
     assert hub.statuses[:4] == [503, 503, 503, 200]

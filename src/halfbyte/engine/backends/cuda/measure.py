@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from halfbyte.calibrate.provided import Say, Statistics
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.checkpoint.atomic_write import Journal
-from halfbyte.checkpoint.reader import stamps
+from halfbyte.checkpoint.reader import shard_stamps
 from halfbyte.engine.backends.cuda.setup import check_device, check_machine, devices_of, run_on_device
 from halfbyte.engine.backends.local import Progress, Resources, Runner
 
@@ -34,6 +34,6 @@ class OnDevice:
             say(progress.shard)
 
         journal = Journal(folder / "journal.jsonl")  # never written: there are no shards
-        seen, resources = stamps(self._plan.checkpoint), Resources(threads=1)
+        seen, resources = shard_stamps(self._plan.checkpoint), Resources(threads=1)
         with Runner(self._plan, folder, journal, {}, seen=seen, resources=resources, progress=report) as runner:
             run_on_device(self._plan, runner, statistics, self._devices, self._limit, known=measured)

@@ -19,8 +19,8 @@ from halfbyte.calibrate.store import Store, hidden_pieces, load_hidden_file
 from halfbyte.calibrate.stream import Calibration, Stream
 from halfbyte.calibrate.token_rows import Rows
 from halfbyte.checkpoint.atomic_write import PART, write_whole
-from halfbyte.checkpoint.caching_reader import HoldingReader
 from halfbyte.checkpoint.output_folder import FOLDER
+from halfbyte.checkpoint.reader import CachingReader
 from halfbyte.engine.backends.ray.run_spec import RunSpec
 from halfbyte.engine.backends.ray.worker import (
     SETTLE_SECONDS,
@@ -65,7 +65,7 @@ class _Layer:
 
     def __init__(self, spec: RunSpec) -> None:
         self.plan: Plan = open_plan(spec)
-        self.reader = HoldingReader(self.plan.checkpoint, spec.seen)
+        self.reader = CachingReader(self.plan.checkpoint, spec.seen)
         self._tensors = tensors_by_layer(self.plan.model)
         self._held: int | None = None
 

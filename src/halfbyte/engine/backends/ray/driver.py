@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from halfbyte import __version__
 from halfbyte.checkpoint.atomic_write import PART, WAITING_NBYTES
-from halfbyte.checkpoint.reader import Stamps
-from halfbyte.checkpoint.remote.task_folders import sweep
+from halfbyte.checkpoint.reader import ShardStamps
+from halfbyte.checkpoint.remote.shard_cache import sweep
 from halfbyte.engine.backends.local import Resources, Runner
 from halfbyte.engine.backends.ray.cluster import Node, connected, nodes
 from halfbyte.engine.backends.ray.remote_source import RemoteSource, refuse_small_share, remote_source
@@ -100,7 +100,7 @@ def _remote_source(plan: Plan, pending: Collection[str], alive: list[Node], task
     return source
 
 
-def _spec(plan: Plan, out: Path, token: str, seen: Stamps) -> RunSpec:
+def _spec(plan: Plan, out: Path, token: str, seen: ShardStamps) -> RunSpec:
     return RunSpec(
         source=str(plan.checkpoint.root.absolute()),
         remote=None,

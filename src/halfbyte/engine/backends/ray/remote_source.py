@@ -14,10 +14,9 @@ from pathlib import Path
 
 from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.checkpoint.output_folder import refuse_full
-from halfbyte.checkpoint.remote.cache_location import Cache
+from halfbyte.checkpoint.remote.address import Cache
 from halfbyte.checkpoint.remote.mirror import open_remote
-from halfbyte.checkpoint.remote.shard_cache import Shelf
-from halfbyte.checkpoint.remote.task_folders import TASKS, swept
+from halfbyte.checkpoint.remote.shard_cache import TASKS, ShardCache, swept
 from halfbyte.engine.prefetch import Ahead
 from halfbyte.errors import UsageError
 from halfbyte.plan.manifest import Plan
@@ -35,7 +34,7 @@ class RemoteSource:
     limit_nbytes: int  # per task
 
 
-def remote_source(cache: Shelf, tasks: int) -> RemoteSource:
+def remote_source(cache: ShardCache, tasks: int) -> RemoteSource:
     """Return the source for workers; `tasks` concurrent tasks share the cache limit of a node."""
     folder = str(cache.folder.absolute().parents[1])  # contains ADDRESS/VERSION
     limit = cache.limit_nbytes // tasks
@@ -61,7 +60,7 @@ def fetching(plan: Plan, others: Collection[str], task: str) -> Generator[tuple[
         yield plan, Ahead.of_run(plan, others, by_layer=False, measures=False)
         return
     folder = cache.folder / TASKS / task
-    task_cache = Shelf(cache.files, folder, cache.checksums, cache.limit_nbytes)
+    task_cache = ShardCache(cache.files, folder, cache.checksums, cache.limit_nbytes)
     task_plan = replace(plan, checkpoint=replace(plan.checkpoint, remote=task_cache))
     prefetcher = Ahead.of_run(task_plan, others, by_layer=False, measures=False)
     with swept(cache.folder):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from halfbyte.checkpoint.atomic_write import PART, write_whole
-from halfbyte.checkpoint.reader import Stamps
+from halfbyte.checkpoint.reader import ShardStamps
 from halfbyte.engine.backends.ray.remote_source import RemoteSource
 
 TOKEN = f"ray{PART}"  # in the output folder; every run, also a local one, first removes files with this suffix
@@ -37,7 +37,7 @@ class RunSpec:
     kept: Mapping[int, tuple[int, ...]] | None  # kept experts, if known before the run
     chosen: Mapping[int, tuple[int, ...]] | None  # kept experts, if selected during the run
     fingerprint: str
-    seen: Stamps
+    seen: ShardStamps
     calibrated: bool  # whether scales come from the statistics in the output folder
 
     @property

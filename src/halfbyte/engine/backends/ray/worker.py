@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from halfbyte import __version__
 from halfbyte.checkpoint.atomic_write import Journal
-from halfbyte.checkpoint.reader import stamps
+from halfbyte.checkpoint.reader import shard_stamps
 from halfbyte.engine.backends.local import InputsOf, Resources, Runner, no_inputs
 from halfbyte.engine.backends.ray import remote_source
 from halfbyte.engine.backends.ray.run_spec import RunSpec
@@ -160,7 +160,7 @@ def open_plan(spec: RunSpec) -> Plan:
         raise MachineError(what, where=spec.source, fix="use a folder on storage that all nodes share")
     opened = source if spec.remote is None else remote_source.open_source(spec.remote)
     node_plan = plan(opened, Recipe.of(spec.recipe), layers=spec.layers, kept=spec.kept)
-    current = stamps(node_plan.checkpoint)
+    current = shard_stamps(node_plan.checkpoint)
     different = [shard for shard in spec.seen if current.get(shard) != spec.seen[shard]]
     if different or node_plan.fingerprint() != spec.fingerprint:
         what = f"node {node_name()} sees a different source than the driver"

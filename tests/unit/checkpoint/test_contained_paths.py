@@ -44,7 +44,7 @@ def test_a_file_of_the_folder_is_read(root):
     assert read_inside(root, root.relative_to(root) / "link.json") == b"{}"
 
 
-def test_a_link_that_comes_after_the_check(root, race):
+def test_a_file_replaced_by_a_link_after_the_check(root, race):
     def swap():
         (root / FILE).unlink()
         (root / FILE).symlink_to(root.parent / "secret")
@@ -54,7 +54,7 @@ def test_a_link_that_comes_after_the_check(root, race):
         read_inside(root, root.relative_to(root) / FILE)
 
 
-def test_a_folder_that_becomes_a_link_after_the_check(root, race):
+def test_a_folder_replaced_by_a_link_after_the_check(root, race):
     (root / "sub").mkdir()
     (root / "sub" / "secret").write_text("harmless")
 
@@ -68,7 +68,7 @@ def test_a_folder_that_becomes_a_link_after_the_check(root, race):
         read_inside(root, root.relative_to(root) / "sub" / "secret")
 
 
-def test_a_pipe_that_comes_after_the_check(root, race):
+def test_a_file_replaced_by_a_pipe_after_the_check(root, race):
     def swap():
         (root / FILE).unlink()
         os.mkfifo(root / FILE)
@@ -93,7 +93,7 @@ def test_no_descriptor_is_left_open(root, race):
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
-def test_links_in_a_circle(root):
+def test_a_symlink_loop_is_refused(root):
     (root / "a").symlink_to("b")
     (root / "b").symlink_to("a")
     with pytest.raises(CheckpointError):

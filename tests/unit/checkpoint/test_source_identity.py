@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hub_layout import COMMIT, as_hub_cache, as_local_dir, sha256, share_blobs
 
-from halfbyte.checkpoint.expected_hashes import hub_blob, known_hashes
 from halfbyte.checkpoint.folder import open_checkpoint
-from halfbyte.checkpoint.verify import stamps_as_json, stamps_from_json, verify
+from halfbyte.checkpoint.hashing import stamps_as_json, stamps_from_json, verify
+from halfbyte.checkpoint.identity import hub_blob, known_hashes
 from halfbyte.errors import CheckpointError
 
 FIRST, SECOND = "model-00001-of-000006.safetensors", "model-00002-of-000006.safetensors"
@@ -45,11 +45,11 @@ def flip_a_bit(path):
     path.write_bytes(data)
 
 
-def test_nothing_is_known_of_a_bare_folder(k26):
+def test_a_folder_without_metadata_has_no_expected_hashes(k26):
     assert known_hashes(k26, shards(k26)) == {}
 
 
-def test_a_download_into_a_folder(k26):
+def test_hashes_from_download_metadata(k26):
     as_local_dir(k26)
     assert what_is_known(k26) == hashes(k26)
     remedy = f"hf download ORGANIZATION/NAME {FIRST} --revision {COMMIT} --force-download --local-dir {k26}"
@@ -58,13 +58,13 @@ def test_a_download_into_a_folder(k26):
 
 
 @pytest.mark.parametrize("text", ["", "one line", f"{COMMIT}\n{'0' * 40}\n1.0\n", f"{COMMIT}\n../../x\n1.0\n", "\xff"])
-def test_a_note_that_says_no_sha256_is_no_note(k26, text):
+def test_metadata_without_a_sha256_is_ignored(k26, text):
     as_local_dir(k26)
     (k26 / ".cache/huggingface/download" / f"{FIRST}.metadata").write_bytes(text.encode("latin-1"))
     assert what_is_known(k26).keys() == set(shards(k26)) - {FIRST}
 
 
-def test_the_cache_of_the_hub(snapshot, k26):
+def test_hashes_from_the_hub_cache(snapshot, k26):
     assert what_is_known(snapshot) == hashes(k26)
     assert known_hashes(snapshot, [FIRST])[FIRST].remedy == (
         f"hf download some-org/Some-Model {FIRST} --revision {COMMIT} --force-download"
@@ -74,13 +74,13 @@ def test_the_cache_of_the_hub(snapshot, k26):
     assert {path.as_posix() for path in checkpoint.other_files()} >= {"config.json", "figures/score.svg"}
 
 
-def test_the_cache_of_the_hub_with_a_shared_store(snapshot, k26):
+def test_hashes_from_the_hub_cache_with_a_shared_store(snapshot, k26):
     share_blobs(snapshot)
     assert what_is_known(snapshot) == hashes(k26)
     assert len(open_checkpoint(snapshot).tensors) == 138
 
 
-def test_a_file_of_sums(k26):
+def test_hashes_from_sha256sums(k26):
     """As sha256sum writes it for text and binary files, and as `find -exec sha256sum` does."""
     first, second, third, *rest = shards(k26)
     lines = [
@@ -96,7 +96,7 @@ def test_a_file_of_sums(k26):
     assert "SHA256SUMS" not in names  # they are the source's, and wrong for the output
 
 
-def test_the_hub_counts_before_a_file_of_sums(k26):
+def test_hub_hashes_take_precedence_over_sha256sums(k26):
     as_local_dir(k26)
     (k26 / "SHA256SUMS").write_text(f"{'0' * 64}  {FIRST}\n")
     assert what_is_known(k26) == hashes(k26)
@@ -117,19 +117,19 @@ def refuses(snapshot):
     return True
 
 
-def test_a_link_beside_the_blobs(snapshot):
+def test_a_link_outside_blobs_is_not_a_hub_blob(snapshot):
     shutil.copy(snapshot / FIRST, snapshot.parents[1] / "beside.safetensors")
     relink(snapshot / FIRST, "../../beside.safetensors")
     assert refuses(snapshot)
 
 
-def test_a_blob_without_the_name_of_a_hash(snapshot):
+def test_a_blob_not_named_after_a_hash_is_not_a_hub_blob(snapshot):
     shutil.copy(snapshot / FIRST, snapshot.parents[1] / "blobs" / "stranger")
     relink(snapshot / FIRST, "../../blobs/stranger")
     assert refuses(snapshot)
 
 
-def test_a_blob_below_a_folder(snapshot):
+def test_a_blob_in_a_subfolder_is_not_a_hub_blob(snapshot):
     below = snapshot.parents[1] / "blobs" / ("0" * 64)
     below.mkdir()
     shutil.copy(snapshot / FIRST, below / ("0" * 64))
@@ -137,21 +137,21 @@ def test_a_blob_below_a_folder(snapshot):
     assert refuses(snapshot)
 
 
-def test_a_blob_of_another_repository(snapshot, tmp_path):
+def test_a_blob_of_another_repository_is_not_a_hub_blob(snapshot, tmp_path):
     other = tmp_path / "hub" / "models--some-org--Other"
     shutil.copytree(snapshot.parents[1], other, symlinks=True)
     relink(snapshot / FIRST, f"../../../{other.name}/blobs/{sha256(snapshot / FIRST)}")
     assert refuses(snapshot)
 
 
-def test_a_blob_that_is_a_link_to_anywhere(snapshot, tmp_path):
+def test_a_blob_linked_elsewhere_is_not_a_hub_blob(snapshot, tmp_path):
     blob = (snapshot / FIRST).resolve()
     shutil.move(blob, tmp_path / "outside")
     blob.symlink_to(tmp_path / "outside")
     assert refuses(snapshot)
 
 
-def test_a_folder_of_blobs_that_is_a_link_to_anywhere(snapshot, tmp_path):
+def test_a_linked_blobs_folder_is_not_followed(snapshot, tmp_path):
     shutil.move(snapshot.parents[1] / "blobs", tmp_path / "outside")
     (snapshot.parents[1] / "blobs").symlink_to(tmp_path / "outside")
     with pytest.raises(CheckpointError, match="is a link to a path outside the folder"):
@@ -159,7 +159,7 @@ def test_a_folder_of_blobs_that_is_a_link_to_anywhere(snapshot, tmp_path):
 
 
 @pytest.mark.parametrize("spoil", ["marker", "prefix", "name", "link"])
-def test_a_shared_store_that_only_looks_like_one(snapshot, tmp_path, spoil):
+def test_an_invalid_shared_store_is_not_followed(snapshot, tmp_path, spoil):
     share_blobs(snapshot)
     blob = snapshot.parents[1] / "blobs" / sha256(snapshot / FIRST)
     payload = blob.resolve()
@@ -180,7 +180,7 @@ def test_a_shared_store_that_only_looks_like_one(snapshot, tmp_path, spoil):
         open_checkpoint(snapshot)
 
 
-def test_a_folder_that_is_no_repository_of_the_hub(snapshot, tmp_path):
+def test_a_folder_outside_a_hub_repository_has_no_blobs(snapshot, tmp_path):
     shutil.move(snapshot.parents[1], tmp_path / "hub" / "mine")
     moved = tmp_path / "hub" / "mine" / "snapshots" / COMMIT
     assert refuses(moved)
@@ -198,7 +198,7 @@ def test_a_linked_folder_inside_a_snapshot(snapshot, tmp_path):
 # --- verifying ---
 
 
-def test_shards_that_are_right_get_a_stamp(k26):
+def test_verified_shards_get_a_stamp(k26):
     as_local_dir(k26)
     seen = []
     stamps = verify(k26, known_hashes(k26, shards(k26)), {}, progress=lambda *event: seen.append(event))
@@ -208,7 +208,7 @@ def test_shards_that_are_right_get_a_stamp(k26):
     assert seen[-1][1:] == (total, total)
 
 
-def test_a_stamp_saves_reading_until_the_file_changes(k26):
+def test_a_stamped_file_is_read_again_only_after_a_change(k26):
     as_local_dir(k26)
     known = known_hashes(k26, shards(k26))
     stamps = stamps_from_json(stamps_as_json(verify(k26, known, {})))
@@ -224,11 +224,11 @@ def test_a_stamp_saves_reading_until_the_file_changes(k26):
 
 
 @pytest.mark.parametrize("found", [[], None, 7, {"a": 1}, {"a": [1, 2]}, {"a": ["1", 2, "x"]}])
-def test_stamps_that_are_none(found):
+def test_invalid_stamps_are_skipped(found):
     assert stamps_from_json(found) == {}
 
 
-def test_a_damaged_shard(snapshot):
+def test_a_damaged_shard_is_refused_with_a_remedy(snapshot):
     flip_a_bit((snapshot / SECOND).resolve())
     known = known_hashes(snapshot, shards(snapshot))
     with pytest.raises(CheckpointError) as caught:

@@ -39,7 +39,7 @@ def names_in(folder: Path, shard: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_opens_as_safetensors_sees_it(pico, kind):
+def test_every_kind_of_checkpoint_opens_as_safetensors_sees_it(pico, kind):
     from safetensors import safe_open
 
     folder = pico(kind)
@@ -55,7 +55,7 @@ def test_every_kind_opens_as_safetensors_sees_it(pico, kind):
     assert checkpoint.stray_shards() == []
 
 
-def test_a_place_holds_the_tensor(k26):
+def test_a_byte_range_holds_the_tensor(k26):
     import torch
     from safetensors import safe_open
 
@@ -111,13 +111,13 @@ def test_a_tensor_in_two_shards(k26):
     assert error.where == f"{FIRST} and model-copy.safetensors"
 
 
-def test_an_index_that_promises_what_no_shard_has(k26):
+def test_an_index_with_a_tensor_that_no_shard_has(k26):
     edit_index(k26, nobody=SECOND)
     error = refused(k26)
     assert (error.what, error.where) == ("'nobody' is not in the shard", SECOND)
 
 
-def test_a_shard_that_has_what_no_index_promises(k26):
+def test_a_shard_with_a_tensor_that_the_index_lacks(k26):
     index = json.loads((k26 / INDEX).read_text())
     gone = names_in(k26, SECOND)[:2]
     index["weight_map"] = {name: shard for name, shard in index["weight_map"].items() if name not in gone}
@@ -159,7 +159,7 @@ def test_a_link_inside_the_folder_is_fine(k26):
     assert len(open_checkpoint(k26).tensors) == 138
 
 
-def test_other_files_do_not_bring_strangers_along(k26):
+def test_other_files_must_not_link_outside_the_folder(k26):
     (k26.parent / "secret").write_text("a private key")
     (k26 / "tokenizer.json").symlink_to(k26.parent / "secret")
     with pytest.raises(CheckpointError, match=r"'tokenizer\.json' is a link to a path outside the folder"):
@@ -193,14 +193,14 @@ def test_shards_without_an_index(k26):
         (INDEX, '{"weight_map": {"a": 7}}', "the index has no file name for 'a'"),
     ],
 )
-def test_files_that_are_not_what_they_should_be(k26, file, text, sentence):
+def test_invalid_config_and_index_files(k26, file, text, sentence):
     (k26 / file).unlink()
     if text is not None:
         (k26 / file).write_text(text)
     assert refused(k26).what == sentence
 
 
-def test_no_folder(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     assert refused(tmp_path / "nowhere").what == "the folder does not exist"
     (tmp_path / "file").write_text("")
     assert refused(tmp_path / "file").what == "not a folder"

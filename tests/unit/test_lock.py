@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from halfbyte.publish.closure import closure
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 LOCKS = [ROOT / "requirements" / name for name in ("lock-dev.txt", "lock-vllm.txt")]
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 WHEEL = "locked_case-1.0-py3-none-any.whl"

@@ -22,7 +22,7 @@ def write_odd_shard(folder, values):
     return Checkpoint(folder, {}, {"b": info}, {info.shard: info.end}), info
 
 
-def test_numbers_at_odd_offsets_come_aligned(tmp_path):
+def test_tensors_at_odd_offsets_are_aligned(tmp_path):
     values = np.arange(100_000, dtype=np.int32).reshape(100, 1000)
     checkpoint, info = write_odd_shard(tmp_path, values)
     with Reader(checkpoint) as reader:

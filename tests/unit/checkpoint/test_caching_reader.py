@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from pico import write_pico
 
-from halfbyte.checkpoint.caching_reader import HoldingReader
 from halfbyte.checkpoint.folder import open_checkpoint
-from halfbyte.checkpoint.reader import Reader
+from halfbyte.checkpoint.reader import CachingReader, Reader
 
 
 @pytest.fixture
@@ -28,9 +27,9 @@ def all_bytes(pieces):
     return b"".join(piece.tobytes() for _, piece in pieces)
 
 
-def test_held_or_not_the_bytes_are_the_same(checkpoint):
+def test_held_tensors_have_the_same_bytes(checkpoint):
     infos = list(checkpoint.tensors.values())
-    with Reader(checkpoint) as plain, HoldingReader(checkpoint) as holding:
+    with Reader(checkpoint) as plain, CachingReader(checkpoint) as holding:
         holding.hold(infos[::2])
         for info in infos:
             assert np.array_equal(holding.raw(info), plain.raw(info))
@@ -41,9 +40,9 @@ def test_held_or_not_the_bytes_are_the_same(checkpoint):
             assert ends[-1:] == ([info.nbytes] if info.nbytes else [])
 
 
-def test_what_is_held_is_read_once_and_in_the_order_of_the_files(checkpoint, reads):
+def test_held_tensors_are_read_once_in_file_order(checkpoint, reads):
     infos = list(checkpoint.tensors.values())
-    with HoldingReader(checkpoint) as reader:
+    with CachingReader(checkpoint) as reader:
         reader.hold(reversed(infos))
         assert reads == [info.name for info in sorted(infos, key=lambda info: (info.shard, info.begin))]
         for info in infos:
@@ -53,9 +52,9 @@ def test_what_is_held_is_read_once_and_in_the_order_of_the_files(checkpoint, rea
         assert len(reads) == len(infos)
 
 
-def test_what_is_released_is_read_anew(checkpoint, reads):
+def test_released_tensors_are_read_again(checkpoint, reads):
     first, second = list(checkpoint.tensors.values())[:2]
-    with HoldingReader(checkpoint) as reader:
+    with CachingReader(checkpoint) as reader:
         reader.hold([first, second])
         reader.release([first])
         reader.release([first])  # has no effect
@@ -73,7 +72,7 @@ def test_a_tensor_without_elements_has_no_pieces(tmp_path):
     save_file({"nothing": np.empty((0, 4), np.float32)}, folder / "model.safetensors")
     checkpoint = open_checkpoint(folder)
     info = checkpoint.tensors["nothing"]
-    with HoldingReader(checkpoint) as reader:
+    with CachingReader(checkpoint) as reader:
         reader.hold([info])
         assert list(reader.pieces(info)) == []
         assert reader.tensor(info).shape == (0, 4)

@@ -6,7 +6,7 @@ import pytest
 
 from halfbyte.checkpoint.output_folder import alone_fetching
 from halfbyte.checkpoint.remote.download import PARTS
-from halfbyte.checkpoint.remote.task_folders import TASKS, sweep
+from halfbyte.checkpoint.remote.shard_cache import TASKS, sweep
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def task(tmp_path):
     return call
 
 
-def test_what_runs_stays_and_what_was_killed_goes(tmp_path, task):
+def test_folders_of_dead_tasks_are_removed(tmp_path, task):
     running, killed, early = task("running"), task("killed"), tmp_path / TASKS / "early"
     early.mkdir()  # killed before it had a lock
     with alone_fetching(running / PARTS):
@@ -32,7 +32,7 @@ def test_what_runs_stays_and_what_was_killed_goes(tmp_path, task):
     assert not running.exists()
 
 
-def test_of_what_cannot_be_opened_nobody_knows_whether_it_runs(tmp_path, task, monkeypatch):
+def test_a_task_folder_that_cannot_be_opened_is_kept(tmp_path, task, monkeypatch):
     running, opened = task("running"), os.open
     refused = []
 
@@ -48,6 +48,6 @@ def test_of_what_cannot_be_opened_nobody_knows_whether_it_runs(tmp_path, task, m
     assert (running / PARTS / "model.safetensors").is_file()
 
 
-def test_nothing_is_made_where_no_task_ever_was(tmp_path):
+def test_sweeping_creates_no_folder(tmp_path):
     sweep(tmp_path)
     assert not list(tmp_path.iterdir())

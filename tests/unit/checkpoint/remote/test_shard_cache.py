@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from halfbyte.checkpoint.remote import shard_cache as module
-from halfbyte.checkpoint.remote.retry import StoppedError
-from halfbyte.checkpoint.remote.shard_cache import Shelf
+from halfbyte.checkpoint.remote.download import StoppedError
+from halfbyte.checkpoint.remote.shard_cache import ShardCache
 from halfbyte.checkpoint.remote.store import Entry
 from halfbyte.errors import CheckpointError, MachineError
 
@@ -52,17 +52,17 @@ def steps(*letters):
 
 @pytest.fixture
 def make(tmp_path):
-    made = []
+    caches = []
 
     def call(letters, room, **options):
         store = Store(names(letters), options.get("sizes"))
-        shelf = Shelf(store, tmp_path, {}, room * NBYTES)
-        made.append(shelf)
-        return store, shelf
+        cache = ShardCache(store, tmp_path, {}, room * NBYTES)
+        caches.append(cache)
+        return store, cache
 
     yield call
-    for shelf in made:
-        shelf.close()
+    for cache in caches:
+        cache.close()
 
 
 def until(true, seconds=10):
@@ -76,9 +76,9 @@ def here(folder):
     return sorted(path.name[0] for path in folder.glob("*.safetensors"))
 
 
-def read(shelf, store, letter):
+def read(cache, store, letter):
     name = f"{letter}.safetensors"
-    assert shelf.open(name).read(0, len(store.data[name])).tobytes() == store.data[name]
+    assert cache.open(name).read(0, len(store.data[name])).tobytes() == store.data[name]
 
 
 def settled(store):
@@ -87,110 +87,110 @@ def settled(store):
     return len(store.fetched) == count
 
 
-def test_shards_come_ahead_in_the_order_of_the_steps_as_far_as_there_is_room(make, tmp_path):
-    store, shelf = make("abcde", 3)
-    shelf.expect(steps("c", "ca", "e", "b", "d"), lambda _: None)
+def test_shards_are_prefetched_in_step_order_up_to_the_limit(make, tmp_path):
+    store, cache = make("abcde", 3)
+    cache.expect(steps("c", "ca", "e", "b", "d"), lambda _: None)
     until(lambda: here(tmp_path) == ["a", "c", "e"])
     assert settled(store)
     assert sorted(store.fetched) == names("ace")
 
 
-def test_what_no_step_reads_any_more_goes_and_makes_room(make, tmp_path):
-    store, shelf = make("abc", 1)
-    shelf.expect(steps("a", "ab"[1], "c"), lambda _: None)
+def test_shards_that_no_step_needs_are_evicted(make, tmp_path):
+    store, cache = make("abc", 1)
+    cache.expect(steps("a", "ab"[1], "c"), lambda _: None)
     for number, letter in enumerate("abc"):
         until(lambda letter=letter: here(tmp_path) == [letter])
-        read(shelf, store, letter)
-        shelf.finished((str(number), None))
+        read(cache, store, letter)
+        cache.finished((str(number), None))
     until(lambda: here(tmp_path) == [])
     assert Counter(store.fetched) == dict.fromkeys(names("abc"), 1)
 
 
 def test_a_shard_of_two_steps_stays_until_the_second_is_finished(make, tmp_path):
-    _, shelf = make("ab", 2)
-    shelf.expect(steps("a", "ab"), lambda _: None)
+    _, cache = make("ab", 2)
+    cache.expect(steps("a", "ab"), lambda _: None)
     until(lambda: here(tmp_path) == ["a", "b"])
-    shelf.finished(("0", None))
+    cache.finished(("0", None))
     assert here(tmp_path) == ["a", "b"]
-    shelf.finished(("1", None))
+    cache.finished(("1", None))
     assert here(tmp_path) == []
 
 
-def test_what_was_read_stays_until_it_is_final_if_there_is_room(make, tmp_path):
-    store, shelf = make("abc", 2)
-    shelf.expect(steps("a", "b", "c"), lambda _: None)
+def test_read_shards_are_kept_until_final_if_there_is_space(make, tmp_path):
+    store, cache = make("abc", 2)
+    cache.expect(steps("a", "b", "c"), lambda _: None)
     until(lambda: here(tmp_path) == ["a", "b"])
     store.gates["c.safetensors"] = threading.Event()
-    shelf.used(("0", None))
+    cache.used(("0", None))
     until(lambda: here(tmp_path) == ["b"])  # room is short, so it goes
     store.gates["c.safetensors"].set()
     until(lambda: here(tmp_path) == ["b", "c"])
-    shelf.used(("1", None))
-    shelf.used(("2", None))
+    cache.used(("1", None))
+    cache.used(("2", None))
     assert settled(store)
     assert here(tmp_path) == ["b", "c"]
-    shelf.finished(("1", None))
+    cache.finished(("1", None))
     assert here(tmp_path) == ["c"]
 
 
-def test_a_small_one_that_comes_late_does_not_take_the_room(make, tmp_path):
-    store, shelf = make("abc", 2, sizes={"b.safetensors": 2 * NBYTES, "c.safetensors": 10})
-    shelf.expect(steps("a", "b", "c"), lambda _: None)
+def test_a_small_later_shard_does_not_take_the_space(make, tmp_path):
+    store, cache = make("abc", 2, sizes={"b.safetensors": 2 * NBYTES, "c.safetensors": 10})
+    cache.expect(steps("a", "b", "c"), lambda _: None)
     until(lambda: here(tmp_path) == ["a"])
     assert settled(store)
     assert store.fetched == names("a")
 
 
-def test_who_reads_what_nobody_expected_gets_it_at_the_cost_of_what_is_needed_last(make, tmp_path):
-    store, shelf = make("abcx", 3)
-    shelf.expect(steps("a", "b", "c"), lambda _: None)
+def test_an_unexpected_read_evicts_the_shard_needed_last(make, tmp_path):
+    store, cache = make("abcx", 3)
+    cache.expect(steps("a", "b", "c"), lambda _: None)
     until(lambda: here(tmp_path) == ["a", "b", "c"])
-    time.sleep(0.3)  # a file has its name a moment before the shelf knows
-    read(shelf, store, "x")
+    time.sleep(0.3)  # a file has its name a moment before the cache knows
+    read(cache, store, "x")
     assert here(tmp_path) == ["a", "b", "x"]
 
 
-def test_who_comes_too_early_waits_for_the_step_before(make, tmp_path):
-    store, shelf = make("abc", 2)
-    shelf.expect(steps("ab", "c"), lambda _: None)
+def test_a_read_ahead_of_its_step_waits_for_the_step_before(make, tmp_path):
+    store, cache = make("abc", 2)
+    cache.expect(steps("ab", "c"), lambda _: None)
     until(lambda: here(tmp_path) == ["a", "b"])
     with ThreadPoolExecutor(1) as pool:
-        early = pool.submit(read, shelf, store, "c")
+        early = pool.submit(read, cache, store, "c")
         time.sleep(0.1)
         assert not early.done()
         assert here(tmp_path) == ["a", "b"]  # which would have to come twice
-        shelf.finished(("0", None))
+        cache.finished(("0", None))
         early.result(10)
     assert Counter(store.fetched) == dict.fromkeys(names("abc"), 1)
 
 
-def test_an_order_that_was_wrong_costs_time_and_nothing_else(make, tmp_path, monkeypatch):
+def test_a_wrong_step_order_only_costs_time(make, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_STALL_S", 0.2)
     monkeypatch.setattr(module, "_POLL_S", 0.05)
-    store, shelf = make("abc", 2)
-    shelf.expect(steps("ab", "c"), lambda _: None)
+    store, cache = make("abc", 2)
+    cache.expect(steps("ab", "c"), lambda _: None)
     until(lambda: here(tmp_path) == ["a", "b"])
-    read(shelf, store, "c")  # and step 0 will never be finished before
+    read(cache, store, "c")  # and step 0 will never be finished before
     assert len(here(tmp_path)) == 2
-    read(shelf, store, "a")
-    read(shelf, store, "b")
+    read(cache, store, "a")
+    read(cache, store, "b")
 
 
-def test_without_an_order_what_was_read_longest_ago_goes(make, tmp_path):
-    store, shelf = make("abc", 2)
+def test_without_steps_the_least_recently_used_shard_is_evicted(make, tmp_path):
+    store, cache = make("abc", 2)
     for letter in "abac":
-        read(shelf, store, letter)
+        read(cache, store, letter)
     assert here(tmp_path) == ["a", "c"]
     assert store.fetched == names("abc")
 
 
-def test_what_is_being_read_does_not_go(make, tmp_path, monkeypatch):
+def test_a_shard_in_use_is_not_evicted(make, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_STALL_S", 0.1)
     monkeypatch.setattr(module, "_POLL_S", 0.02)
-    store, shelf = make("ab", 1)
+    store, cache = make("ab", 1)
     with ThreadPoolExecutor(1) as pool:
-        with shelf.borrow("a.safetensors") as file:
-            other = pool.submit(read, shelf, store, "b")
+        with cache.borrow("a.safetensors") as file:
+            other = pool.submit(read, cache, store, "b")
             time.sleep(0.3)
             assert not other.done()
             assert file.read(0, NBYTES).tobytes() == store.data["a.safetensors"]
@@ -198,10 +198,10 @@ def test_what_is_being_read_does_not_go(make, tmp_path, monkeypatch):
     assert here(tmp_path) == ["b"]
 
 
-def test_many_readers_of_few_places_never_exceed_the_bound(make, tmp_path):
-    store, shelf = make("abcdefgh", 3)
+def test_many_readers_never_exceed_the_limit(make, tmp_path):
+    store, cache = make("abcdefgh", 3)
     order = ["ab", "bc", "cd", "de", "ef", "fg", "gh"]
-    shelf.expect(steps(*order), lambda _: None)
+    cache.expect(steps(*order), lambda _: None)
     done, peak = threading.Event(), 0
 
     def look():
@@ -222,8 +222,8 @@ def test_many_readers_of_few_places_never_exceed_the_bound(make, tmp_path):
     def step(number):
         for _ in range(5):
             for letter in order[number]:
-                read(shelf, store, letter)
-        shelf.finished((str(number), None))
+                read(cache, store, letter)
+        cache.finished((str(number), None))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -235,61 +235,61 @@ def test_many_readers_of_few_places_never_exceed_the_bound(make, tmp_path):
     assert here(tmp_path) == []
 
 
-def test_a_shard_larger_than_the_cache_is_refused_in_a_sentence(make):
-    _, shelf = make("a", 0.5)
+def test_a_shard_larger_than_the_cache_is_refused(make):
+    _, cache = make("a", 0.5)
     with pytest.raises(MachineError, match=r"shard 'a.safetensors' has 1.0 kB, more than the cache limit of 0.5 kB"):
-        shelf.open("a.safetensors").read(0, 1)
+        cache.open("a.safetensors").read(0, 1)
 
 
-def test_an_error_of_fetching_is_raised_where_it_is_read_and_others_go_on(make):
-    store, shelf = make("ab", 2)
+def test_a_fetch_error_is_raised_by_the_read_and_others_continue(make):
+    store, cache = make("ab", 2)
     store.failing.add("a.safetensors")
-    shelf.expect(steps("a", "b"), lambda _: None)
-    read(shelf, store, "b")
+    cache.expect(steps("a", "b"), lambda _: None)
+    read(cache, store, "b")
     with pytest.raises(CheckpointError, match=r"no a.safetensors"):
-        shelf.open("a.safetensors").read(0, 1)
+        cache.open("a.safetensors").read(0, 1)
 
 
-def test_a_stop_wakes_all_who_wait(make):
-    store, shelf = make("ab", 2)
+def test_stop_wakes_all_waiting_readers(make):
+    store, cache = make("ab", 2)
     store.gates["a.safetensors"] = gate = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(read, shelf, store, "a")
+        waiting = pool.submit(read, cache, store, "a")
         until(lambda: store.fetched)
-        shelf.stop()
+        cache.stop()
         with pytest.raises(StoppedError):
             waiting.result(5)
     gate.set()
 
 
-def test_what_an_earlier_run_left_counts_and_goes_first_if_nobody_needs_it(make, tmp_path):
+def test_leftovers_count_toward_the_limit_and_are_evicted_first(make, tmp_path):
     for letter in "xyz":
         (tmp_path / f"{letter}.safetensors").write_bytes(bytes(NBYTES))
-    store, shelf = make("abxyz", 2)
-    shelf.expect(steps("a", "b"), lambda _: None)
+    store, cache = make("abxyz", 2)
+    cache.expect(steps("a", "b"), lambda _: None)
     until(lambda: here(tmp_path) == ["a", "b"])
     assert settled(store)
 
 
-def test_what_a_larger_cache_left_is_cut_to_the_bound_before_anything_comes(make, tmp_path):
+def test_leftovers_of_a_larger_cache_are_cut_to_the_limit(make, tmp_path):
     for letter in "abcd":
         (tmp_path / f"{letter}.safetensors").write_bytes(bytes(NBYTES))
-    store, shelf = make("abcd", 2)
+    store, cache = make("abcd", 2)
     for name in names("ab"):
         store.gates[name] = threading.Event()
-    shelf.expect(steps("a", "b", "c", "d"), lambda _: None)
+    cache.expect(steps("a", "b", "c", "d"), lambda _: None)
     until(lambda: len(store.fetched) == 2)
     assert here(tmp_path) == []  # a and b are fetched again (no known checksum), c and d were evicted
     for gate in store.gates.values():
         gate.set()
 
 
-def test_all_goes_when_all_was_used_and_stays_otherwise(make, tmp_path):
-    store, shelf = make("ab", 2)
-    read(shelf, store, "a")
-    shelf.close()
+def test_close_deletes_shards_only_if_used_up(make, tmp_path):
+    store, cache = make("ab", 2)
+    read(cache, store, "a")
+    cache.close()
     assert here(tmp_path) == ["a"]
-    store, shelf = make("ab", 2)
-    read(shelf, store, "b")
-    shelf.close(used_up=True)
+    store, cache = make("ab", 2)
+    read(cache, store, "b")
+    cache.close(used_up=True)
     assert [path for path in tmp_path.rglob("*")] == []

@@ -16,7 +16,7 @@ def test_a_plain_file_is_read(tmp_path):
         plain_bytes(tmp_path / "a", 2)
 
 
-def test_what_is_no_plain_file_is_refused_at_once(tmp_path):
+def test_pipes_and_folders_are_refused_without_blocking(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
     for path in (tmp_path / "pipe", tmp_path / "zero", tmp_path):
@@ -24,7 +24,7 @@ def test_what_is_no_plain_file_is_refused_at_once(tmp_path):
             plain_bytes(path)
 
 
-def test_depth(monkeypatch):
+def test_json_nested_too_deeply_is_refused(monkeypatch):
     monkeypatch.setattr(foreign, "MOST_DEPTH", 3)
     assert parsed("[[[1]]]") == [[[1]]]
     assert parsed('{"a": {"b": [1]}}') == {"a": {"b": [1]}}
@@ -33,7 +33,7 @@ def test_depth(monkeypatch):
             parsed(text)
 
 
-def test_how_much(monkeypatch):
+def test_json_with_too_many_values_is_refused(monkeypatch):
     monkeypatch.setattr(foreign, "MOST_BRACKETS", 3)
     monkeypatch.setattr(foreign, "MOST_COMMAS", 3)
     assert parsed(b"[[],{}]") == [[], {}]
@@ -42,7 +42,7 @@ def test_how_much(monkeypatch):
             parsed(raw)
 
 
-def test_a_name_that_is_there_twice():
+def test_a_duplicate_key_is_refused():
     with pytest.raises(DuplicateKeyError, match="duplicate key 'b'") as caught:
         parsed('{"a": 1, "b": 2, "b": 3}', reject_duplicate_keys)
     assert caught.value.name == "b"

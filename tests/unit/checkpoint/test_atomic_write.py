@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from halfbyte.checkpoint import atomic_write as write
-from halfbyte.checkpoint.atomic_write import OrderedDigest, ShardFile, file_sha256
+from halfbyte.checkpoint.atomic_write import OrderedDigest, ShardFile
+from halfbyte.checkpoint.hashing import file_sha256
 from halfbyte.machine.direct_io import File
 
 
@@ -35,7 +36,7 @@ def test_digest_of_pieces_in_any_order(tmp_path, monkeypatch, window, order):
     file.close()
 
 
-def test_what_comes_in_order_is_not_read_again(tmp_path):
+def test_pieces_in_order_are_not_read_again(tmp_path):
     digest = OrderedDigest()
     for begin, part in pieces(b"x" * 10_000, 20, 8):
         digest.add(memoryview(part), begin)
@@ -64,7 +65,7 @@ def test_digest_of_a_shard_that_threads_write(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_memory_that_was_lent_may_be_used_again_at_once(tmp_path, seed):
+def test_lent_memory_may_be_reused_at_once(tmp_path, seed):
     """Pieces in any order, each in the same buffer, which is overwritten right after the write."""
     dice = random.Random(seed)
     data = dice.randbytes(40 * 1000)

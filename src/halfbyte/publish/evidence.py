@@ -114,6 +114,11 @@ def to_measure(evidence: Evidence) -> dict[str, Missing]:
     return {kind: gap for kind, gap in evidence.missing.items() if kind not in unused or gap.why != NOT_MEASURED}
 
 
+def not_produced(evidence: Evidence, kind: str) -> bool:
+    """Whether a kind of evidence is missing because the plan's recipe does not produce it."""
+    return evidence.get("plan") is not None and kind in evidence.missing and kind not in to_measure(evidence)
+
+
 class _NoEvidenceError(Exception):
     """A file is not evidence; the message is the reason."""
 

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 _ENDS = r"""\s/'"`,;|"""
 # A slash at the start of a word, with at least one folder before the name. `file://` URLs are paths too.
-_LOCAL_PATH = re.compile(rf"(?:file://(?=/)|(?<![\w.:/$}}\])<>*-])~?)/(?:[^{_ENDS}]+/)+([^{_ENDS}]*)")
+# Device nodes are the same on every machine, and `docker run --device` needs them.
+_LOCAL_PATH = re.compile(rf"(?:file://(?=/)|(?<![\w.:/$}}\])<>*-])~?)(?!/dev/(?!shm/))/(?:[^{_ENDS}]+/)+([^{_ENDS}]*)")
 _HOME = re.compile(r"/(?:home|Users)/[^/]+/?")  # the last part is a user name
 _PREFIXES = ("/", "~/", "file:///")
 

@@ -16,6 +16,7 @@ from halfbyte.publish.card.facts import Said
 from halfbyte.publish.card.write import write_card
 from halfbyte.publish.evidence import read_evidence
 from halfbyte.publish.hub.checks import Check, before_hashing
+from halfbyte.publish.report.page import write_report
 
 REPO = "acme/Kimi-Pico-NVFP4"
 
@@ -57,6 +58,49 @@ def test_commands_name_the_repository_and_the_folder_of_a_download(out: Path) ->
     assert f"hf download {REPO} --local-dir Kimi-Pico-NVFP4" in text
     assert "-v ./Kimi-Pico-NVFP4:/model:ro" in text
     assert "This checkpoint was created by acme." in text
+
+
+def test_a_command_for_amd_names_the_devices(out: Path) -> None:
+    path = out / "halfbyte/serve/serve.json"
+    record = json.loads(path.read_text())
+    record["launches"][0]["docker"][2:2] = ["--device=/dev/kfd", "--device=/dev/dri", "-v", "/dev/shm/jane/x:/y"]
+    path.write_text(json.dumps(record))
+    text = write_card(out).read_text()
+    assert "--device=/dev/kfd" in text
+    assert "--device=/dev/dri" in text
+    assert "jane" not in text
+
+
+def test_the_sources_own_card_names_it_rather_than_its_folder(out: Path) -> None:
+    path = out / "halfbyte/provenance.json"
+    record = json.loads(path.read_text())
+    record["source"]["name"] = "SRC"
+    path.write_text(json.dumps(record))
+    source = out / "halfbyte/source-README.md"
+    source.write_text("---\nlicense: mit\nmodel-index:\n- name: Kimi-Own\n  results: []\n---\n# Introduction\n")
+    text = write_card(out, force=True).read_text()
+    assert "\n# Kimi-Own-NVFP4\n" in text
+    assert "quantization of SRC" not in text
+
+
+def test_the_command_for_a_wrong_title_mends_it_even_after_another_name(out: Path) -> None:
+    write_card(out, Said(repo=REPO, name="X"))
+    (check,) = bad(out, REPO)
+    assert check.fix == f"run halfbyte card {out} --repo {REPO} --name Kimi-Pico-NVFP4"
+    write_card(out, Said(repo=REPO, name="Kimi-Pico-NVFP4"))
+    assert bad(out, REPO) == []
+
+
+def test_a_report_of_another_title_than_the_cards_is_refused(out: Path) -> None:
+    write_card(out)
+    write_report(out)
+    assert bad(out, REPO) == []
+    write_card(out, Said(repo="acme/Other_Name"))
+    assert [(check.text, check.fix) for check in bad(out, "acme/Other_Name")] == [
+        ("the report's title is 'Kimi-Pico-NVFP4', but the card's is 'Other_Name'", f"run halfbyte report {out}")
+    ]
+    write_report(out)
+    assert bad(out, "acme/Other_Name") == []
 
 
 def test_a_card_without_a_repository_can_go_to_any_organization(out: Path) -> None:

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from card_evidence import put
+from pico import write_pico
 from report_evidence import add_evidence, write_output
 
 from halfbyte.publish.hub.secrets import local_paths
@@ -48,6 +49,38 @@ def test_a_folder_without_evidence_says_what_to_type(output, halfbyte):
     ):
         assert f"<code>{command} " in text
     assert str(output.parent) not in text  # a report is read elsewhere
+
+
+def test_a_source_gets_no_report(tmp_path, halfbyte):
+    source = write_pico(tmp_path / "source", "int4-k2.6")
+    code, _, error = halfbyte("report", source)
+    assert code == 2
+    assert "not an output folder of halfbyte: halfbyte/ is missing" in error
+    assert not (source / "halfbyte").exists()
+
+
+def test_what_the_recipe_does_not_do_is_not_called_missing(output, tmp_path):
+    out = shutil.copytree(output, tmp_path / "out")
+    plan = json.loads((out / "halfbyte/plan.json").read_text())
+    plan["recipe"] |= {"calibrate": None, "prune": None}
+    (out / "halfbyte/plan.json").write_text(json.dumps(plan))
+    text = write_report(out).read_text()
+    assert "Not calibrated: the recipe uses no calibration data." in text
+    assert "Not pruned: the recipe keeps every expert." in text
+    assert "kept and dropped experts" not in text
+    (out / "halfbyte/plan.json").unlink()
+    assert "Not pruned" not in write_report(out).read_text()  # unknown without a plan
+
+
+def test_the_folders_of_a_comparison_are_not_shown(output, tmp_path):
+    out = shutil.copytree(output, tmp_path / "out")
+    add_evidence(out, 5, 8)
+    path = out / "halfbyte/compare.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"first": "/a/SRC3", "second": "/b/OUT3"}))
+    text = write_report(out).read_text()
+    assert "This checkpoint against its source" in text
+    assert "SRC3" not in text
+    assert "OUT3" not in text
 
 
 def test_a_file_of_another_shape_costs_its_section_only(output):
@@ -118,6 +151,7 @@ def test_a_hostile_folder_name_does_nothing(output, tmp_path, measured):
         (out / "halfbyte/eval/eval.json").unlink()
     else:
         shutil.rmtree(out / "halfbyte")
+        (out / "halfbyte").mkdir()
     text = write_report(out).read_text()
     page, plain = Tags(text), Tags(write_report(shutil.copytree(out, tmp_path / "plain")).read_text())
     assert [tag for tag, _ in page.tags] == [tag for tag, _ in plain.tags]

@@ -130,8 +130,9 @@ class CardFacts:
         """The source's name, from the first input that has one."""
         index = rows(self.front, "model-index")
         against = words(self.get("audit"), "against")
-        candidates = (self.said.base_model, self.base_repository, words(self.get("provenance"), "source", "name"),
-                      words(index, 0, "name"), self.heading, against)  # fmt: skip
+        # The source's own card comes before the name of its folder.
+        candidates = (self.said.base_model, self.base_repository, words(index, 0, "name"),
+                      words(self.get("provenance"), "source", "name"), self.heading, against)  # fmt: skip
         return next((name for candidate in candidates if (name := short(candidate))), None)
 
     @property

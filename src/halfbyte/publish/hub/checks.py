@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from halfbyte.publish.hub.staging import (
     is_text,
     metadata_text,
 )
+from halfbyte.publish.report.page import FILE as REPORT
 from halfbyte.publish.report.visible import visible
 from halfbyte.publish.verify import Verified
 from halfbyte.ui.console import Level
@@ -40,6 +42,7 @@ _PLACEHOLDER = re.compile(
     r"|\bORG/NAME\b|\bYOUR[_-][A-Z]+\b",
     re.IGNORECASE,
 )
+_REPORT_TITLE = re.compile(r"<title>(.*): halfbyte report</title>")
 _SHOWN = 5  # leaks of one kind; the others are counted
 # Files with arbitrary vocabulary, where paths are harmless. They are still searched for secrets.
 _VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt", "tiktoken.model", "model.safetensors.index.json")
@@ -69,6 +72,7 @@ def before_hashing(out: Path, repo: str, evidence: Evidence, *, force: bool) -> 
         _verdict(out, evidence, force),
         *_card(out, evidence),
         *_names_of_card(out, repo),
+        *_report(out),
         _license(out),
         *_links(out),
         *_names(out),
@@ -260,9 +264,12 @@ def _names_of_card(out: Path, repo: str) -> Iterator[Check]:
     name = repo.rpartition("/")[2]
     checks: list[Check] = []
     _, title = read_card(out / CARD)
+    options = mapping(json_object(out / FOLDER / CARD_RECORD), "said")
     if repository_name(title).lower() != name.lower():
-        checks.append(Check("bad", f"the card's title is '{title}', but the repository's name is '{name}'", fix))
-    card_repo = hub_name(mapping(json_object(out / FOLDER / CARD_RECORD), "said").get("repo"))
+        rename = f" --name {name}" if options.get("name") else ""  # an earlier --name is remembered
+        what = f"the card's title is '{title}', but the repository's name is '{name}'"
+        checks.append(Check("bad", what, fix + rename))
+    card_repo = hub_name(options.get("repo"))
     if card_repo is not None and card_repo != repo:
         checks.append(Check("bad", f"the card was written for {card_repo}, not for {repo}", fix))
     models = dict.fromkeys(word for match in _SERVED.finditer(text) for word in match.groups() if word)
@@ -272,6 +279,15 @@ def _names_of_card(out: Path, repo: str) -> Iterator[Check]:
     if placeholder is not None:
         checks.append(Check("bad", f"the card has a placeholder: '{placeholder[0]}'", f"{fix} --quantized-by NAME"))
     yield from checks or [Check("good", f"the card's title and commands match {repo}")]
+
+
+def _report(out: Path) -> Iterator[Check]:
+    """Check that the report has the card's title. A release writes the report before the card gets its repository."""
+    match = _REPORT_TITLE.search(_read(out / FOLDER / REPORT))
+    _, title = read_card(out / CARD)
+    if match is not None and title and repository_name(unescape(match[1])) != repository_name(title):
+        what = f"the report's title is '{unescape(match[1])}', but the card's is '{title}'"
+        yield Check("bad", what, f"run halfbyte report {pasted(out)}")
 
 
 def _read(path: Path) -> str:

@@ -15,8 +15,7 @@ def divergence(evidence: Evidence) -> Section:
     comparison = evidence.get("compare")
     if comparison is None:
         return Section("divergence", "Predictions", [missing(evidence, "compare", "KL divergence from the source")])
-    sides = f"{_name(comparison['first'])} vs. {_name(comparison['second'])}"
-    about = f"{sides}, {comparison['dtype']} on {comparison['device']}, rows {comparison['rows']}"
+    about = f"This checkpoint against its source, {comparison['dtype']} on {comparison['device']}, {_rows(comparison)}"
     blocks: list[Block] = [Say(about)]
     positions = comparison.get("by_position")
     if positions:
@@ -46,6 +45,6 @@ def _row(name: str, domain: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _name(path: Any) -> str:
-    """Return the last part of a path, without local folders."""
-    return str(path).rstrip("/").rpartition("/")[2]
+def _rows(comparison: Mapping[str, Any]) -> str:
+    number, length = comparison["rows"]
+    return f"{int(number):,} rows of {int(length):,} tokens"

@@ -13,8 +13,8 @@ from halfbyte.calibrate.store import read_stats
 from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.errors import HalfbyteError, UsageError
 from halfbyte.plan.prune_plan import PrunePlan
-from halfbyte.publish.evidence import Evidence
-from halfbyte.publish.report.blocks import Block, Figure, Fold, Missing, Section, Table, missing
+from halfbyte.publish.evidence import Evidence, not_produced
+from halfbyte.publish.report.blocks import Block, Figure, Fold, Missing, Say, Section, Table, missing
 from halfbyte.publish.report.heat import LEVELS, picture, shades
 
 _STATS = "stats"
@@ -28,6 +28,8 @@ def experts(evidence: Evidence) -> Section:
     stats, why = _stats(evidence)
     if stats:
         blocks += _tokens(stats)
+    elif not_produced(evidence, "coverage"):
+        blocks.append(Say("Not calibrated: the recipe uses no calibration data."))
     else:
         blocks.append(Missing("calibration tokens by expert", why, _CALIBRATE))
     plan, why_no_plan = _plan(evidence)
@@ -37,9 +39,14 @@ def experts(evidence: Evidence) -> Section:
         drawn = picture(shades(grid), f"saliency of {grid.shape[1]} experts in {grid.shape[0]} layers")
         about = f"Saliency ({by}) relative to the layer's maximum. {_legend(numbers)} Orange: unknown."
         blocks.append(Figure(about, drawn))
-    else:
+    elif not not_produced(evidence, "coverage"):
         blocks.append(Missing("saliency by expert", "no statistics or scores found", _CALIBRATE))
-    blocks += _kept(plan) if plan else [why_no_plan]
+    if plan:
+        blocks += _kept(plan)
+    elif not_produced(evidence, "prune"):
+        blocks.append(Say("Not pruned: the recipe keeps every expert."))
+    else:
+        blocks.append(why_no_plan)
     return Section("experts", "Experts", blocks)
 
 

@@ -16,7 +16,7 @@ import halfbyte
 from halfbyte.checkpoint.atomic_write import disk_error, write_whole
 from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.output_folder import FOLDER
-from halfbyte.errors import CheckpointError, HalfbyteError
+from halfbyte.errors import CheckpointError, HalfbyteError, UsageError
 from halfbyte.families.model import Model, describe
 from halfbyte.publish.card.write import title_of
 from halfbyte.publish.evidence import Evidence, read_evidence
@@ -37,11 +37,14 @@ FILE = "report.html"
 
 
 def write_report(out: Path) -> Path:
-    """Write the report of a folder atomically and return its path."""
+    """Write the report of a folder atomically and return its path; UsageError for a source."""
     path = out / FOLDER / FILE
-    text = page(read_evidence(out))
+    evidence = read_evidence(out)
+    if not path.parent.is_dir():
+        what = f"not an output folder of halfbyte: {FOLDER}/ is missing"
+        raise UsageError(what, where=str(out), fix="pass an output folder; for a source use `halfbyte inspect`")
+    text = page(evidence)
     try:
-        path.parent.mkdir(exist_ok=True)
         write_whole(path, text.encode("utf-8", "replace"))
     except OSError as error:
         raise disk_error(error, path, "the weights") from None

@@ -207,12 +207,13 @@ def recipe_table() -> str:
     with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.redirect_stderr(io.StringIO()):
         assert run(["inspect", "--example", "kimi-k2.6", "--json"]) == 0
     result = json.loads(shown.getvalue())
+    source = result["nbytes"] + result["header_nbytes"]
     rows = [
         (f"[`{row['recipe']}`](src/halfbyte/recipes/{row['recipe']}.yaml)", load_recipe(row["recipe"]).description,
-         f"{row['nbytes'] / 1e9:,.1f} GB")
+         f"{(row['nbytes'] + row['header_nbytes']) / 1e9:,.1f} GB")
         for row in result["recipes"]
     ]  # fmt: skip
-    return _markdown(("recipe", "output", f"size for Kimi-K2.6 (source {result['nbytes'] / 1e9:,.1f} GB)"), rows)
+    return _markdown(("recipe", "output", f"size for Kimi-K2.6 (source {source / 1e9:,.1f} GB)"), rows)
 
 
 # Without measured times, which differ between machines.

@@ -89,6 +89,26 @@ def test_native_serving_without_a_gpu_is_infeasible_before_the_first_byte(releas
     assert "release.serve.emulate=true" in said and "--stop-after compare runs the stages before serve" in said
 
 
+@pytest.mark.parametrize("source", ["", "  source: {{gpus: 8xB200}}\n"])
+def test_the_fix_for_a_source_without_gpus_works(release, cpu_vllm, monkeypatch, source):
+    monkeypatch.setattr(preflight, "_plugin", lambda _: "installed")
+    monkeypatch.setattr(preflight.Preflight, "_eval", lambda *_: None, raising=False)
+    block = SERVED + source + "  eval: {{suite: mini-choices, against: source, limit: 2}}\n"
+    _, found, _ = release(block, "--dry-run", serve="{gpus: 8xB200}")
+    fixes = [row["fix"] for row in found["preflight"] if row["level"] == "bad" and row["stage"] in ("source", "serve")]
+    assert len(fixes) == 2
+    options = {word for fix in fixes for word in re.findall(r"release\.\S+=[a-z]+", fix)}
+    words = [word for option in options for word in ("--set", option)]
+    _, found, _ = release(block, "--dry-run", *words, serve="{gpus: 8xB200}")
+    assert [stage for stage, _ in bad(found) if stage in ("source", "serve")] == []
+
+
+def test_the_last_line_names_what_is_missing(release):
+    recipe = CALIBRATED.replace("data/calibration/articles.jsonl", "data/nope.jsonl")
+    _, _, said = release(UNSERVED, recipe=recipe.replace("data/calibration", str(ROOT / "data" / "calibration")))
+    assert "quantize: data set data/nope.jsonl (article): file not found" in said.partition("INFEASIBLE")[2]
+
+
 def test_4_bit_weights_on_a_cpu_need_emulation(release, cpu_vllm):
     code, found, said = release(SERVED, "--dry-run")
     assert code == 3 and [stage for stage, _ in bad(found)] == ["serve"]
@@ -237,6 +257,6 @@ def test_the_recipe_is_corrected_before_a_machine_is_looked_for():
         Requirement("eval", "b", "no task", "bad", "x", 2),
     ]
     error = infeasible(rows, ["quantize", "serve", "eval", "verdict"])
-    assert error is not None and error.exit_code == 2 and "eval: no task" in error.what
+    assert error is not None and error.exit_code == 2 and "eval: b: no task" in error.what
     assert error.fix == "x; --stop-after quantize runs the stages before serve"
     assert infeasible(rows[:0], []) is None

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pico import KINDS
@@ -260,10 +261,22 @@ def test_headers_of_the_whole_model_in_seconds_and_a_quarter_of_a_gigabyte(tmp_p
 
 def test_units():
     assert [size(n) for n in (0, 999, 149_000, 1_500_000, 833_700_000, 595_148_192_736, -31_709_491_200)] == [
-        "0.0 kB", "1.0 kB", "149.0 kB", "1.5 MB", "833.7 MB", "595.1 GB", "-31.7 GB",
+        "0 bytes", "999 bytes", "149.0 kB", "1.5 MB", "833.7 MB", "595.1 GB", "-31.7 GB",
     ]  # fmt: skip
     assert [count(n, 2) for n in (7, 1500, 31_687_072_768, 1_026_408_232_448)] == ["7", "1.50 k", "31.69 B", "1.03 T"]
     assert count(1_014_686_023_680, largest="B") == "1,014.7 B"
+
+
+@pytest.mark.parametrize("recipe", ["kimi-k2.6-mxfp4-wafer", "kimi-k2.6-nvfp4a16", "kimi-k2.6-bf16"])
+def test_an_output_has_the_size_that_its_plan_states(recipe):
+    from halfbyte.engine.pipeline import plan
+    from halfbyte.recipe.load import load_recipe
+
+    checkpoint = open_checkpoint(Path(__file__).parents[2] / "models" / "kimi-mini")
+    gain = next(gain for gain in inspect(checkpoint).recipes if gain.recipe == recipe)
+    written = plan(checkpoint, load_recipe(recipe)).write_nbytes
+    assert gain.nbytes + gain.header_nbytes == pytest.approx(written, rel=0.0005)  # the headers are 0.5 % of it
+    assert gain.nbytes != pytest.approx(written, rel=0.0005)
 
 
 def test_a_recipe_that_prunes_is_offered_only_where_it_can_run(pico):

@@ -44,4 +44,5 @@ def audit_command(out: Output, out_folder: Path, source: Path | None, sample: in
     elif pruned:
         out.hint(f"halfbyte loops {out_path} --against {source_path}")
     else:
-        out.hint(f"halfbyte compare {source_path} {out_path} --data DOMAIN=FILE -o {out_path}/halfbyte/compare.json")
+        keep = f" -o {out_path}/halfbyte/compare.json" if saved else ""
+        out.hint(f"halfbyte compare {source_path} {out_path} --data DOMAIN=FILE{keep}")

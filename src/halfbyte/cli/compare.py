@@ -57,7 +57,7 @@ def compare_command(out: Output, source: Path, other: Path, file: Path | None, *
 
         result = compare_checkpoints(source, other, Choice(**choice), compare_output.steps(activity), activity.begin)
     compare_output.report(out, result, choice["score"], file, measured)
-    if file is None:
+    if file is None and (other / "halfbyte").is_dir():
         out.hint(f"add -o {pasted(other)}/halfbyte/compare.json to keep the result for card and report")
-    else:
+    elif file is not None:
         out.hint(f"halfbyte diff {pasted(source)} {pasted(other)}")

@@ -97,8 +97,10 @@ def recipe_table(inspection: Inspection) -> list[dict[str, Any]]:
         if gain.nbytes is None:
             rows.append({"recipe": gain.recipe, "size": None, "change": gain.why_not, "elements": None})
             continue
-        change = gain.nbytes - inspection.nbytes
-        words = f"{'+' if change > 0 else ''}{size(change)}" if abs(change) > SAME * inspection.nbytes else "same size"
+        before = inspection.nbytes + inspection.header_nbytes
+        after = gain.nbytes + gain.header_nbytes
+        change = after - before
+        words = f"{'+' if change > 0 else ''}{size(change)}" if abs(change) > SAME * before else "same size"
         elements = count(gain.elements or 0, largest="B")
-        rows.append({"recipe": gain.recipe, "size": size(gain.nbytes), "change": words, "elements": elements})
+        rows.append({"recipe": gain.recipe, "size": size(after), "change": words, "elements": elements})
     return rows

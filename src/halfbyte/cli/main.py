@@ -324,7 +324,9 @@ def status_command(out: Output, out_folder: Path, watch: bool) -> None:
         if not watch or status.whole:
             break
         time.sleep(WATCH_SECONDS)
-    out.hint(f"halfbyte audit {pasted(out_folder)}" if status.whole else "run the same command again to resume")
+    unfinished = not status.whole or status.verdict == "UNFINISHED"
+    then = f"publish {pasted(out_folder)} REPO" if status.verdict == "ACCEPT" else f"audit {pasted(out_folder)}"
+    out.hint("run the same command again to resume" if unfinished else f"halfbyte {then}")
 
 
 cli.add_command(calibrate_command)

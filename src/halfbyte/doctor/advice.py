@@ -11,7 +11,7 @@ OLDEST_PYTHON = (3, 10)
 # The reference model: the size of its release, and of one MoE layer
 # (384 experts x 3 matrices of 2048 x 7168 weights at 4.5 bits).
 MODEL = "Kimi-K2.6"
-MODEL_NBYTES = 595.1e9
+MODEL_NBYTES = 595.2e9
 LAYER_NBYTES = 384 * 3 * 2048 * 7168 * 4.5 / 8
 
 

@@ -30,6 +30,7 @@ class Gain:
     elements: int | None
     why_not: str | None = None
     prunes: bool = False
+    header_nbytes: int = 0  # of the shards, estimated
 
 
 class TensorTotals(NamedTuple):
@@ -37,30 +38,37 @@ class TensorTotals(NamedTuple):
 
     nbytes: int
     elements: int
+    tensors: int
 
     def plus(self, other: TensorTotals) -> TensorTotals:
         """Return the sum of both."""
-        return TensorTotals(self.nbytes + other.nbytes, self.elements + other.elements)
+        return TensorTotals(self.nbytes + other.nbytes, self.elements + other.elements, self.tensors + other.tensors)
 
     def share(self, times: Fraction) -> TensorTotals:
         """Return a fraction or multiple."""
-        return TensorTotals(int(self.nbytes * times), int(self.elements * times))
+        return TensorTotals(int(self.nbytes * times), int(self.elements * times), int(self.tensors * times))
 
 
 Kinds = Sequence[tuple[StoredLinear, int]]  # one linear of each kind, and its count
 _TWICE = "prunes, but this is already pruned"
-_NOTHING, _F32_SCALAR = TensorTotals(0, 0), TensorTotals(4, 1)
+_NOTHING, _F32_SCALAR = TensorTotals(0, 0, 0), TensorTotals(4, 1, 1)
 
 
-def gains(model: Model, *, pruned: bool = False) -> list[Gain]:
-    """Return the result of every built-in recipe, smallest first; recipes that prune do not apply if `pruned`."""
+def gains(model: Model, *, pruned: bool = False, header_nbytes: Fraction = Fraction(0)) -> list[Gain]:
+    """Return the result of every built-in recipe, smallest first; recipes that prune do not apply if `pruned`.
+
+    `header_nbytes` is the size of the source's headers per tensor. It hardly changes, and laying out the shards of
+    every recipe would take seconds.
+    """
     kinds = model.kinds()
     plain: dict[str, TensorTotals] = {}
     for place, tensor in model.plain.values():
         plain[place.role] = plain.get(place.role, _NOTHING).plus(_totals([(tensor.dtype, tensor.shape)]))
     recipes = [load_recipe(name) for name in recipe_names()]
     results = [
-        Gain(recipe.name, None, None, _TWICE) if pruned and recipe.prune else _gain(recipe, model, kinds, plain)
+        Gain(recipe.name, None, None, _TWICE)
+        if pruned and recipe.prune
+        else _gain(recipe, model, kinds, plain, header_nbytes)
         for recipe in recipes
     ]
     prune = {recipe.name for recipe in recipes if recipe.prune}
@@ -71,10 +79,13 @@ def gains(model: Model, *, pruned: bool = False) -> list[Gain]:
 def _totals(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> TensorTotals:
     """Return the totals of tensors given by dtype and shape."""
     specs = list(tensors)
-    return TensorTotals(sum(tensor_nbytes(*tensor) for tensor in specs), sum(math.prod(shape) for _, shape in specs))
+    elements = sum(math.prod(shape) for _, shape in specs)
+    return TensorTotals(sum(tensor_nbytes(*tensor) for tensor in specs), elements, len(specs))
 
 
-def _gain(recipe: Recipe, model: Model, kinds: Kinds, plain: Mapping[str, TensorTotals]) -> Gain:
+def _gain(
+    recipe: Recipe, model: Model, kinds: Kinds, plain: Mapping[str, TensorTotals], header_nbytes: Fraction
+) -> Gain:
     roles: Mapping[str, str] = {str(role): action for role, action in recipe.roles.items()}
     why_not = _not_pruned(recipe, model) or _why_not(recipe, roles, [linear for linear, _ in kinds], plain)
     if why_not:
@@ -89,8 +100,9 @@ def _gain(recipe: Recipe, model: Model, kinds: Kinds, plain: Mapping[str, Tensor
         share = kept if linear.role == "routed_experts" else Fraction(1)
         total = total.plus(_totals((spec.dtype, spec.shape) for spec in specs).share(share * number))
     for role, totals in plain.items():
-        total = total.plus(totals.share(kept if role == "router" else Fraction(1)))
-    return Gain(recipe.name, *total)
+        pruned = totals.share(kept)._replace(tensors=totals.tensors) if role == "router" else totals  # fewer rows
+        total = total.plus(pruned)
+    return Gain(recipe.name, total.nbytes, total.elements, header_nbytes=int(total.tensors * header_nbytes))
 
 
 def _not_pruned(recipe: Recipe, model: Model) -> str | None:

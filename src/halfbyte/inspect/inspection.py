@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import translate
+from fractions import Fraction
 from pathlib import Path
 from re import compile as compile_pattern
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,8 @@ def inspect(checkpoint: Checkpoint, *, uneven: bool = False) -> Inspection:
     roles = _roles(model)
     parameters = {row.role: row.parameters for row in roles}
     pruned = _pruned(checkpoint)
+    header_nbytes = sum(checkpoint.shards.values()) - checkpoint.nbytes
+    each = Fraction(header_nbytes, max(1, len(checkpoint.tensors)))
     return Inspection(
         source=checkpoint.name,
         family=model.family.title,
@@ -109,7 +112,7 @@ def inspect(checkpoint: Checkpoint, *, uneven: bool = False) -> Inspection:
         active_parameters=_active(model, checkpoint),
         elements=sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
         nbytes=checkpoint.nbytes,
-        header_nbytes=sum(checkpoint.shards.values()) - checkpoint.nbytes,
+        header_nbytes=header_nbytes,
         tensors=len(checkpoint.tensors),
         shards=len(checkpoint.shards),
         layers=model.layers,
@@ -118,7 +121,7 @@ def inspect(checkpoint: Checkpoint, *, uneven: bool = False) -> Inspection:
         active_experts=model.active_experts,
         shared_experts=model.shared_experts,
         roles=roles,
-        recipes=tuple(gains(model, pruned=bool(pruned))),
+        recipes=tuple(gains(model, pruned=bool(pruned), header_nbytes=each)),
         verdicts=(*_agreements(checkpoint, model), *pruned, *_advice(model)),
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.measure import Kernel, Speeds, kernels
 from halfbyte.plan.rules import KEEP
+from halfbyte.ui.units import size
 
 ASSUMED_NBYTES_PER_S = 1e9  # for a disk that could not be measured
 ASSUMED_WRITING = "; assumed: same disk, same write speed; --to DIR measures it"
@@ -58,7 +59,7 @@ class Estimate:
         """Describe the measured and assumed rates."""
         rates = [("read", self.read_nbytes_per_s), ("write", self.write_nbytes_per_s)]
         rates += [("kernels", self.kernel_nbytes_per_s), ("SHA-256", self.hash_nbytes_per_s)]
-        words = [f"{name} {rate / 1e9:.1f} GB/s" for name, rate in rates if rate is not None]
+        words = [f"{name} {size(round(rate))}/s" for name, rate in rates if rate is not None]
         basis = f"measured: {', '.join(words)} on {self.cores} cores"
         if self.read_nbytes_per_s is None:
             basis += f"; assumed: a disk of {ASSUMED_NBYTES_PER_S / 1e9:.0f} GB/s"

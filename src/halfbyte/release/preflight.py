@@ -71,7 +71,6 @@ _BENCH_SHAPES, _BENCH_CONCURRENCY = ("1k:1k",), (1, 8, 64)  # the defaults of `h
 _PLUGINS = "vllm.general_plugins"
 _RECIPE_OPTIONS = ("--context", "--set", "--engine")  # options that come from the recipe
 _REMOTE = "use a server on another machine with --url"
-_EMULATE = "emulate in BF16 with --set release.serve.emulate=true"
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
@@ -97,7 +96,8 @@ def infeasible(requirements: Sequence[Requirement], order: Sequence[str]) -> Hal
     if not bad:
         return None
     first = min(bad, key=lambda requirement: requirement.exit_code)
-    what = f"INFEASIBLE: {len(bad)} of {len(requirements)} requirements are not met; {first.stage}: {first.here}"
+    missing = f"{first.stage}: {first.needs}: {first.here}"
+    what = f"INFEASIBLE: {len(bad)} of {len(requirements)} requirements are not met; {missing}"
     stage = min((requirement.stage for requirement in bad), key=order.index)
     before = [name for name in order[: order.index(stage)] if name != VERDICT]
     fix = first.fix + (f"; --stop-after {before[-1]} runs the stages before {stage}" if before else "")
@@ -417,6 +417,8 @@ class Preflight:
 
         how = self._how(stage)
         name = how.get("engine") or "vllm"
+        block = "source" if stage == "source" and "source" in self._asked.block else SERVE  # the one that `_how` reads
+        emulate = f"emulate in BF16 with --set release.{block}.emulate=true"
         url = _REMOTE if stage == SERVE else "use a server of the source on another machine with --reference-url"
 
         def find() -> str:
@@ -431,12 +433,12 @@ class Preflight:
         if importing is not None and not self._check(stage, f"{name}, importable", lambda: _imported(importing, name)):
             return
         if (gpus := how.get("gpus")) is not None:
-            instead = f"use a machine with these GPUs; or {_EMULATE} (and release.{stage}.gpus=null); or {url}"
+            instead = f"use a machine with these GPUs; or {emulate} --set release.{block}.gpus=null; or {url}"
             if not self._check(stage, f"{gpus} on this machine", lambda: _gpus_here(gpus, local), fix=instead):
                 return
         elif how.get("emulate"):
             self._check(stage, "halfbyte's plugin in the engine's environment", lambda: _plugin(local))
-        fix = f"{_EMULATE}; or {url}" if not how.get("emulate") else f"use a machine with more memory; or {url}"
+        fix = f"{emulate}; or {url}" if not how.get("emulate") else f"use a machine with more memory; or {url}"
         needs = "kernels and memory for this checkpoint" + (", emulated" if how.get("emulate") else "")
         self._check(stage, needs, lambda: self._launch(stage, local, fix))
         self._check(stage, "a free port", _port)

@@ -13,8 +13,10 @@ _COUNTS = {"T": 10**12, "B": 10**9, "M": 10**6, "k": 10**3}
 
 
 def size(nbytes: int) -> str:
-    """Format bytes in GB, below 1 GB in MB, below 1 MB in kB."""
-    unit = next((unit for unit, scale in _SIZES.items() if abs(nbytes) >= scale), "kB")
+    """Format bytes in GB, below 1 GB in MB, below 1 MB in kB, below 1 kB in bytes."""
+    unit = next((unit for unit, scale in _SIZES.items() if abs(nbytes) >= scale), None)
+    if unit is None:
+        return f"{nbytes} bytes"
     return f"{nbytes / _SIZES[unit]:,.1f} {unit}"
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from halfbyte.cli.main import cli, run
+from halfbyte.engine.backends.support import BACKENDS, CAPABILITIES, Unsupported
 from halfbyte.errors import RecipeError
 from halfbyte.formats.registry import FORMATS, Format
 from halfbyte.probe.causes import causes
@@ -70,6 +71,18 @@ def _format_cells(row: Format) -> tuple[str, ...]:
     encodes = ", ".join(f"`{name}`" for name in row.encodes) or "read only"
     block = str(row.block) if row.block else "row"
     return (f"`{row.name}`", row.title, f"{row.bits_per_weight:.2f}", block, encodes, tensors, row.used_by)
+
+
+def backend_table() -> str:
+    """Return a table with one row per capability and one column per backend."""
+    heading = ("capability", *(f"{name} ({selected})" for name, selected in BACKENDS.items()))
+    return _markdown(
+        heading, [(row.name, *(_supported(row.missing.get(name)) for name in BACKENDS)) for row in CAPABILITIES]
+    )
+
+
+def _supported(missing: Unsupported | None) -> str:
+    return "yes" if missing is None else f"no: {missing.what.format(device='cuda', recipe='')}"
 
 
 def speed_table() -> str:

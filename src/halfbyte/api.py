@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from halfbyte.compare.report import Report
     from halfbyte.compare.stream import Step
     from halfbyte.degeneracy.loop_test import LoopTest
-    from halfbyte.engine.backends.local import Progress
     from halfbyte.engine.pipeline import Result
+    from halfbyte.engine.runner import Progress
     from halfbyte.inspect.inspection import Inspection
     from halfbyte.plan.manifest import Plan
     from halfbyte.recipe.decisions import Recipe

@@ -16,7 +16,7 @@ resource.setrlimit(resource.RLIMIT_AS, (used + {more}, used + {more}))
 """
 # At one job in the middle of a run, in the thread that does it.
 WORKER = """
-import halfbyte.engine.backends.local as run
+import halfbyte.engine.runner as run
 apply, jobs = run.apply, []
 def hungry(*given):
     jobs.append(given)

@@ -41,7 +41,7 @@ for line in sys.stdin:
         words = os.open(job["words"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(words, 1); os.dup2(words, 2); os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if job["slow"]:
-            import time, halfbyte.engine.backends.local as jobs, halfbyte.calibrate.stream as stream
+            import time, halfbyte.engine.runner as jobs, halfbyte.calibrate.stream as stream
             apply, run_layer = jobs.apply, stream.run_layer
             jobs.apply = lambda *given: (time.sleep(job["slow"]), apply(*given))[1]
             stream.run_layer = lambda *given, **more: (time.sleep(10 * job["slow"]), run_layer(*given, **more))[1]

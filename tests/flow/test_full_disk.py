@@ -38,7 +38,7 @@ FILL = '''
 import os, sys
 from pathlib import Path
 import halfbyte.engine.pipeline as pipeline
-import halfbyte.engine.backends.local as run
+import halfbyte.engine.runner as run
 disk, moment = Path(sys.argv.pop()), sys.argv.pop()
 def fill():
     with open(disk / "ballast", "ab", buffering=0) as file:  # a buffer would fail once more when it is closed

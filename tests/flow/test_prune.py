@@ -26,8 +26,8 @@ from safetensors.torch import load_file
 
 from halfbyte.audit.run import audit
 from halfbyte.cli import main as cli
-from halfbyte.engine.backends.local import Runner
 from halfbyte.engine.pipeline import quantize
+from halfbyte.engine.runner import Runner
 from halfbyte.errors import InterruptedRunError
 from halfbyte.plan.prune_plan import read_prune_plan, write_prune_plan
 from halfbyte.recipe.decisions import Prune

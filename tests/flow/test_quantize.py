@@ -281,7 +281,7 @@ def test_lists_of_our_own_recipes_fit_their_roles(source, recipe, layers):
 SLOW = """
 import sys, time
 from pathlib import Path
-import halfbyte.engine.backends.local as run
+import halfbyte.engine.runner as run
 apply = run.apply
 def slowly(*arguments):
     time.sleep(0.004)

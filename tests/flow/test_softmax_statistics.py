@@ -11,8 +11,6 @@ from calibratable import SHORT, WAFER, digests, small, texts
 from halfbyte.calibrate.local_data import with_data
 from halfbyte.calibrate.stats import LATER_SUMS, PUBLIC_SUMS
 from halfbyte.calibrate.store import read_stats, stats_sha256
-from halfbyte.calibrate.stream import prepare
-from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.engine.calibrate import calibrate
 from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import InterruptedRunError, RecipeError, UsageError
@@ -128,7 +126,6 @@ def test_the_public_selection_resumes_only_with_itself(place, tmp_path):
 
 
 def test_the_public_selection_is_for_the_cpu(place):
-    checkpoint = open_checkpoint(place / "source")
     with pytest.raises(RecipeError, match=r"'public_reap: true' is supported on the CPU only") as caught:
-        prepare(checkpoint, LAYERS, recipe(place, PUBLIC), {}, device="cuda")
+        calibrate(place / "source", place / "refused", recipe(place, PUBLIC), device="cuda")
     assert caught.value.fix == "pass --device cpu, or set calibrate.public_reap to false"

@@ -21,7 +21,7 @@ from halfbyte.calibrate.token_rows import Rows, make_rows
 from halfbyte.calibrate.tokenizer import load_vocabulary
 from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.checkpoint.identity import config_name, short_name
-from halfbyte.errors import CheckpointError, RecipeError
+from halfbyte.errors import CheckpointError
 from halfbyte.forward.config import TextModel, text_model
 from halfbyte.forward.embedding_and_head import embed
 from halfbyte.forward.experts import Expert
@@ -62,13 +62,7 @@ def prepare(
 ) -> Calibration:
     """Read and tokenize the calibration data; no weights are read."""
     assert recipe.calibrate is not None
-    if recipe.calibrate.propagate == "quantized":
-        fix = "set calibrate.propagate to unquantized, as in ModelOpt"
-        raise RecipeError("'propagate: quantized' is not implemented", where=recipe.name, fix=fix)
     public = bool(recipe.calibrate.public_reap)
-    if public and device != "cpu":
-        fix = "pass --device cpu, or set calibrate.public_reap to false"
-        raise RecipeError("'public_reap: true' is supported on the CPU only", where=recipe.name, fix=fix)
     text = text_model(checkpoint.config)
     if layers > text.config.num_hidden_layers:
         what = f"calibration does not support layer {text.config.num_hidden_layers}, a multi-token prediction layer"

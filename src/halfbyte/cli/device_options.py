@@ -53,6 +53,7 @@ def chosen_device_memory(choice: Mapping[str, Any]) -> int | None:
     if text is None:
         return None
     if choice["device"] == CPU:
-        fix = "add --device cuda, or omit --device-memory"
-        raise UsageError("--device-memory requires a GPU", where="--device-memory", fix=fix)
+        from halfbyte.engine.backends.support import DEVICE_MEMORY_WITHOUT_GPU
+
+        raise DEVICE_MEMORY_WITHOUT_GPU.as_error()
     return nbytes(text)

@@ -206,6 +206,7 @@ def plan_command(out: Output, source: str | None, file: Path | None, other: Path
     """
     from halfbyte.checkpoint.output_folder import refuse_nested
     from halfbyte.cli import pipeline_output as show
+    from halfbyte.engine.backends.support import Request, Resources, refuse_unsupported
     from halfbyte.engine.pipeline import plan
     from halfbyte.inspect.inspection import open_source
     from halfbyte.machine.process import gc_paused
@@ -216,6 +217,8 @@ def plan_command(out: Output, source: str | None, file: Path | None, other: Path
     limit = chosen_device_memory(choice)
     with gc_paused():
         recipe = chosen_recipe(choice)
+        resources = Resources(device=choice["device"], device_memory=limit)
+        refuse_unsupported(Request(recipe=recipe, resources=resources, measures=recipe.calibrate is not None))
         fit = _fitter(choice["gpus"])
         planned = plan(open_source(source, choice["example"], chosen_cache(choice)), recipe, layers=choice["layers"])
         refuse_nothing_to_prune(planned)
@@ -223,10 +226,7 @@ def plan_command(out: Output, source: str | None, file: Path | None, other: Path
         if choice["device"] != CPU:
             from halfbyte.engine.device_plan import on_device
             from halfbyte.plan.measure import measure_disk
-            from halfbyte.prune.decide import not_on_a_gpu
 
-            if recipe.prune is not None:
-                raise not_on_a_gpu()
             disk = None if choice["no_measure"] else measure_disk(planned, choice["folder"])
             device = on_device(planned, disk, limit, choice["device"].count(",") + 1)
             seconds = None if choice["no_measure"] else device.time

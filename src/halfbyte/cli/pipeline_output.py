@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from halfbyte.checkpoint.atomic_write import write_whole
 from halfbyte.checkpoint.untrusted_files import read_json
-from halfbyte.engine.backends.local import Progress
 from halfbyte.engine.calibrate import Measured
 from halfbyte.engine.pipeline import Result
+from halfbyte.engine.runner import Progress
 from halfbyte.errors import UsageError
 from halfbyte.plan import summary
 from halfbyte.plan.manifest import Plan

@@ -15,8 +15,9 @@ from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.identity import identity
 from halfbyte.checkpoint.output_folder import alone_measuring, has_whole_files, refuse_nested, without_parts
 from halfbyte.checkpoint.reader import shard_stamps
-from halfbyte.engine.backends.local import Progress
+from halfbyte.engine.backends.support import Request, Resources, refuse_unsupported
 from halfbyte.engine.prefetch import FETCHED, refuse_other_version, write_origin
+from halfbyte.engine.runner import Progress
 from halfbyte.errors import InterruptedRunError, UsageError
 from halfbyte.families.declared_formats import refuse_other_config
 from halfbyte.families.model import describe
@@ -59,6 +60,8 @@ def calibrate(  # noqa: PLR0913 - keyword-only; only `layers` and `device` affec
     if recipe.calibrate is None:
         fix = "use a recipe that calibrates, such as kimi-k2.6-nvfp4-nvidia"
         raise UsageError(f"recipe '{recipe.name}' has no calibration data", where="-r", fix=fix)
+    resources = Resources(threads, device, device_memory)
+    refuse_unsupported(Request(recipe=recipe, resources=resources, measures=True, writes=False))
     refuse_few_addresses(0, threads, measures=True)
     checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
     model = describe(checkpoint)

@@ -28,7 +28,6 @@ from halfbyte.engine.backends.cuda.memory import (
 )
 from halfbyte.engine.backends.cuda.partition import refuse_too_many
 from halfbyte.engine.backends.cuda.projections import encodes_experts, stacks_by_layer
-from halfbyte.engine.backends.cuda.support import refuse_unbuilt
 from halfbyte.plan.estimate import ASSUMED_WRITING
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.measure import Disk
@@ -175,7 +174,6 @@ class OnDevice:
 
 def on_device(plan: Plan, disk: Disk | None, limit: int | None, devices: int = 1) -> OnDevice:
     """Estimate memory per GPU and run time of a plan; `limit` is the memory per GPU (None: unlimited)."""
-    refuse_unbuilt(plan.recipe, measures=plan.recipe.calibrate is not None)
     if plan.recipe.calibrate is not None:
         refuse_too_many(plan.recipe.calibrate.samples, devices)
     tokens = planned_tokens(plan, devices)

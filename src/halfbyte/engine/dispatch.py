@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from halfbyte.checkpoint.atomic_write import write_whole
 from halfbyte.checkpoint.output_folder import FOLDER
-from halfbyte.engine.backends.local import Resources, Runner
+from halfbyte.engine.backends import local
+from halfbyte.engine.backends.support import CUDA, RAY, Resources
+from halfbyte.engine.runner import Runner
 from halfbyte.plan.manifest import Plan
-from halfbyte.plan.rules import ENCODE, ROUTED, Job
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.provided import Statistics
@@ -35,45 +36,39 @@ class Work:
     resources: Resources
 
 
+class Backend(Protocol):
+    """A module that runs plans. The table in `backends/support.py` has what it supports."""
+
+    def check_resources(self, resources: Resources, /) -> None:
+        """Raise, before weights or data are read, if the GPUs or the cluster are not available."""
+        ...
+
+    def check_plan(self, plan: Plan, measured: Statistics | None, resources: Resources, /) -> None:
+        """Raise, before anything is written, if the resources do not suffice for a plan."""
+        ...
+
+    def run(self, work: Work, /) -> Mapping[int, LayerStats]:
+        """Run all pending jobs; return the statistics of the run, if it has any."""
+        ...
+
+
+def backend_of(resources: Resources) -> Backend:
+    """Return the selected backend; PyTorch and Ray are imported only for theirs."""
+    if resources.backend == RAY:
+        from halfbyte.engine.backends.ray import driver  # noqa: PLC0415
+
+        return driver
+    if resources.backend == CUDA:
+        from halfbyte.engine.backends.cuda import setup  # noqa: PLC0415
+
+        return setup
+    return local
+
+
 def run_pending(work: Work) -> Report | None:
-    """Run all pending jobs, in file order, or layer by layer while calibrating."""
-    plan, out, runner, measured, resources = work.plan, work.out, work.runner, work.measured, work.resources
-    if resources.ray is not None:
-        from halfbyte.engine.backends.ray.driver import run_on_ray  # noqa: PLC0415 - only for --ray
-
-        layers = run_on_ray(work)
-        return _coverage(plan, out, layers) if measured is not None else None
-    if not resources.on_cpu:
-        from halfbyte.engine.backends.cuda.setup import devices_of, run_on_device  # noqa: PLC0415
-
-        layers, _ = run_on_device(plan, runner, measured, devices_of(resources.device), resources.device_memory)
-        return _coverage(plan, out, layers) if measured is not None else None
-    return _run_here(work)
-
-
-def _run_here(work: Work) -> Report | None:
-    plan, out, runner, measured, resources = work.plan, work.out, work.runner, work.measured, work.resources
-    pending = runner.pending()
-    if measured is None:
-        runner.do(pending)
-        return None
-    if measured.file is not None and plan.recipe.quantize is None:  # no job depends on the statistics
-        runner.do(pending)
-        return _coverage(plan, out, dict(measured.layers(runner.reader, resources.threads, runner.say, ())))
-    from halfbyte.methods.layer_inputs import inputs_from_stats  # noqa: PLC0415
-
-    quantize = plan.recipe.quantize
-    by_layer: dict[int | None, list[Job]] = {}
-    for job in pending:
-        by_layer.setdefault(job.layer, []).append(job)
-    layers: dict[int, LayerStats] = {}
-    unwritten = {job.layer for job in pending if job.layer is not None and job.role == ROUTED and job.action == ENCODE}
-    for layer, stats in measured.layers(runner.reader, resources.threads, runner.say, unwritten):
-        jobs = by_layer.get(layer, [])
-        runner.do(work.chooser.jobs(layer, stats, jobs) if work.chooser else jobs, inputs_from_stats(stats, quantize))
-        layers[layer] = replace(stats, moments=None)  # frees the Hessians
-    runner.do(by_layer.get(None, []))
-    return _coverage(plan, out, layers)
+    """Run all pending jobs; with calibration, write and return the expert coverage of its data."""
+    layers = backend_of(work.resources).run(work)
+    return _coverage(work.plan, work.out, layers) if work.measured is not None else None
 
 
 def _coverage(plan: Plan, out: Path, layers: Mapping[int, LayerStats]) -> Report:

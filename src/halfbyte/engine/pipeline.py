@@ -31,11 +31,12 @@ from halfbyte.checkpoint.output_folder import (
     without_parts,
 )
 from halfbyte.checkpoint.reader import shard_stamps as source_stamps
-from halfbyte.engine.backends.local import Progress, Resources, Runner
-from halfbyte.engine.dispatch import Work, run_pending
+from halfbyte.engine.backends.support import Request, Resources, refuse_unsupported
+from halfbyte.engine.dispatch import Work, backend_of, run_pending
 from halfbyte.engine.failures import explain_failures
 from halfbyte.engine.finalize import finalize
 from halfbyte.engine.prefetch import Ahead, refuse_other_version, write_origin
+from halfbyte.engine.runner import Progress, Runner
 from halfbyte.engine.source_check import md5_count, refuse_other_weights, verified_count
 from halfbyte.engine.source_check import verify_source as verify_shards
 from halfbyte.errors import UsageError
@@ -49,7 +50,7 @@ from halfbyte.plan.prune_plan import PLAN as PRUNE_PLAN
 from halfbyte.plan.prune_plan import PrunePlan, write_prune_plan
 from halfbyte.plan.prune_record import carry
 from halfbyte.plan.pruned import Kept, kept_digest
-from halfbyte.plan.summary import by_role, peak_memory_nbytes
+from halfbyte.plan.summary import by_role
 from halfbyte.prune.report import stored_advice
 from halfbyte.recipe.decisions import COMPENSATED, Recipe
 
@@ -129,17 +130,27 @@ def quantize(  # noqa: PLR0913 - keyword-only
     of each phase as it starts. `command` is the command line, for the model card.
     """
     start, resources = time.monotonic(), Resources(threads, device, device_memory, ray)
-    _check_paths(source, out, threads, measures=recipe.calibrate is not None and stats is None)
+    request = Request(
+        recipe=recipe,
+        resources=resources,
+        measures=_measures(recipe, stats, prune_plan),
+        remote=isinstance(source, Checkpoint) and source.remote is not None,
+        pushes=push is not None,
+    )
+    refuse_unsupported(request)
+    _check_paths(source, out, threads, measures=request.measures)
     run_plan = plan(source, recipe, layers=layers)
-    _check_options(run_plan, planned, stats, prune_plan, resources, pushes=push is not None)
+    _check_options(run_plan, planned, stats, prune_plan)
+    backend = backend_of(resources)
+    backend.check_resources(resources)
     others = run_plan.checkpoint.other_files()  # raises now if a file cannot be copied, not after the last shard
     # In this order, so that a change in between is detected.
     seen, weights = source_stamps(run_plan.checkpoint), identity(run_plan.checkpoint)
-    if recipe.calibrate is not None and stats is None:
+    if request.measures:
         begins("reading the calibration data")
     measured = _statistics(run_plan, out, weights, stats, device, prune_plan)
     run_plan, pruned = _with_experts(run_plan, measured, weights, prune_plan)
-    _check_machine(run_plan, measured, resources)
+    backend.check_plan(run_plan, measured, resources)
     _check_folder(out, run_plan, measured)
     journal = Journal(out / FOLDER / JOURNAL)
     finished = _verified(out, run_plan, journal, push)
@@ -216,26 +227,22 @@ def _check_options(
     planned: PlanFile | None,
     stats: Path | None,
     prune_plan: PrunePlan | None,
-    resources: Resources,
-    *,
-    pushes: bool,
 ) -> None:
-    """Raise for a plan that differs from `planned`, and for options that cannot be combined."""
+    """Raise for a plan that differs from `planned`, and if nothing determines the kept experts."""
     if planned is not None:
         planned.refuse_other(run_plan)
-    if resources.ray is not None:
-        from halfbyte.engine.backends.ray.support import refuse_pushing, refuse_unsupported  # noqa: PLC0415
-
-        refuse_unsupported(run_plan, resources)
-        if pushes:
-            refuse_pushing()
     if run_plan.recipe.prune is None:
         return
     from halfbyte.prune.decide import refuse_unclear  # noqa: PLC0415
 
     if prune_plan is None:
         refuse_nothing_to_prune(run_plan)
-    refuse_unclear(run_plan, prune_plan, has_statistics=stats is not None, on_cpu=resources.on_cpu)
+    refuse_unclear(run_plan, prune_plan, has_statistics=stats is not None)
+
+
+def _measures(recipe: Recipe, stats: Path | None, prune_plan: PrunePlan | None) -> bool:
+    """Return whether the run calibrates. A pruning plan replaces the data of a recipe that only prunes."""
+    return recipe.calibrate is not None and stats is None and (prune_plan is None or recipe.quantize is not None)
 
 
 def _with_experts(
@@ -280,21 +287,6 @@ def _blas_threads(run_plan: Plan) -> AbstractContextManager[None]:
     """Limit BLAS to one thread for GPTQ, so that matrix factors do not depend on the number of cores."""
     gptq = run_plan.recipe.quantize is not None and run_plan.recipe.quantize.scales == COMPENSATED
     return one_blas_thread() if gptq else nullcontext()
-
-
-def _check_machine(run_plan: Plan, measured: Statistics | None, resources: Resources) -> None:
-    """Raise if the machine cannot run this plan: calibration over Ray, address space, GPU."""
-    if resources.ray is not None and measured is not None and measured.file is None:
-        from halfbyte.engine.backends.ray.support import refuse_remote_calibration  # noqa: PLC0415
-
-        refuse_remote_calibration(run_plan)
-    if resources.ray is None:
-        refuse_few_addresses(peak_memory_nbytes(run_plan, resources.threads), resources.threads, measures=False)
-    if resources.on_cpu:
-        return
-    from halfbyte.engine.backends.cuda.setup import check_device, devices_of  # noqa: PLC0415 - imports torch
-
-    check_device(run_plan, measured, devices_of(resources.device), resources.device_memory)
 
 
 def _statistics(

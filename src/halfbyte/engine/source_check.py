@@ -11,7 +11,7 @@ from halfbyte.checkpoint.hashing import Stamp, stamps_from_json, verify
 from halfbyte.checkpoint.identity import known_hashes
 from halfbyte.checkpoint.output_folder import FOLDER, VERIFIED, read_plan
 from halfbyte.checkpoint.untrusted_files import read_json
-from halfbyte.engine.backends.local import Progress
+from halfbyte.engine.runner import Progress
 from halfbyte.errors import UsageError
 from halfbyte.plan.manifest import Plan
 

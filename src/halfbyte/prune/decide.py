@@ -58,16 +58,8 @@ def refuse_pruned_source(checkpoint: Checkpoint) -> None:
         raise UsageError(what, where=str(checkpoint.root / FOLDER / PLAN), fix=fix)
 
 
-def not_on_a_gpu() -> UsageError:
-    """Return the error for a recipe that prunes on a GPU."""
-    fix = "use --device cpu, or measure (halfbyte calibrate) and run halfbyte prune SRC OUT --stats STATS"
-    return UsageError("pruning is not supported on the GPU yet", where="--device", fix=fix)
-
-
-def refuse_unclear(run_plan: Plan, plan: PrunePlan | None, *, has_statistics: bool, on_cpu: bool) -> None:
+def refuse_unclear(run_plan: Plan, plan: PrunePlan | None, *, has_statistics: bool) -> None:
     """Raise, before weights are read, if neither a plan nor statistics determine the kept experts."""
-    if not on_cpu:
-        raise not_on_a_gpu()
     assert run_plan.recipe.prune is not None
     if plan is not None:
         refuse_other_source(plan, run_plan)

@@ -226,12 +226,15 @@ class Preflight:
             return planned
 
     def _plan_words(self) -> str:
+        from halfbyte.engine.backends.support import Request, Resources, refuse_unsupported  # noqa: PLC0415
         from halfbyte.plan.summary import source_nbytes  # noqa: PLC0415
 
+        resources, measures = Resources(device=self._asked.device), self._recipe.calibrate is not None
+        refuse_unsupported(Request(recipe=self._recipe, resources=resources, measures=measures))
         if self._recipe.prune is not None:
             from halfbyte.prune.decide import refuse_unclear  # noqa: PLC0415
 
-            refuse_unclear(self._plan, None, has_statistics=False, on_cpu=self._asked.device == CPU)
+            refuse_unclear(self._plan, None, has_statistics=False)
         plan = self._plan
         return f"{size(source_nbytes(plan))} -> {size(plan.write_nbytes)} in {count(len(plan.shards), 'shard')}"
 

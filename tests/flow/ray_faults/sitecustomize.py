@@ -48,14 +48,14 @@ class Faulty(importlib.abc.MetaPathFinder):
     """Patch modules on first import, without importing anything itself."""
 
     def find_spec(self, name, path, target=None):
-        if name not in ("halfbyte.engine.backends.local", "halfbyte.calibrate.stream"):
+        if name not in ("halfbyte.engine.runner", "halfbyte.calibrate.stream"):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         run = spec.loader.exec_module
 
         def exec_module(module):
             run(module)
-            if name == "halfbyte.engine.backends.local":
+            if name == "halfbyte.engine.runner":
                 apply = module.apply
                 module.apply = lambda job, *given: (at_fault(job.name), apply(job, *given))[1]
             else:

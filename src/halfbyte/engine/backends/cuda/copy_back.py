@@ -15,7 +15,7 @@ from halfbyte.engine.backends.cuda.encode import EncodedStack
 from halfbyte.engine.backends.cuda.pinned_buffers import Slot, Slots
 from halfbyte.engine.backends.cuda.streams import Mark
 from halfbyte.engine.backends.cuda.timing import Clock
-from halfbyte.engine.backends.local import Countdown, EncodedSpan, Runner
+from halfbyte.engine.runner import Countdown, EncodedSpan, Runner
 from halfbyte.methods.activation_scales import fixed_scales
 from halfbyte.methods.apply import JobInputs, as_bytes
 from halfbyte.plan.rules import Job

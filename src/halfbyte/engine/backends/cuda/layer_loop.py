@@ -42,7 +42,7 @@ from halfbyte.engine.backends.cuda.projections import ENCODED, stacks_by_layer
 from halfbyte.engine.backends.cuda.stacks import Buffers, Loader, Memory, Stack
 from halfbyte.engine.backends.cuda.streams import Mark
 from halfbyte.engine.backends.cuda.timing import Clock
-from halfbyte.engine.backends.local import Runner
+from halfbyte.engine.runner import Runner
 from halfbyte.forward.layer import DecoderLayer
 from halfbyte.forward.weights import Weights
 from halfbyte.methods.apply import JobInputs

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
 
+from halfbyte.engine.backends import local
 from halfbyte.engine.backends.cuda.memory import Mode, Needs, choose_mode, needs_of
 from halfbyte.engine.backends.cuda.partition import most_rows, refuse_too_many
 from halfbyte.engine.backends.cuda.pinned_buffers import slot_nbytes
-from halfbyte.engine.backends.cuda.support import refuse_unbuilt
-from halfbyte.engine.backends.local import Runner, no_inputs
+from halfbyte.engine.runner import Runner, no_inputs
 from halfbyte.errors import MachineError
 from halfbyte.machine.devices import CUDA, device_names
 from halfbyte.machine.library_settings import allow_expandable_segments
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from halfbyte.calibrate.stats import LayerStats
     from halfbyte.calibrate.stream import Calibration
     from halfbyte.engine.backends.cuda.layer_loop import DevicePass
+    from halfbyte.engine.backends.support import Resources
+    from halfbyte.engine.dispatch import Work
 
 _CONTEXT_NBYTES = 600_000_000  # the CUDA context, which PyTorch's allocator does not count
 
@@ -52,16 +54,19 @@ def check_machine(*devices: torch.device) -> None:
         raise MachineError("Triton, which the GPU kernels need, is not installed", where="--device", fix=fix)
 
 
-def check_device(
-    plan: Plan, measured: Statistics | None, devices: Sequence[torch.device], limit: int | None = None
-) -> None:
-    """Raise, before anything is written, if these devices cannot run the plan."""
-    check_machine(*devices)
-    refuse_unbuilt(plan.recipe, measures=measured is not None and measured.calibration is not None)
+def check_resources(resources: Resources) -> None:
+    """Raise if this machine lacks the devices."""
+    check_machine(*devices_of(resources.device))
+
+
+def check_plan(plan: Plan, measured: Statistics | None, resources: Resources) -> None:
+    """Raise if the address space, the rows or the devices' memory do not suffice."""
+    local.check_plan(plan, measured, resources)
+    devices = devices_of(resources.device)
     calibration = measured.calibration if measured else None
     if calibration is not None:
         refuse_too_many(len(calibration.rows.tokens), len(devices))
-    mode_of(plan, calibration, devices, limit)
+    mode_of(plan, calibration, devices, resources.device_memory)
 
 
 def mode_of(
@@ -88,6 +93,13 @@ def mode_of(
         with torch.cuda.device(device):  # the function's own argument must have an index
             torch.cuda.set_per_process_memory_fraction(min(1.0, share))
     return need, choose_mode(need, free, where)
+
+
+def run(work: Work) -> Mapping[int, LayerStats]:
+    """Run all pending jobs; return the statistics of the run, if it has any."""
+    devices, limit = devices_of(work.resources.device), work.resources.device_memory
+    layers, _ = run_on_device(work.plan, work.runner, work.measured, devices, limit)
+    return layers
 
 
 def run_on_device(

@@ -13,12 +13,13 @@ from halfbyte import __version__
 from halfbyte.checkpoint.atomic_write import PART, WAITING_NBYTES
 from halfbyte.checkpoint.reader import ShardStamps
 from halfbyte.checkpoint.remote.shard_cache import sweep
-from halfbyte.engine.backends.local import Resources, Runner
-from halfbyte.engine.backends.ray.cluster import Node, connected, nodes
+from halfbyte.engine.backends.ray.cluster import Node, check_address, connected, nodes
 from halfbyte.engine.backends.ray.remote_source import RemoteSource, refuse_small_share, remote_source
 from halfbyte.engine.backends.ray.run_spec import RunSpec, claimed
 from halfbyte.engine.backends.ray.task_pool import TaskPool, TaskResources
 from halfbyte.engine.backends.ray.worker import SETTLE_SECONDS, TaskResult, write_shard
+from halfbyte.engine.backends.support import Resources
+from halfbyte.engine.runner import Runner
 from halfbyte.errors import MachineError
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import KEEP
@@ -33,7 +34,17 @@ _FEWEST_CPUS = 4  # per task, if nodes have them: every task holds a shard open
 _COPIES = 3  # of a thread's largest job: stored, decoded, encoded
 
 
-def run_on_ray(work: Work) -> Mapping[int, LayerStats]:
+def check_resources(resources: Resources) -> None:
+    """Raise if the cluster cannot be reached."""
+    assert resources.ray is not None
+    check_address(resources.ray)
+
+
+def check_plan(_plan: Plan, _measured: Statistics | None, _resources: Resources) -> None:
+    """Accept: the nodes' resources are known once the driver is connected."""
+
+
+def run(work: Work) -> Mapping[int, LayerStats]:
     """Write all pending shards; return the statistics of the run, if it has any."""
     plan, out, runner, resources = work.plan, work.out, work.runner, work.resources
     assert resources.ray is not None

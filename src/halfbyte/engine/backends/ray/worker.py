@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from halfbyte import __version__
 from halfbyte.checkpoint.atomic_write import Journal
 from halfbyte.checkpoint.reader import shard_stamps
-from halfbyte.engine.backends.local import InputsOf, Resources, Runner, no_inputs
 from halfbyte.engine.backends.ray import remote_source
 from halfbyte.engine.backends.ray.run_spec import RunSpec
+from halfbyte.engine.backends.support import Resources
+from halfbyte.engine.runner import InputsOf, Runner, no_inputs
 from halfbyte.errors import HalfbyteError, MachineError
 from halfbyte.plan.manifest import Plan
 from halfbyte.recipe.decisions import Recipe

@@ -23,7 +23,7 @@ from halfbyte.errors import RecipeError
 from halfbyte.formats.registry import FORMATS, Format
 from halfbyte.probe.causes import causes
 from halfbyte.recipe.load import load_recipe, recipe_text
-from halfbyte.serve.known_errors import known_errors
+from halfbyte.serve.engine_log import known_errors
 from halfbyte.statistics.verdicts import items_needed
 from halfbyte.ui.console import Output
 

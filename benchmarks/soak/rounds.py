@@ -28,7 +28,7 @@ from release_runner import made  # noqa: E402
 from halfbyte.cli import main as cli  # noqa: E402
 from halfbyte.errors import EXIT_INTERRUPTED, InterruptedRunError  # noqa: E402
 from halfbyte.release import write_provenance  # noqa: E402
-from halfbyte.serve.follow_up import then_shell  # noqa: E402
+from halfbyte.serve.engine_process import then_shell  # noqa: E402
 from halfbyte.serve.ports import held_port  # noqa: E402
 from halfbyte.serve.run import run_engine  # noqa: E402
 from halfbyte.ui.console import Output  # noqa: E402

@@ -126,7 +126,7 @@ def test_emulation_needs_the_plugin_beside_the_engine(release, cpu_vllm):
 
 
 def test_emulated_weights_that_memory_cannot_hold(release, cpu_vllm, monkeypatch):
-    monkeypatch.setattr("halfbyte.serve.run_options.host_memory_nbytes", lambda: 1000)
+    monkeypatch.setattr("halfbyte.serve.installed.host_memory_nbytes", lambda: 1000)
     code, found, said = release(SERVED, "--dry-run", serve="{emulate: true}")
     assert code == 3 and any("it does not fit this machine" in here for _, here in bad(found))
     assert "use a server on another machine with --url" in said or "halfbyte is not installed" in said

@@ -18,8 +18,7 @@ from quiet_server import QuietServer
 
 from halfbyte.errors import MachineError
 from halfbyte.serve.engine_log import LINE_CHARACTERS, EngineLog
-from halfbyte.serve.engine_process import EngineProcess
-from halfbyte.serve.follow_up import then_shell
+from halfbyte.serve.engine_process import EngineProcess, then_shell
 from halfbyte.serve.ports import held_port, listener_on, own_listener
 from halfbyte.serve.run import healthy, run_engine
 from halfbyte.ui.console import Output
@@ -33,7 +32,7 @@ import sys
 from pathlib import Path
 from halfbyte.ui.console import Output
 from halfbyte.serve.run import run_engine
-from halfbyte.serve.follow_up import then_shell
+from halfbyte.serve.engine_process import then_shell
 log, url, then, patience, *command = sys.argv[1:]
 then = then_shell(then, "fake") if then else None
 options = {"log": Path(log), "out": Output(), "then": then, "patience": float(patience)}
@@ -151,9 +150,8 @@ def test_what_was_handed_the_url_ends_with_halfbyte(engine, tmp_path, command, n
 def test_a_command_in_front_shares_input_and_group_and_leaves_nothing(tmp_path):
     said = tmp_path / "said"
     command = f"read line; echo $line $(ps -o pgid= -p $$) > {said}; (sleep 600 & echo $! >> {said}); exit 7"
-    program = (
-        f"import sys; from halfbyte.serve.follow_up import then_shell; sys.exit(then_shell({command!r}, 'm')('url'))"
-    )
+    program = "import sys; from halfbyte.serve.engine_process import then_shell; "
+    program += f"sys.exit(then_shell({command!r}, 'm')('url'))"
     runner = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, start_new_session=True)
     runner.communicate(b"hello\n", SOON_S)
     assert runner.returncode == 7

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from halfbyte.errors import MachineError
-from halfbyte.serve.loop_proxy.process import guard_before
+from halfbyte.serve.loop_proxy.server import guard_before
 from halfbyte.serve.ports import held_port, listener_on, listening_process
 from halfbyte.serve.run import run_engine
 from halfbyte.ui.console import Output
@@ -27,7 +27,7 @@ RUNNER = """
 import sys
 from pathlib import Path
 from halfbyte.ui.console import Output
-from halfbyte.serve.loop_proxy.process import guard_before
+from halfbyte.serve.loop_proxy.server import guard_before
 from halfbyte.serve.run import run_engine
 log, engine, front, *command = sys.argv[1:]
 with guard_before(f"http://127.0.0.1:{engine}", int(front)) as guard:

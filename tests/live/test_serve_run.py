@@ -32,7 +32,7 @@ from pathlib import Path
 from halfbyte.ui.console import Output
 from halfbyte.errors import HalfbyteError
 from halfbyte.serve.run import run_engine
-from halfbyte.serve.follow_up import then_shell
+from halfbyte.serve.engine_process import then_shell
 log, url, then, *command = sys.argv[1:]
 out, then = Output(), then_shell(then, "mini") if then else None
 small = {"VLLM_CPU_KVCACHE_SPACE": "1"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from halfbyte.errors import CheckFailedError, UsageError
-from halfbyte.serve.facts import Wish
+from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.knowledge import engines, publications
 from halfbyte.serve.launch import CPU, launch
@@ -46,12 +46,14 @@ def commands():
         name = "vllm-rocm" if gpus.vendor == "amd" else "vllm"
         served = kimi(format, experts=experts, remote_tokenizer="hub" in options, revision=COMMIT)
         try:
-            made[machine, format, str(options), experts] = launch(served, gpus, Wish(engine=name, **options)).words
+            made[machine, format, str(options), experts] = launch(
+                served, gpus, LaunchOptions(engine=name, **options)
+            ).words
         except (UsageError, CheckFailedError):
             continue
     for emulate in (None, "on", "off"):
-        wish = Wish(emulate=emulate is not None, activations=emulate)
-        made["cpu", emulate] = launch(kimi("bf16" if emulate is None else "nvfp4"), CPU, wish).words
+        options = LaunchOptions(emulate=emulate is not None, activations=emulate)
+        made["cpu", emulate] = launch(kimi("bf16" if emulate is None else "nvfp4"), CPU, options).words
     return made
 
 

@@ -60,7 +60,7 @@ from halfbyte.ui.escape import escape_library_output, pasted
 if TYPE_CHECKING:
     from halfbyte.formats.registry import Format
     from halfbyte.plan.manifest import Plan
-    from halfbyte.serve.planned_fit import PlannedFit
+    from halfbyte.serve.launch import PlannedFit
 
 EXIT_BUG = 70  # EX_SOFTWARE; 1 means "a check failed"
 EXIT_BROKEN_PIPE = 141  # the shell's exit code for SIGPIPE
@@ -252,7 +252,7 @@ def _fitter(gpus: str | None) -> Callable[[Plan], PlannedFit] | None:
     if gpus is None:
         return None
     from halfbyte.serve.gpus import parse_gpus
-    from halfbyte.serve.planned_fit import planned_fit
+    from halfbyte.serve.launch import planned_fit
 
     known = parse_gpus(gpus, where="--fit")
     return lambda plan: planned_fit(plan, known)

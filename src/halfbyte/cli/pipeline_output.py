@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from halfbyte.degeneracy.loop_test import LoopTest
     from halfbyte.engine.device_plan import DeviceEstimate, OnDevice
     from halfbyte.plan.estimate import Estimate
-    from halfbyte.serve.planned_fit import PlannedFit
+    from halfbyte.serve.launch import PlannedFit
     from halfbyte.ui.console import Advice
 
 _MINUTE, _HOUR = 60, 3600

@@ -17,7 +17,7 @@ from halfbyte.ui.escape import pasted
 
 if TYPE_CHECKING:
     from halfbyte.serve.checkpoint_facts import Served
-    from halfbyte.serve.facts import Wish
+    from halfbyte.serve.facts import LaunchOptions
     from halfbyte.serve.gpus import Gpus
     from halfbyte.serve.launch import Launch
 
@@ -80,8 +80,7 @@ def serve_command(ctx: click.Context, out_folder: Path | None, **choice: Any) ->
         fix = f"hf download {name} --local-dir OUT, then halfbyte serve OUT --hub {name}@COMMIT"
         raise UsageError("OUT must be a local folder; --hub names its Hub repository", where="OUT", fix=fix)
     _refuse_alone(choice)
-    from halfbyte.serve.checkpoint_facts import served
-    from halfbyte.serve.sanity_checks import audited, without_tokenizer
+    from halfbyte.serve.checkpoint_facts import audited, served, without_tokenizer
 
     checkpoint = served(out_folder)
     notes = [*without_tokenizer(out_folder), *(audited(out_folder) if checkpoint.quantization != "bf16" else [])]
@@ -129,12 +128,12 @@ def _refuse_alone(choice: Mapping[str, Any]) -> None:
         raise UsageError("--then and --exec cannot be combined", where="--exec", fix="omit one of them")
 
 
-def _wish(choice: Mapping[str, Any], engine: str | None = None, version: str | None = None) -> Wish:
-    from halfbyte.serve.facts import Wish
+def _launch_options(choice: Mapping[str, Any], engine: str | None = None, version: str | None = None) -> LaunchOptions:
+    from halfbyte.serve.facts import LaunchOptions
 
     names = ("docker", "context", "concurrency", "tp", "dcp", "ep", "draft", "text_only", "port", "hub", "given")
     names += ("emulate", "activations")
-    return Wish(engine=engine, version=version, **{name: choice[name] for name in names})
+    return LaunchOptions(engine=engine, version=version, **{name: choice[name] for name in names})
 
 
 def _engine(choice: Mapping[str, Any]) -> tuple[str | None, str | None]:
@@ -154,7 +153,7 @@ def _show(out: Output, served: Served, choice: Mapping[str, Any], notes: list[st
     folder = _write_to(choice["write_to"], served)
     gpus = parse_gpus(choice["gpus"])
     name, version = _engine(choice)
-    first = launch(served, gpus, _wish(choice, name, version))
+    first = launch(served, gpus, _launch_options(choice, name, version))
     launches = [first, *(_others(out, served, gpus, choice, first.engine) if name is None else [])]
     text = render.docker_script(first) if choice["docker"] else render.script(first)
     if folder is None:
@@ -208,7 +207,7 @@ def _others(out: Output, served: Served, gpus: Gpus, choice: Mapping[str, Any], 
         if name == first or choice["given"] or choice["port"]:  # these options are for one engine
             continue
         try:
-            launches.append(launch(served, gpus, _wish(choice, name)))
+            launches.append(launch(served, gpus, _launch_options(choice, name)))
         except (UsageError, CheckFailedError) as error:
             out.note(f"skipped {name}: {error.what}")
     return launches
@@ -224,11 +223,10 @@ def _run(out: Output, served: Served, choice: Mapping[str, Any], commands: dict[
     from dataclasses import replace
 
     from halfbyte.cli.serve_then_option import then_commands
-    from halfbyte.serve.installed import installed
+    from halfbyte.serve.installed import engine_here, gpus_here, installed, refuse_beside_run
     from halfbyte.serve.knowledge import engine
     from halfbyte.serve.launch import launch
     from halfbyte.serve.ports import held_port
-    from halfbyte.serve.run_options import engine_here, gpus_here, refuse_beside_run
 
     refuse_beside_run(choice)
     name, version = _engine(choice)
@@ -237,13 +235,13 @@ def _run(out: Output, served: Served, choice: Mapping[str, Any], commands: dict[
     then = then_commands(choice["then_names"], commands)
     engine(name or "vllm")  # raises for an unknown engine, before `installed` does for one that is not installed
     local = installed(name or "vllm")
-    wish = _wish(choice, engine_here(name, local), local.version)
+    options = _launch_options(choice, engine_here(name, local), local.version)
     gpus = gpus_here(choice["gpus"], local)
     with ExitStack() as held:
         port = held.enter_context(held_port(choice["port"]))
         proxy_port = None if choice["guard"] is None else port
         planned = launch(
-            served, gpus, replace(wish, port=port if proxy_port is None else held.enter_context(held_port(None)))
+            served, gpus, replace(options, port=port if proxy_port is None else held.enter_context(held_port(None)))
         )
         _warn(out, planned, [])
         return _start(out, planned, choice, local.command, then, proxy_port)
@@ -254,12 +252,12 @@ def _start(
 ) -> int:
     from contextlib import nullcontext
 
-    from halfbyte.serve.follow_up import then_checks, then_shell
-    from halfbyte.serve.log_file import default_log
-    from halfbyte.serve.loop_proxy.process import guard_before
+    from halfbyte.serve.engine_log import default_log
+    from halfbyte.serve.engine_process import then_checks, then_shell
+    from halfbyte.serve.installed import loads_from_hub
+    from halfbyte.serve.loop_proxy.server import guard_before
     from halfbyte.serve.ports import HOST
     from halfbyte.serve.run import run_engine
-    from halfbyte.serve.run_options import loads_from_hub
 
     words = [str(command), *planned.words[1:], "--host", HOST]
     environment = {row.flag: str(row.value) for row in planned.environment}

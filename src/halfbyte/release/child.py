@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halfbyte.serve.engine_log import clean
-from halfbyte.serve.follow_up import run_in_front
+from halfbyte.serve.engine_process import run_in_front
 from halfbyte.ui.console import SYMBOLS
 
 _TAIL_NBYTES = 1 << 14

@@ -364,14 +364,14 @@ class Preflight:
         return f"{len(rows.tokens)} rows of {rows.tokens.shape[1]} tokens"
 
     def _scripts(self) -> str:
-        from halfbyte.serve.facts import Wish  # noqa: PLC0415
+        from halfbyte.serve.facts import LaunchOptions  # noqa: PLC0415
         from halfbyte.serve.gpus import parse_gpus  # noqa: PLC0415
         from halfbyte.serve.launch import launch  # noqa: PLC0415
 
         how = self._asked.block["scripts"]
         name, _, version = str(how.get("engine") or "").partition("==")
-        wish = Wish(engine=name or None, version=version or None, context=how.get("context"))
-        launched = launch(self._served(SERVE), parse_gpus(how["gpus"], where="release.scripts.gpus"), wish)
+        options = LaunchOptions(engine=name or None, version=version or None, context=how.get("context"))
+        launched = launch(self._served(SERVE), parse_gpus(how["gpus"], where="release.scripts.gpus"), options)
         return f"{launched.title} {launched.version}, launch scripts only"
 
     # servers
@@ -415,8 +415,8 @@ class Preflight:
 
     def _serve(self, stage: str, importing: _Child | None) -> None:
         """Check the engine, the GPUs or emulation, memory and a port, as `serve --run` does."""
+        from halfbyte.serve.installed import engine_here  # noqa: PLC0415
         from halfbyte.serve.knowledge import engine  # noqa: PLC0415
-        from halfbyte.serve.run_options import engine_here  # noqa: PLC0415
 
         how = self._how(stage)
         name = how.get("engine") or "vllm"
@@ -448,21 +448,26 @@ class Preflight:
 
     def _launch(self, stage: str, local: Installed, fix: str) -> str:
         """Plan the launch as `serve --run` does; an error that is not due to a recipe key is a machine error."""
-        from halfbyte.serve.facts import Wish  # noqa: PLC0415
+        from halfbyte.serve.facts import LaunchOptions  # noqa: PLC0415
+        from halfbyte.serve.installed import engine_here, gpus_here  # noqa: PLC0415
         from halfbyte.serve.launch import launch  # noqa: PLC0415
-        from halfbyte.serve.run_options import engine_here, gpus_here  # noqa: PLC0415
 
         how = self._how(stage)
-        wish = Wish(engine=engine_here(how.get("engine"), local), version=local.version, context=how.get("context"),
-                    given=tuple(how.get("settings") or ()), emulate=bool(how.get("emulate")),
-                    activations=how.get("activations"))  # fmt: skip
+        options = LaunchOptions(
+            engine=engine_here(how.get("engine"), local),
+            version=local.version,
+            context=how.get("context"),
+            given=tuple(how.get("settings") or ()),
+            emulate=bool(how.get("emulate")),
+            activations=how.get("activations"),
+        )
         try:
-            launched = launch(self._served(stage), gpus_here(how.get("gpus"), local), wish)
+            launched = launch(self._served(stage), gpus_here(how.get("gpus"), local), options)
         except (UsageError, CheckFailedError) as error:
             if error.where in _RECIPE_OPTIONS:
                 raise UsageError(error.what, fix=f"change release.{stage}: {error.fix}") from None
             raise MachineError(error.what, fix=fix) from None
-        return f"{launched.title} {launched.version} on {launched.gpus}" + (", emulated" if wish.emulate else "")
+        return f"{launched.title} {launched.version} on {launched.gpus}" + (", emulated" if options.emulate else "")
 
     def _servers(self, stage: str) -> Iterator[Callable[[], object]]:
         """Check servers on other machines. A server of the output cannot run before the output exists."""

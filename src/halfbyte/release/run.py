@@ -37,7 +37,7 @@ from halfbyte.release.stages import (
     without_baseline,
 )
 from halfbyte.release.view import View
-from halfbyte.serve.stop_signals import Stopped, stop_signals
+from halfbyte.serve.run import Stopped, stop_signals
 from halfbyte.ui.console import Output
 
 # Stages that are gates in every release, with the requirement shown in the table of gates.

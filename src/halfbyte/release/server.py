@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from halfbyte.release.child import StageLog, child_environment
 from halfbyte.serve.boot_time import VARIABLE
+from halfbyte.serve.engine_log import is_written
 from halfbyte.serve.engine_process import EngineProcess
-from halfbyte.serve.log_file import is_written
 
 POLL_S = 0.2
 EARLIER_S = 120.0  # longer than a supervisor needs to kill its processes

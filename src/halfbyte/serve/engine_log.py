@@ -1,4 +1,7 @@
-"""Parse an engine's log: the current startup phase and the root-cause error.
+"""Engine logs: create the file, follow the startup phase, and find the root-cause error with its known cause and fix.
+
+The first line identifies a log that halfbyte wrote; earlier logs are kept, and other files are never overwritten. A
+lock on the open file, inherited by the engine, marks a log that is still being written.
 
 A log is untrusted input: names in a checkpoint, a template or a request can put anything into it. Control characters
 are removed before display, long lines are truncated, and only the last lines are kept in memory.
@@ -6,13 +9,24 @@ are removed before display, long lines are truncated, and only the last lines ar
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import re
+import time
 import unicodedata
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from itertools import count
 from pathlib import Path
+from typing import Any, BinaryIO
 
-from halfbyte.serve.log_file import FIRST_LINE
+from halfbyte.errors import UsageError
+
+FIRST_LINE = "# the log of an engine that `halfbyte serve --run` started"
+DEFAULT = Path("serve.log")
+_ANOTHER = "choose another file with --log"
 
 KEPT_LINES = 2000
 LINE_CHARACTERS = 4000
@@ -51,6 +65,59 @@ _REPEATS = re.compile(
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|\x1b[@-Z\\-_]"
 )
+
+FILE = Path(__file__).parent / "data" / "known_errors.yaml"
+
+
+def default_log(port: int) -> Path:
+    """Return serve.log, or serve-PORT.log if another engine is writing serve.log."""
+    return Path(f"serve-{port}.log") if DEFAULT.is_file() and is_written(DEFAULT) else DEFAULT
+
+
+def new_log(path: Path) -> BinaryIO:
+    """Open a new log; rename an earlier log to PATH.1 (.2 and so on) and refuse to replace any other file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() or path.is_symlink():
+            _move_away(path)
+        file = path.open("xb", buffering=0)
+    except OSError as error:
+        what = f"cannot write the log: {error.strerror or error}"
+        raise UsageError(what, where=str(path), fix=_ANOTHER) from None
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    file.write(f"{FIRST_LINE}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+    return file
+
+
+def _move_away(path: Path) -> None:
+    """Rename an earlier log to the first free number; refuse other files and logs that are still being written."""
+    if not path.is_file():
+        raise UsageError("the log must be a file", where=str(path), fix=_ANOTHER)
+    with path.open("rb") as file:
+        start = file.read(len(FIRST_LINE))
+    if start and start != FIRST_LINE.encode():  # an empty file may be replaced
+        what = "this file is not a log of halfbyte and will not be overwritten"
+        raise UsageError(what, where=str(path), fix=_ANOTHER)
+    if is_written(path):
+        raise UsageError("another engine is writing this log", where=str(path), fix=_ANOTHER)
+    if not start:
+        path.unlink()
+        return
+    earlier = (path.with_name(f"{path.name}.{number}") for number in count(1))
+    path.rename(next(target for target in earlier if not target.exists() and not target.is_symlink()))
+
+
+def is_written(path: Path) -> bool:
+    """Return whether an engine is writing a log."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    return False
 
 
 def clean(text: str) -> str:
@@ -174,3 +241,34 @@ def _chained(lines: list[_Line], at: int) -> bool:
     """Return whether the same process reports another exception chained to this one."""
     own = [line for line in lines[at + 1 : at + 12] if line.process == lines[at].process]
     return any(line.text.startswith(_CHAIN) for line in own)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownError:
+    """An error's pattern, cause and fix; `seen` marks errors that a real engine wrote in one of our runs."""
+
+    name: str
+    pattern: re.Pattern[str]
+    cause: str
+    fix: str
+    source: str
+    seen: bool
+
+
+@cache
+def known_errors() -> tuple[KnownError, ...]:
+    """Read the list in order: special cases come before general ones."""
+    import yaml  # noqa: PLC0415 - needed only after a failed start
+
+    rows: list[dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["errors"]
+    return tuple(KnownError(pattern=re.compile(row.pop("pattern")), **row) for row in rows)
+
+
+def known_error(error: str, lines: Iterable[str] = ()) -> KnownError | None:
+    """Return the known error that matches an error line, else the first one that matches a line of the log."""
+    match = _matching(error)
+    return match or next((known for known in map(_matching, lines) if known is not None), None)
+
+
+def _matching(line: str) -> KnownError | None:
+    return next((known for known in known_errors() if known.pattern.search(line)), None)

@@ -1,25 +1,37 @@
-"""Facts of a launch, used in the conditions and messages of rules: the checkpoint, the GPUs and the user's options."""
+"""Facts of a launch for the conditions and messages of rules: checkpoint, draft, GPUs and the user's options."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.hashing import file_sha256
+from halfbyte.errors import UsageError
+from halfbyte.serve import knowledge
 from halfbyte.serve.checkpoint_facts import BF16, Served
 from halfbyte.serve.gpus import Gpus
-from halfbyte.serve.settings import Setting
+from halfbyte.serve.needs import Draft, draft_of, eagle3_mla
+from halfbyte.serve.settings import Note, Setting
 
 NONE = "none"
 _FAST_GATES = (160, 256, 384)  # SGLang, layers/moe/topk.py
 _AITER_HEADS = 16
 _TRTLLM_EXPERTS = 4
 
+_AUTO = "auto"
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+_FIX = "use --draft auto, a Hub name such as organization/name, or the folder of a draft"
+_JOINS_STATES = "fc"  # a linear that only Eagle3 drafts have
+_LATENT = "kv_a_proj_with_mqa"
+_ESTIMATE = Draft(5 * 10**9)  # about one attention layer, a dense MLP and an output head of Kimi's width
+
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class LaunchOptions:
     """The user's options for a launch; None where the launcher decides."""
 
     engine: str | None = None
@@ -39,23 +51,23 @@ class Wish:
     activations: str | None = None  # "off": emulate weights only
 
 
-def checkpoint_facts(served: Served, wish: Wish) -> dict[str, Any]:
+def checkpoint_facts(served: Served, options: LaunchOptions) -> dict[str, Any]:
     """Return the facts of the checkpoint and the options, before any setting is chosen."""
-    hub_name, _, commit = (wish.hub or "").partition("@")
+    hub_name, _, commit = (options.hub or "").partition("@")
     revision = commit or served.revision
     linked = served.folder.resolve().parent.name == "snapshots"
     # The plugin gives BF16 weights to the engine, so rules about its 4-bit kernels do not apply.
-    quantization = BF16 if wish.emulate else served.quantization
+    quantization = BF16 if options.emulate else served.quantization
     return {
-        "name": served_name(served, wish),
+        "name": served_name(served, options),
         "family": served.family,
         "quantization": quantization,
         "format": quantization.partition("-")[0],
-        "activations": NONE if wish.emulate else served.activations,
+        "activations": NONE if options.emulate else served.activations,
         "checkpoint_kv": served.kv_dtype or NONE,
         "mla": served.needs.latent is not None,
         "vision": served.vision,
-        "text_only": wish.text_only,
+        "text_only": options.text_only,
         "uneven": served.uneven,
         "experts": served.experts,
         "experts_mod_4": served.experts % _TRTLLM_EXPERTS,
@@ -65,16 +77,16 @@ def checkpoint_facts(served: Served, wish: Wish) -> dict[str, Any]:
         "heads": served.heads,
         "remote_tokenizer": served.remote_tokenizer,
         "linked": linked,
-        "code_files": code_files(served.folder) if served.remote_tokenizer and not wish.hub else "",
-        "hub": bool(wish.hub),
+        "code_files": code_files(served.folder) if served.remote_tokenizer and not options.hub else "",
+        "hub": bool(options.hub),
         "hub_name": hub_name,
         "revision": revision,
         "draft": None,
         "draft_mla": None,
-        "ep": wish.ep,
-        "emulate": wish.emulate,
-        "emulated_activations": wish.activations or NONE,
-        "concurrency": wish.concurrency,
+        "ep": options.ep,
+        "emulate": options.emulate,
+        "emulated_activations": options.activations or NONE,
+        "concurrency": options.concurrency,
         **chosen_facts(()),
     }
 
@@ -110,10 +122,10 @@ def parallel_facts(served: Served, tp: int, dcp: int) -> dict[str, Any]:
     }
 
 
-def served_name(served: Served, wish: Wish) -> str:
+def served_name(served: Served, options: LaunchOptions) -> str:
     """Return the model name for clients: that of the repository or the folder."""
-    if wish.hub:
-        return wish.hub.partition("@")[0].rpartition("/")[2]
+    if options.hub:
+        return options.hub.partition("@")[0].rpartition("/")[2]
     path = served.folder.resolve()
     if path.parent.name == "snapshots":
         return path.parent.parent.name.rpartition("--")[2]
@@ -124,3 +136,58 @@ def code_files(folder: Path) -> str:
     """Return the Python files that --trust-remote-code runs, each with its SHA-256."""
     paths = sorted(folder.glob("*.py"))
     return ", ".join(f"{path.name} sha256:{file_sha256(path)}" for path in paths) or "none, so it will fail"
+
+
+def draft_facts(family: str, name: str | None) -> dict[str, Any]:
+    """Return the facts of the draft; raise UsageError if it is not a valid draft."""
+    if name is None:
+        return {}
+    if name == _AUTO:
+        known = knowledge.drafts().get(family)
+        if not known:
+            fix = "choose one with --draft ORGANIZATION/NAME"
+            raise UsageError(f"no Eagle3 draft is known for {family}", where="--draft", fix=fix)
+        return {"draft": known[0].model, "draft_mla": known[0].mla}
+    if name and Path(name).is_dir():
+        return {"draft": name, "draft_mla": _LATENT in _parts_of_draft(Path(name))}
+    if not _HUB_NAME.fullmatch(name):
+        raise UsageError(f"'{name}' is neither a folder nor a Hub name", where="--draft", fix=_FIX)
+    return {"draft": name, "draft_mla": _is_latent(name)}
+
+
+def draft_size(name: str | None) -> Draft | None:
+    """Return a draft's size, from its headers, from the published geometry of MLA drafts, or as an estimate."""
+    if name is None:
+        return None
+    if Path(name).is_dir():
+        return draft_of(Path(name))
+    return eagle3_mla() if _is_latent(name) else _ESTIMATE
+
+
+def draft_notes(name: str | None) -> list[Note]:
+    """Return a warning if the size of a draft is an estimate."""
+    if name is None or Path(name).is_dir() or _known().get(name):
+        return []
+    assumed = "that of published MLA drafts" if _is_latent(name) else f"{_ESTIMATE.nbytes // 10**9} GB"
+    text = (
+        f"the size of {name} is unknown and assumed to be {assumed}; download it and pass its folder for the exact size"
+    )
+    return [Note(text, "halfbyte")]
+
+
+def _known() -> dict[str, bool]:
+    """Return for each known draft whether its attention is MLA."""
+    return {row.model: row.mla for rows in knowledge.drafts().values() for row in rows}
+
+
+def _is_latent(name: str) -> bool:
+    return _known().get(name, "mla" in name.lower())
+
+
+def _parts_of_draft(folder: Path) -> set[str]:
+    """Return the parts of a draft's tensor names."""
+    words = {word for name in open_checkpoint(folder).tensors for word in name.split(".")}
+    if _JOINS_STATES not in words:
+        what = f"not an Eagle3 draft: it has no `{_JOINS_STATES}`, which joins the hidden states of the model"
+        raise UsageError(what, where=str(folder), fix=_FIX)
+    return words

@@ -51,14 +51,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from halfbyte.errors import UsageError
+from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.machine.resources import memory_facts
 from halfbyte.serve.checkpoint_facts import Served
-from halfbyte.serve.draft import Draft
 from halfbyte.serve.gpus import Gpus, parse_gpus
-from halfbyte.serve.needs import Needs
-from halfbyte.serve.parallel import Parallel, Share, misfit, shares
-from halfbyte.serve.reserve import Load, reserve
+from halfbyte.serve.memory_per_gpu import Load, Parallel, Share, misfit, reserve, shares
+from halfbyte.serve.needs import EXPERTS, Draft, Needs
 from halfbyte.ui.suggest import did_you_mean
+from halfbyte.ui.units import size
 
 __all__ = ["Draft", "Fit", "Gpus", "Load", "Parallel", "fit", "kv_token_nbytes", "parse_gpus"]
 
@@ -80,6 +80,8 @@ KV_DTYPES = {
 _COUNTS = (1, 2, 4, 8, 16, 32, 64)  # GPU counts to suggest
 _PRUNE_STEP = 8
 _CONTEXT_STEP = 1024
+
+_WIDE = ("float32", "float")  # values of --dtype for FP32, which is twice BF16
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class Fit:
 
     def lines(self) -> list[str]:
         """Return the arithmetic step by step."""
-        from halfbyte.serve.fit_text import fit_lines  # noqa: PLC0415 - avoids an import cycle
+        from halfbyte.serve.render import fit_lines  # noqa: PLC0415 - avoids an import cycle
 
         return fit_lines(self)
 
@@ -371,11 +373,11 @@ def _smaller_share(query: _Query, result: Fit) -> str | None:
 
 def _more_context_parallel(query: _Query) -> str | None:
     tensor = query.parallel.tensor_of(query.gpus.count)
-    for size in (2, 4, 8, 16):
-        if query.parallel.decode_context < size <= tensor:
-            parallel = replace(query.parallel, decode_context=size)
+    for ways in (2, 4, 8, 16):
+        if query.parallel.decode_context < ways <= tensor:
+            parallel = replace(query.parallel, decode_context=ways)
             if _would_fit(replace(query, parallel=parallel)):
-                return f"--dcp {size}"
+                return f"--dcp {ways}"
     return None
 
 
@@ -386,3 +388,31 @@ def _fewer_requests(query: _Query) -> str | None:
         if sequences < query.load.sequences and _would_fit(fewer):
             return f"--set max_num_seqs={sequences}" if query.concurrency is None else f"--concurrency {sequences}"
     return None
+
+
+def host_memory_nbytes() -> int:
+    """Return the bytes of memory available to a process; 0 if unknown."""
+    memory = memory_facts()
+    return min((nbytes for nbytes in (memory.total_nbytes, memory.limit_nbytes) if nbytes), default=0)
+
+
+def weights_nbytes(needs: Needs, *, emulate: bool, dtype: str | None) -> int:
+    """Return the bytes of the weights in memory; with `emulate`, `needs` are those after the expansion to BF16."""
+    times = 2 if dtype in _WIDE else 1
+    return sum(part.nbytes * (1 if emulate and part.placed == EXPERTS else times) for part in needs.parts)
+
+
+def refuse_too_large(needs: Needs, machine: Gpus, *, emulate: bool, dtype: str | None) -> None:
+    """Raise CheckFailedError if the weights exceed this machine's memory; do nothing if its size is unknown.
+
+    For engines that run on its CPU. Only the weights are checked, because a separate setting bounds the KV cache. With
+    the vLLM plugin experts are BF16, and other weights have the dtype of the engine, FP32 by default.
+    """
+    nbytes = weights_nbytes(needs, emulate=emulate, dtype=dtype)
+    if not machine.memory_nbytes or nbytes <= machine.memory_nbytes:
+        return
+    how = "expanded to BF16" if emulate else f"as {dtype or 'they are stored'}"
+    needed, memory = size(nbytes), size(machine.memory_nbytes)
+    what = f"it does not fit this machine: the weights {how} need {needed}, the machine has {memory}"
+    fix = "use a machine with more memory, or replace --run with --gpus to get a script"
+    raise CheckFailedError(what, where="--run", fix=fix)

@@ -1,4 +1,4 @@
-"""Find the installed engine, its version and its device, without importing it.
+"""The installed engine: its version and device, found without importing it, and the options of `serve --run` it allows.
 
 HALFBYTE_VLLM_BIN (HALFBYTE_SGLANG_BIN) names the engine's command. Otherwise it is searched next to this Python, then
 on PATH. It may have its own virtual environment.
@@ -12,11 +12,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from halfbyte.errors import MachineError, UsageError
+from halfbyte.serve.fit import host_memory_nbytes
+from halfbyte.serve.gpus import Gpus, known_gpus, parse_gpus
+from halfbyte.serve.launch import CPU, Launch
 
 ENGINES = ("vllm", "sglang")
 VERSION_WITHIN_S = 120  # `vllm --version` imports torch
@@ -36,6 +40,13 @@ OFFLINE: Mapping[str, str] = {"HF_HUB_OFFLINE": "1"}
 # opcode" in dmesg). ONEDNN_MAX_CPU_ISA does not help, because vLLM's own kernels check CPUID too.
 _CPU_OPTIONS = ("--dtype", "float32")
 _CPU_MLA_OPTIONS = ("--attention-backend", "CPU_MLA")  # the only MLA kernel for CPUs
+
+_ROCM = "vllm-rocm"
+# Options that write a script, and why --run refuses them.
+_FOR_SCRIPTS = {
+    "docker": ("--docker", "--run starts the installed engine, not a container"),
+    "write_to": ("--write", "--run starts the engine and writes no scripts"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +145,44 @@ def _release(version: str) -> tuple[int, ...]:
     """Return the release segment of a version as numbers: 0.32.0+cpu is 0, 32, 0."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+def refuse_beside_run(choice: Mapping[str, Any]) -> None:
+    """Refuse options that contradict --run or have no effect with it."""
+    for name, (option, why) in _FOR_SCRIPTS.items():
+        if choice[name]:
+            raise UsageError(why, where=option, fix=f"omit --run or {option}")
+    if any(setting.partition("=")[0].strip() in ("host", "port") for setting in choice["given"]):
+        what = "--run listens on 127.0.0.1 at --port; --set cannot change that"
+        raise UsageError(what, where="--set", fix="omit it, or omit --run for a script with that address")
+    if choice["emulate"] and choice["hub"]:
+        what = "--emulate expands the local files, and --hub makes the engine load others"
+        raise UsageError(what, where="--hub", fix="omit --hub to serve OUT itself")
+
+
+def gpus_here(requested: str | None, local: Installed) -> Gpus:
+    """Return the hardware of the installed engine: the CPU, or the GPUs that the user names."""
+    if requested is None and local.device != CPU.vendor:
+        fix = f"pass --gpus, e.g. --gpus 8xB200 ({', '.join(known_gpus())})"
+        raise UsageError("no GPUs specified", where="--gpus", fix=fix)
+    if requested is None:
+        return replace(CPU, memory_nbytes=host_memory_nbytes())
+    gpus = parse_gpus(requested)
+    if local.device == CPU.vendor:
+        what = f"the installed {local.engine} {local.version} runs on the CPU"
+        raise UsageError(what, where=f"--gpus {requested}", fix="omit --gpus, or omit --run for a script")
+    return gpus
+
+
+def engine_here(requested: str | None, local: Installed) -> str:
+    """Return the engine's name including its build. Refuse a build other than the installed one."""
+    build = _ROCM if local.engine == "vllm" and "rocm" in local.version else local.engine
+    if requested not in (None, build):
+        what = f"the installed {local.engine} {local.version} is {build}, not {requested}"
+        raise UsageError(what, where=f"--engine {requested}", fix=f"use --engine {build}, or omit it")
+    return build
+
+
+def loads_from_hub(launch: Launch) -> bool:
+    """Return whether the engine needs Hub access, for the model or for a draft."""
+    return launch.folder is None or (launch.draft is not None and not Path(launch.draft).is_dir())

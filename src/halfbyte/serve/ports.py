@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass
 from pathlib import Path
 
 from halfbyte.errors import MachineError, UsageError
@@ -24,6 +25,14 @@ STAYS_S = 0.2
 _LISTENING = "0A"  # linux/net/tcp_states.h
 # Listening addresses that a client of 127.0.0.1 reaches: loopback and "any", in IPv4 and IPv6.
 _REACHED = ("0100007F", "00000000", "0000000000000000FFFF00000100007F", "0" * 32)
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyAddress:
+    """The URL that clients use instead of the engine's own, and whether the proxy has exited."""
+
+    url: str
+    ended: Callable[[], bool] = lambda: False
 
 
 @contextlib.contextmanager

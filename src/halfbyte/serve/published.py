@@ -13,7 +13,7 @@ from halfbyte.engine.pipeline import plan
 from halfbyte.inspect.inspection import open_source
 from halfbyte.recipe.load import load_recipe
 from halfbyte.serve.checkpoint_facts import Served
-from halfbyte.serve.facts import Wish
+from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.knowledge import Published
 from halfbyte.serve.launch import Launch, launch
@@ -45,7 +45,7 @@ class Difference:
 def recommended(row: Published) -> Launch:
     """Return our launch for the checkpoint, GPUs and options of a published command."""
     options = dict(row.options)
-    return launch(compared(row), parse_gpus(row.gpus), Wish(engine=row.engine, **options))
+    return launch(compared(row), parse_gpus(row.gpus), LaunchOptions(engine=row.engine, **options))
 
 
 def compared(row: Published) -> Served:

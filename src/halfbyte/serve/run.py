@@ -1,4 +1,8 @@
-"""Start an engine, wait until it is healthy, run the follow-up, and stop all its processes."""
+"""Start an engine, wait until it is healthy, run the follow-up, and stop all its processes.
+
+The first Ctrl-C, SIGTERM or SIGHUP stops the engine gracefully, the second kills it. Only the first signal raises
+`Stopped`, so later ones cannot interrupt the shutdown.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,22 @@ import http.client
 import json
 import os
 import shlex
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from urllib.parse import urlsplit
 
 from halfbyte.errors import EXIT_MACHINE, HalfbyteError, MachineError
 from halfbyte.serve.boot_time import VARIABLE, Boot, cached_before, record_boot
-from halfbyte.serve.engine_log import EngineLog
-from halfbyte.serve.engine_process import EngineProcess, describe_exit
-from halfbyte.serve.follow_up import FollowUp
+from halfbyte.serve.engine_log import EngineLog, known_error
+from halfbyte.serve.engine_process import EngineProcess, FollowUp, describe_exit
 from halfbyte.serve.installed import engine_environment
-from halfbyte.serve.known_errors import known_error
-from halfbyte.serve.ports import own_listener, port_taken
-from halfbyte.serve.proxy_address import ProxyAddress
-from halfbyte.serve.stop_signals import Stopped, stop_signals
+from halfbyte.serve.ports import ProxyAddress, own_listener, port_taken
 from halfbyte.ui.console import Output, StatusLine
 
 POLL_S = 0.2
@@ -29,6 +33,8 @@ ANSWERS_WITHIN_S = 5.0
 _ANSWER_NBYTES = 1 << 20
 # Compiling and capturing can log nothing for minutes, and reading a terabyte takes half an hour.
 SILENT_S = 1800.0
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_engine(  # noqa: PLR0913 - the parts of a launch
@@ -188,3 +194,37 @@ def _stop(engine: EngineProcess, out: Output) -> None:
     if left:
         processes = ", ".join(map(str, left))
         out.note(f"still running after SIGKILL: process {processes} (blocked in the kernel by a driver or disk)")
+
+
+class Stopped(BaseException):
+    """A stop requested by a signal; `exit_code` is the shell's code for that signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def stop_signals(at_once: Callable[[], None]) -> Generator[None]:
+    """Raise Stopped on the first signal; call `at_once` on each further one."""
+    if threading.current_thread() is not threading.main_thread():  # handlers can only be set in the main thread
+        yield
+        return
+    received: list[int] = []
+
+    def handle(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        if len(received) == 1:
+            raise Stopped(number)
+        at_once()
+
+    # Signals ignored by the parent (nohup, a shell's background job) stay ignored.
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)

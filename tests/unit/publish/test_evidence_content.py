@@ -16,7 +16,7 @@ from halfbyte.checkpoint import hashing
 from halfbyte.evidence.measured_files import MEASURED, measured_on
 from halfbyte.publish.evidence import read_evidence
 from halfbyte.publish.provenance import write_provenance
-from halfbyte.serve.sanity_checks import audited
+from halfbyte.serve.checkpoint_facts import audited
 
 MEASUREMENTS = {"audit", "compare", "probe", "eval", "bench", "release", "provenance"}
 

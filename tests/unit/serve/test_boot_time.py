@@ -28,7 +28,7 @@ def out_of_cache(path):
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def test_pages_that_were_read_are_there_and_dropped_ones_are_not(checkpoint):
+def test_cached_pages_counts_pages_that_were_read(checkpoint):
     path = checkpoint / "model-1.safetensors"
     path.read_bytes()
     pages = MEBIBYTE // os.sysconf("SC_PAGESIZE")
@@ -52,7 +52,7 @@ def test_half_a_checkpoint_is_partly_warm(checkpoint):
     assert found == 0.5
 
 
-def test_nobody_can_tell(checkpoint, monkeypatch, tmp_path):
+def test_the_cached_share_is_unknown_without_mincore(checkpoint, monkeypatch, tmp_path):
     assert cached_before(["vllm", "serve", "org/model"]) is None
     assert cached_pages(tmp_path / "none") is None
     (tmp_path / "empty").touch()
@@ -66,7 +66,7 @@ def test_nobody_can_tell(checkpoint, monkeypatch, tmp_path):
     ("cached", "kind"),
     [(0.0, "cold"), (0.05, "cold"), (0.5, "partly warm"), (0.95, "warm"), (None, "unknown")],
 )
-def test_kinds(cached, kind):
+def test_cold_warm_and_partly_warm(cached, kind):
     boot = Boot("http://h:1", 27.4, cached)
     assert boot.kind == kind
     assert f"27 s after its start ({kind}" in boot.sentence()

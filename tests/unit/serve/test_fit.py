@@ -12,11 +12,24 @@ from halfbyte.families.model import describe
 from halfbyte.plan.manifest import make_plan
 from halfbyte.recipe.load import load_recipe
 from halfbyte.serve.checkpoint_facts import served
-from halfbyte.serve.draft import Draft, draft_of, eagle3_mla
 from halfbyte.serve.fit import Load, Parallel, fit, kv_token_nbytes, parse_gpus
 from halfbyte.serve.gpus import Gpus, known_gpus
-from halfbyte.serve.needs import EXPERTS, TOWER, VOCABULARY, WHOLE, WIDTH, ExpertLayers, Needs, Part, kv_values, needs
-from halfbyte.serve.reserve import LIBRARIES_NBYTES, reserve
+from halfbyte.serve.memory_per_gpu import LIBRARIES_NBYTES, reserve
+from halfbyte.serve.needs import (
+    EXPERTS,
+    TOWER,
+    VOCABULARY,
+    WHOLE,
+    WIDTH,
+    Draft,
+    ExpertLayers,
+    Needs,
+    Part,
+    draft_of,
+    eagle3_mla,
+    kv_values,
+    needs,
+)
 
 GB = 10**9
 
@@ -70,7 +83,7 @@ def test_the_numbers_above_are_those_of_the_release():
     assert K26.weights_nbytes == 595_148_192_736
 
 
-def test_by_hand():
+def test_shares_match_a_computation_by_hand():
     """A GPU of 100 GB: 90 of them used, 1.5 for libraries, a half of what is split and all of what is not."""
     found = fit(plain(60 * GB, 10 * GB, values=1000, context=10_000, heads=64), Gpus(2, "test", 100 * GB))
     assert LIBRARIES_NBYTES == found.reserve_nbytes == 1_500_000_000
@@ -107,7 +120,7 @@ def test_kimi_on_eight_gpus_part_by_part():
     assert found.kv_tokens == found.kv_nbytes // (61 * 576 * 64) * 64
 
 
-def test_vision_is_split_where_the_engine_is_told_to():
+def test_vision_is_split_with_the_weights_mode():
     data, weights = (fit(K26, parse_gpus("8xB200"), parallel=Parallel(vision=mode)) for mode in ("data", "weights"))
     assert data.weights_nbytes - weights.weights_nbytes == 833_732_064 - 833_732_064 // 8
 
@@ -210,7 +223,7 @@ def test_a_draft_in_a_folder_is_read_by_its_headers(pico):
     assert draft_of(folder) == Draft(checkpoint.nbytes - embedding, whole, layers=3, tokens=3)
 
 
-def test_more_is_never_less():
+def test_more_gpus_never_fit_less():
     kinds = [known_gpus()[name] for name in ("B200", "H200", "RTX PRO 6000", "MI355X")]
     for kind in kinds:
         tokens = [fit(K26, replace(kind, count=count)).kv_tokens for count in (1, 2, 4, 8, 16, 32, 64)]
@@ -226,14 +239,14 @@ def test_more_is_never_less():
         assert found.fp8_tokens >= found.bf16_tokens
 
 
-def test_a_config_that_does_not_tell_leaves_tokens_unknown():
+def test_an_incomplete_config_leaves_tokens_unknown():
     found = fit(plain(GB), parse_gpus("1xH200"))
     assert found.fits
     assert (found.kv_tokens, found.fp8_tokens, found.bf16_tokens, found.contexts) == (None, None, None, None)
     assert not any(line.startswith("tokens") for line in found.lines())
 
 
-def test_what_does_not_fit_says_what_would():
+def test_advice_names_what_would_fit():
     found = fit(K26, parse_gpus("4xRTX PRO 6000"), parallel=Parallel(decode_context=4), concurrency=1)
     assert not found.fits
     assert found.problem == "each GPU needs 154.8 GB, 63.0 GB more than available"
@@ -247,7 +260,7 @@ def test_what_does_not_fit_says_what_would():
     assert fit(huge, parse_gpus("8xB200")).advice == "it does not fit on any number of B200"
 
 
-def test_what_it_names_does_fit_and_nothing_less_does():
+def test_the_advised_gpus_are_the_fewest_that_fit():
     gpus, parallel = parse_gpus("4xRTX PRO 6000"), Parallel(decode_context=4)
 
     def fits(experts, count):
@@ -258,7 +271,7 @@ def test_what_it_names_does_fit_and_nothing_less_does():
     assert (fits(384, 8), fits(384, 4)) == (True, False)
 
 
-def test_a_context_that_is_asked_for_must_find_room():
+def test_a_requested_context_must_fit():
     gpus = parse_gpus("4xB200")
     found = fit(K26, gpus, kv_dtype="bf16", context=262_144)
     assert found.problem == "the KV cache has room for 249,408 tokens, less than a context of 262,144"
@@ -271,7 +284,7 @@ def test_a_context_that_is_asked_for_must_find_room():
     assert fit(K26, gpus, kv_dtype="fp8", context=262_144).fits
 
 
-def test_fewer_requests_are_advice_where_each_takes_room():
+def test_fewer_requests_are_advised_where_each_needs_memory():
     gpus, shared = parse_gpus("8xRTX PRO 6000"), Parallel(decode_context=8)
     found = fit(K26, gpus, parallel=shared, context=262_144, concurrency=512)
     assert not found.fits
@@ -293,7 +306,7 @@ def test_fewer_requests_are_advice_where_each_takes_room():
         ),
     ],
 )
-def test_what_an_engine_refuses_is_no(gpus, parallel, problem, advice):
+def test_what_an_engine_refuses_does_not_fit(gpus, parallel, problem, advice):
     found = fit(K26, parse_gpus(gpus), parallel=parallel)
     assert found.problem == problem
     assert found.advice.startswith(advice)
@@ -306,7 +319,7 @@ def test_heads_that_are_not_repeated_have_no_context_parallelism():
     assert found.problem == "decode context parallelism 4 needs 4 GPUs with the same KV heads"
 
 
-def test_the_arithmetic_is_shown():
+def test_fit_lines_show_the_arithmetic():
     needed = plain(60 * GB, 10 * GB, values=1000, context=10_000, heads=64)
     assert fit(needed, Gpus(2, "test", 100 * GB), draft=Draft(2 * GB, tokens=0)).lines() == [
         "memory     100.0 GB x 0.9 = 90.0 GB on each GPU of 2xtest (TP 2)",
@@ -326,13 +339,13 @@ def test_the_arithmetic_is_shown():
 
 
 @pytest.mark.parametrize("text", ["8xB200", "8xb200", " 8 x B200 ", "8XB200", "8\u00d7B200", "8 \u00d7 b200"])
-def test_names_in_any_spelling(text):
+def test_gpu_names_in_any_spelling(text):
     assert parse_gpus(text) == replace(known_gpus()["B200"], count=8)
     assert str(parse_gpus("4xrtx_pro-6000")) == "4xRTX PRO 6000"
     assert parse_gpus("8xMI355X").memory_nbytes > 288 * GB  # AMD's gigabytes are GiB
 
 
-def test_the_table_of_gpus_is_whole():
+def test_the_gpu_table_is_complete():
     for name, gpu in known_gpus().items():
         assert (gpu.name, gpu.count) == (name, 1)
         assert gpu.memory_nbytes > 30 * GB
@@ -380,7 +393,7 @@ def test_common_gpus_are_known_with_their_memory(text, gib, arch, fp4):
     assert parse_gpus(str(gpus)) == gpus
 
 
-def test_a_model_is_divided_among_gpus_that_are_given_by_their_memory():
+def test_a_model_is_divided_among_gpus_known_only_by_memory():
     by_name, by_memory = (fit(K26, parse_gpus(text)) for text in ("8xH200", "8x150GB"))
     assert by_name.weights == by_memory.weights
     assert by_memory.fits
@@ -421,7 +434,7 @@ def test_other_names_are_errors_with_a_suggestion(text, what, fix):
 
 
 @pytest.mark.parametrize("kind", ["int4-k2.6", "fp8-block-k2", "qwen3-moe"])
-def test_every_family_tells_its_cache(pico, kind):
+def test_every_family_has_a_kv_cache_size(pico, kind):
     folder = pico(kind)
     found = served(folder)
     assert fit(found, parse_gpus("2xH200")).fits
@@ -432,7 +445,7 @@ def test_every_family_tells_its_cache(pico, kind):
         assert planned.weights_nbytes > found.needs.weights_nbytes
 
 
-def test_the_command_says_it_and_fails_if_it_does_not_fit(halfbyte):
+def test_plan_fit_prints_the_verdict_and_fails_if_it_does_not_fit(halfbyte):
     ask = ("plan", "--example", "kimi-k2.6", "-r", "kimi-k2.6-mxfp4-wafer", "--no-measure", "--fit")
     code, printed, _ = halfbyte(*ask, "8xMI350X", "--json")
     value = json.loads(printed)

@@ -10,11 +10,10 @@ from halfbyte.plan.manifest import make_plan
 from halfbyte.recipe.load import load_recipe
 from halfbyte.serve import fit as module
 from halfbyte.serve.checkpoint_facts import served_checkpoint
-from halfbyte.serve.draft import eagle3_mla
-from halfbyte.serve.facts import Wish
+from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.fit import Load, Parallel, fit, parse_gpus
 from halfbyte.serve.launch import launch
-from halfbyte.serve.needs import needs, needs_of
+from halfbyte.serve.needs import eagle3_mla, needs, needs_of
 
 EIGHT, FOUR = "8xRTX PRO 6000", "4xRTX PRO 6000"
 
@@ -66,7 +65,7 @@ SHARE = ["gpu_memory_utilization=0.94"]
 
 
 @pytest.mark.parametrize(
-    ("wish", "reported", "printed"),
+    ("options", "reported", "printed"),
     [
         ({"dcp": 1, "version": APRIL_S_BUILD}, 437_000, 455_168),
         ({"dcp": 4, "version": APRIL_S_BUILD}, 1_690_000, 1_772_544),
@@ -82,19 +81,19 @@ SHARE = ["gpu_memory_utilization=0.94"]
         ({"dcp": 8, "draft": "auto"}, 1_769_600, 947_712),
     ],
 )
-def test_what_serve_prints_is_what_is_stated(released, wish, reported, printed):
-    found = launch(served_checkpoint(*released), parse_gpus(EIGHT), Wish(**wish)).fit
+def test_serve_prints_the_documented_figures(released, options, reported, printed):
+    found = launch(served_checkpoint(*released), parse_gpus(EIGHT), LaunchOptions(**options)).fit
     assert found.kv_tokens == printed
     assert stated(reported, printed)
 
 
 @pytest.mark.parametrize(("version", "printed"), [(APRIL_S_BUILD, 814_080), (None, 812_288)])
-def test_what_serve_prints_for_half_the_experts(released, version, printed):
+def test_serve_prints_the_documented_figures_for_half_the_experts(released, version, printed):
     full = served_checkpoint(*released)
     half = replace(full, needs=full.needs.pruned(192), experts=192, source_experts=384, kv_dtype="fp8")
     half = replace(half, quantization="nvfp4-modelopt", activations="nvfp4")
-    wish = Wish(dcp=4, concurrency=1, draft="auto", context=262_144, version=version)
-    assert launch(half, parse_gpus(FOUR), wish).fit.kv_tokens == printed
+    options = LaunchOptions(dcp=4, concurrency=1, draft="auto", context=262_144, version=version)
+    assert launch(half, parse_gpus(FOUR), options).fit.kv_tokens == printed
     assert stated(811_000, printed)
 
 

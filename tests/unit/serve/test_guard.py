@@ -123,7 +123,7 @@ def test_a_loop_in_completions_ends():
     assert found[-1]["choices"][0]["finish_reason"] == "repetition" and found[-1]["choices"][0]["text"] == "felis-"
 
 
-def test_usage_comes_where_it_was_asked_for():
+def test_usage_is_sent_if_requested():
     async def run(**more):
         return await ask(Upstream(endless=chunk("saliva ", **more)), stream_options={"include_usage": True})
 
@@ -141,7 +141,7 @@ def clean_stream() -> bytes:
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 100000])
-def test_sound_text_and_tool_calls_come_through_to_the_byte(size):
+def test_healthy_text_and_tool_calls_pass_unchanged(size):
     """Also if pieces are cut inside a character."""
     raw = clean_stream()
     status, headers, got, loops = asyncio.run(ask(Upstream([raw[at : at + size] for at in range(0, len(raw), size)])))
@@ -150,7 +150,7 @@ def test_sound_text_and_tool_calls_come_through_to_the_byte(size):
 
 
 @pytest.mark.parametrize("size", [1, 5, 50])
-def test_a_loop_is_found_where_characters_are_cut(size):
+def test_a_loop_is_detected_across_split_characters(size):
     raw = chunk("猫はかわいいです。") * 60
     _, _, got, loops = asyncio.run(ask(Upstream([raw[at : at + size] for at in range(0, len(raw), size)])))
     assert len(loops) == 1 and events(got)[-1]["choices"][0]["finish_reason"] == "repetition"
@@ -179,13 +179,13 @@ def test_a_choice_that_the_limit_cut_inside_a_loop_ends_with_repetition(field, l
 
 
 @pytest.mark.parametrize(("text", "finish"), [(COPIED * 4 + "Then Anna opened", "stop"), (COPIED * 3, "length")])
-def test_a_choice_that_ended_or_that_the_limit_cut_elsewhere_comes_through_to_the_byte(text, finish):
+def test_a_finished_or_truncated_choice_without_a_loop_passes_unchanged(text, finish):
     pieces = streamed(text, finish)
     _, _, raw, loops = asyncio.run(ask(Upstream(pieces)))
     assert (raw, loops) == (b"".join(pieces), [])
 
 
-def test_one_of_two_choices_loops_and_the_other_goes_on():
+def test_one_of_two_choices_loops_and_the_other_continues():
     good = [f"Number {n} is {n * n}, which is {'even' if n % 2 else 'odd'}. " for n in range(60)]
     pieces = [part for one in good for part in (chunk("saliva saliva ", 0), chunk(one, 1))]
     pieces += [chunk(index=0, finish="length"), chunk(index=1, finish="stop"), DONE]
@@ -208,7 +208,7 @@ def test_both_choices_loop_and_the_server_stops():
     assert len(loops) == 2
 
 
-def test_errors_other_paths_and_unstreamed_answers_come_through():
+def test_errors_other_paths_and_unstreamed_responses_pass_unchanged():
     async def run(upstream, method, path, **more):
         async with (
             guarded(upstream) as (before, session, _),
@@ -230,7 +230,7 @@ def test_errors_other_paths_and_unstreamed_answers_come_through():
     assert asyncio.run(run(whole, "POST", COMPLETIONS, json={"prompt": "x"}))[2] == whole.body
 
 
-def test_an_answer_that_breaks_off_does_not_look_whole():
+def test_a_truncated_response_is_not_reported_as_complete():
     async def broken(request):
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -247,7 +247,7 @@ def test_an_answer_that_breaks_off_does_not_look_whole():
         asyncio.run(run())
 
 
-def test_no_server_is_an_error_in_json():
+def test_a_missing_server_is_a_json_error():
     async def run():
         async with (
             listening(Guard("http://127.0.0.1:9").runner()) as before,
@@ -260,7 +260,7 @@ def test_no_server_is_an_error_in_json():
     assert status == 502 and "127.0.0.1:9" in said["error"]["message"]
 
 
-def test_a_client_that_hangs_up_stops_the_server():
+def test_a_client_that_disconnects_cancels_the_request():
     async def run():
         upstream = Upstream(endless=b": nothing yet\n\n")
         async with guarded(upstream) as (before, session, _):
@@ -273,7 +273,7 @@ def test_a_client_that_hangs_up_stops_the_server():
     assert asyncio.run(run()) < 10000
 
 
-def test_a_client_that_hangs_up_stops_a_server_that_is_still_silent():
+def test_a_client_that_disconnects_cancels_a_request_without_output():
     async def run():
         upstream = Upstream([b": soon\n\n"], pause=60)
         async with guarded(upstream) as (before, session, _):
@@ -303,7 +303,7 @@ def test_many_streams_at_once():
     assert answers == [wanted] * 64 and loops == []
 
 
-def test_a_chunk_is_not_kept_waiting():
+def test_a_chunk_is_passed_on_at_once():
     """The delay that the proxy adds to one chunk, median of 200, on a busy machine too."""
 
     async def run():

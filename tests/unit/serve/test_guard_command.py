@@ -30,24 +30,24 @@ pytest.importorskip("aiohttp")
         (["--then", "audit"], "--then has no effect with --guard URL"),
     ],
 )
-def test_what_it_refuses(words, said, capsys):
+def test_guard_refuses_invalid_options(words, said, capsys):
     assert run(["serve", "--guard", "http://127.0.0.1:8000", *words]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_neither_a_server_nor_run(capsys):
+def test_guard_needs_a_server_or_run(capsys):
     assert run(["serve", "OUT", "--guard"]) == 2
     assert "pass its URL, or use serve OUT --run --guard" in capsys.readouterr().err
 
 
-def test_an_address_that_is_none_and_the_server_itself(capsys):
+def test_guard_refuses_an_invalid_url_and_its_own_address(capsys):
     assert run(["serve", "--guard", "ftp://x"]) == 2
     assert "is not a valid server URL" in capsys.readouterr().err
     assert run(["serve", "--guard", "http://127.0.0.1:18177", "--port", "18177"]) == 2
     assert "cannot listen on its server's port" in capsys.readouterr().err
 
 
-def test_a_port_in_use_is_one_sentence(capsys):
+def test_a_port_in_use_is_reported_in_one_sentence(capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
@@ -73,7 +73,7 @@ class Looping(BaseHTTPRequestHandler):
         pass
 
 
-def test_it_serves_until_it_is_told_to_stop():
+def test_guard_serves_until_it_is_stopped():
     behind = QuietServer(("127.0.0.1", 0), Looping)
     threading.Thread(target=behind.serve_forever, daemon=True).start()
     with socket.socket() as free:

@@ -8,14 +8,14 @@ import pytest
 from kimi_served import kimi
 
 from halfbyte.errors import CheckFailedError, UsageError
-from halfbyte.serve.facts import Wish
+from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.knowledge import engines
 from halfbyte.serve.launch import CPU, engines_for, launch
 
 
-def made(machine, served=None, **wish):
-    return launch(served or kimi(), parse_gpus(machine), Wish(**wish))
+def chosen_launch(machine, served=None, **options):
+    return launch(served or kimi(), parse_gpus(machine), LaunchOptions(**options))
 
 
 def value(found, name):
@@ -60,9 +60,9 @@ FACTS = [
 ]
 
 
-@pytest.mark.parametrize(("machine", "changes", "wish", "expected"), FACTS)
-def test_the_settings_that_others_found(machine, changes, wish, expected):
-    found = made(machine, kimi(**changes), **wish)
+@pytest.mark.parametrize(("machine", "changes", "options", "expected"), FACTS)
+def test_the_settings_match_published_findings(machine, changes, options, expected):
+    found = chosen_launch(machine, kimi(**changes), **options)
     for name, wanted in expected.items():
         got = value(found, name)
         if name == "speculative":
@@ -70,10 +70,10 @@ def test_the_settings_that_others_found(machine, changes, wish, expected):
         assert got == wanted, name
 
 
-def test_every_setting_says_why_and_where_from():
+def test_every_setting_has_a_reason_and_a_source():
     for machine in ("8xB300", "8xRTX PRO 6000", "8xMI355X"):
         for name in engines_for(parse_gpus(machine)):
-            found = made(machine, kimi("int4"), engine=name)
+            found = chosen_launch(machine, kimi("int4"), engine=name)
             for one in (*found.environment, *found.arguments):
                 assert one.reason, one
                 assert one.source, one
@@ -81,17 +81,17 @@ def test_every_setting_says_why_and_where_from():
 
 
 def test_the_cache_is_split_by_tokens_only_where_the_context_does_not_fit_otherwise():
-    roomy = made("4xRTX PRO 6000", kimi(experts=192))
-    tight = made("4xRTX PRO 6000", kimi(experts=192), concurrency=2)
+    roomy = chosen_launch("4xRTX PRO 6000", kimi(experts=192))
+    tight = chosen_launch("4xRTX PRO 6000", kimi(experts=192), concurrency=2)
     assert value(roomy, "decode_context_parallel") is None
     assert value(tight, "decode_context_parallel") == 4
     assert tight.fit.kv_tokens >= 2 * 262_144 > roomy.fit.kv_tokens >= 262_144
     assert value(tight, "max_num_seqs") == 2
-    assert value(made("8xB200"), "decode_context_parallel") is None
+    assert value(chosen_launch("8xB200"), "decode_context_parallel") is None
 
 
-def test_the_context_is_cut_to_what_fits_and_the_fit_is_of_what_is_served():
-    found = made("4xRTX PRO 6000", kimi(experts=208))
+def test_the_context_is_reduced_to_what_fits():
+    found = chosen_launch("4xRTX PRO 6000", kimi(experts=208))
     context = value(found, "max_model_len")
     assert 0 < context < 262_144
     assert context % 4096 == 0
@@ -103,15 +103,15 @@ def test_the_context_is_cut_to_what_fits_and_the_fit_is_of_what_is_served():
     assert found.fit.utilization == value(found, "gpu_memory_utilization") == 0.94
 
 
-def test_hopper_is_told_the_truth_about_nvfp4():
-    found = made("8xH200")
+def test_hopper_gets_a_warning_about_nvfp4():
+    found = chosen_launch("8xH200")
     assert warned(found, "sm_90 has no NVFP4 arithmetic, but the checkpoint works")
-    assert not warned(made("8xH200", kimi("int4")), "arithmetic")
+    assert not warned(chosen_launch("8xH200", kimi("int4")), "arithmetic")
 
 
 @pytest.mark.parametrize("machine", ["8xA100", "8xH100", "8xH200"])
 def test_mxfp4_of_compressed_tensors_runs_through_marlin_before_blackwell(machine):
-    found = made(machine, kimi("mxfp4_ct", experts=256))
+    found = chosen_launch(machine, kimi("mxfp4_ct", experts=256))
     assert found.engine == "vllm"
     assert warned(found, "runs compressed-tensors' MXFP4 experts through Marlin as W4A16")
     assert not warned(found, "CUTLASS")
@@ -119,64 +119,73 @@ def test_mxfp4_of_compressed_tensors_runs_through_marlin_before_blackwell(machin
 
 @pytest.mark.parametrize("machine", ["8xB200", "8xB300", "8xRTX PRO 6000"])
 def test_mxfp4_of_compressed_tensors_quantizes_activations_on_blackwell(machine):
-    found = made(machine, kimi("mxfp4_ct"))
+    found = chosen_launch(machine, kimi("mxfp4_ct"))
     assert found.engine == "vllm"
     assert warned(found, "also quantizes activations to MXFP4, although config.json declares weight-only quantization")
     assert not warned(found, "Marlin")
-    assert not warned(made(machine, kimi("mxfp4_ct", activations="mxfp4")), "declares weight-only")
-    assert not warned(made(machine, kimi("mxfp4_ct"), given=["moe_backend=b12x"]), "CUTLASS")
+    assert not warned(chosen_launch(machine, kimi("mxfp4_ct", activations="mxfp4")), "declares weight-only")
+    assert not warned(chosen_launch(machine, kimi("mxfp4_ct"), given=["moe_backend=b12x"]), "CUTLASS")
 
 
 @pytest.mark.parametrize("name", ["vllm-rocm", "sglang", "atom"])
 def test_cdna3_has_no_fp4_units(name):
     for machine in ("8xMI300X", "8xMI325X"):
-        assert warned(made(machine, kimi("mxfp4"), engine=name), "gfx942 has no FP4 matrix units")
-        assert not warned(made(machine, kimi("int4"), engine=name), "FP4 matrix units")
-    assert not warned(made("8xMI355X", kimi("mxfp4"), engine=name), "FP4 matrix units")
+        assert warned(chosen_launch(machine, kimi("mxfp4"), engine=name), "gfx942 has no FP4 matrix units")
+        assert not warned(chosen_launch(machine, kimi("int4"), engine=name), "FP4 matrix units")
+    assert not warned(chosen_launch("8xMI355X", kimi("mxfp4"), engine=name), "FP4 matrix units")
 
 
-def test_warnings_come_where_they_belong():
-    assert warned(made("8xB200"), "FlashInfer 0.6.16.post4 and 0.6.17 compute NaN")
-    assert not warned(made("8xRTX PRO 6000"), "compute NaN")
-    assert warned(made("8xB200", given=["moe_backend="]), "compute NaN")  # vLLM's own choice is TRT-LLM
+def test_warnings_appear_only_where_they_apply():
+    assert warned(chosen_launch("8xB200"), "FlashInfer 0.6.16.post4 and 0.6.17 compute NaN")
+    assert not warned(chosen_launch("8xRTX PRO 6000"), "compute NaN")
+    assert warned(chosen_launch("8xB200", given=["moe_backend="]), "compute NaN")  # vLLM's own choice is TRT-LLM
     for other in ({"given": ["moe_backend=cutlass"]}, {"version": "ngc-26.03.post1"}):
-        assert not warned(made("8xB200", **other), "compute NaN")
-    assert not warned(made("8xB200", kimi(experts=190)), "compute NaN")
-    assert warned(made("8xRTX PRO 6000"), "slower than the INT4 release through Marlin")
-    assert not warned(made("4xRTX PRO 6000", kimi(experts=192)), "slower than the INT4")  # which would not fit
-    assert warned(made("4xRTX PRO 6000", kimi(experts=192)), "tuned MoE kernel configurations exist only for 384")
-    assert not warned(made("8xB200", kimi(experts=192), engine="sglang"), "tuned MoE kernel")
-    assert warned(made("4xB200"), "answers consisting of '!!!!' are from 4xB200")
-    assert warned(made("4xB200", engine="sglang"), "answers consisting of '!!!!' are from 4xB200")
-    for roomy in (made("8xB200"), made("4xB300"), made("4xB200", kimi("int4")), made("4xB200", kimi(experts=192))):
+        assert not warned(chosen_launch("8xB200", **other), "compute NaN")
+    assert not warned(chosen_launch("8xB200", kimi(experts=190)), "compute NaN")
+    assert warned(chosen_launch("8xRTX PRO 6000"), "slower than the INT4 release through Marlin")
+    assert not warned(chosen_launch("4xRTX PRO 6000", kimi(experts=192)), "slower than the INT4")  # which would not fit
+    assert warned(
+        chosen_launch("4xRTX PRO 6000", kimi(experts=192)), "tuned MoE kernel configurations exist only for 384"
+    )
+    assert not warned(chosen_launch("8xB200", kimi(experts=192), engine="sglang"), "tuned MoE kernel")
+    assert warned(chosen_launch("4xB200"), "answers consisting of '!!!!' are from 4xB200")
+    assert warned(chosen_launch("4xB200", engine="sglang"), "answers consisting of '!!!!' are from 4xB200")
+    for roomy in (
+        chosen_launch("8xB200"),
+        chosen_launch("4xB300"),
+        chosen_launch("4xB200", kimi("int4")),
+        chosen_launch("4xB200", kimi(experts=192)),
+    ):
         assert not warned(roomy, "'!!!!'")
-    assert warned(made("8xB200", kimi(experts=192)), "no sampling setting prevents loops in open-ended prose")
-    assert not warned(made("8xB200", kimi(experts=320)), "no sampling setting prevents loops")
-    assert warned(made("8xB200", given=["max_num_batched_tokens=4096"]), "endless exclamation marks")
-    assert not warned(made("8xB200"), "endless exclamation marks")
+    assert warned(chosen_launch("8xB200", kimi(experts=192)), "no sampling setting prevents loops in open-ended prose")
+    assert not warned(chosen_launch("8xB200", kimi(experts=320)), "no sampling setting prevents loops")
+    assert warned(chosen_launch("8xB200", given=["max_num_batched_tokens=4096"]), "endless exclamation marks")
+    assert not warned(chosen_launch("8xB200"), "endless exclamation marks")
 
 
-def test_sglang_with_nvfp4_on_sm_120_only_for_those_who_insist():
+def test_sglang_with_nvfp4_on_sm_120_needs_a_named_backend():
     with pytest.raises(UsageError, match="reported to produce NaN") as caught:
-        made("8xRTX PRO 6000", engine="sglang")
+        chosen_launch("8xRTX PRO 6000", engine="sglang")
     assert "--set moe_backend" in caught.value.fix
-    assert warned(made("8xRTX PRO 6000", engine="sglang", given=["moe_backend=triton"]), "reported to produce NaN")
-    assert made("8xRTX PRO 6000", kimi("int4"), engine="sglang").engine == "sglang"
+    assert warned(
+        chosen_launch("8xRTX PRO 6000", engine="sglang", given=["moe_backend=triton"]), "reported to produce NaN"
+    )
+    assert chosen_launch("8xRTX PRO 6000", kimi("int4"), engine="sglang").engine == "sglang"
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.25.0", "ngc-26.03.post1", "0.32.0rc1"])
 def test_weights_only_nvfp4_needs_a_vllm_that_does_not_multiply_it_by_zero(version):
     weights_only = kimi(activations="none")
     with pytest.raises(UsageError, match="silently multiplies the experts of weight-only NVFP4 by 0"):
-        made("8xB300", weights_only, version=version)
-    assert made("8xB300", version=version).engine == "vllm"
-    assert made("8xB300", weights_only).version == "0.32.0"
-    assert warned(made("8xB300", weights_only, engine="sglang"), "54189")
-    assert not warned(made("8xB300", engine="sglang"), "54189")
+        chosen_launch("8xB300", weights_only, version=version)
+    assert chosen_launch("8xB300", version=version).engine == "vllm"
+    assert chosen_launch("8xB300", weights_only).version == "0.32.0"
+    assert warned(chosen_launch("8xB300", weights_only, engine="sglang"), "54189")
+    assert not warned(chosen_launch("8xB300", engine="sglang"), "54189")
 
 
 def test_a_build_that_reproduces_a_card_has_the_card_s_draft_in_its_own_spelling():
-    found = made("4xRTX PRO 6000", kimi(experts=192), version="voipmonitor-20260423", draft="auto")
+    found = chosen_launch("4xRTX PRO 6000", kimi(experts=192), version="voipmonitor-20260423", draft="auto")
     assert value(found, "speculative") == {
         "model": "lightseekorg/kimi-k2.6-eagle3-mla",
         "method": "eagle3",
@@ -185,7 +194,7 @@ def test_a_build_that_reproduces_a_card_has_the_card_s_draft_in_its_own_spelling
         "draft_attention_backend": "TRITON_MLA",
         "draft_kv_cache_dtype": "fp8",
     }
-    newer = value(made("4xRTX PRO 6000", kimi(experts=192), draft="auto"), "speculative")
+    newer = value(chosen_launch("4xRTX PRO 6000", kimi(experts=192), draft="auto"), "speculative")
     assert (newer["attention_backend"], newer["kv_cache_dtype"]) == ("TRITON_MLA", "fp8")
 
 
@@ -193,27 +202,27 @@ def test_text_only_leaves_the_vision_tower_out_of_the_count():
     def parts(found):
         return {share.name for share in found.fit.weights}
 
-    seeing, blind = made("8xB200"), made("8xB200", text_only=True)
+    seeing, blind = chosen_launch("8xB200"), chosen_launch("8xB200", text_only=True)
     assert parts(seeing) - parts(blind) == {"vision tower"}
     assert blind.fit.kv_tokens > seeing.fit.kv_tokens
-    sglang = made("8xB200", engine="sglang", text_only=True)
+    sglang = chosen_launch("8xB200", engine="sglang", text_only=True)
     assert "vision tower" in parts(sglang)
     assert warned(sglang, "no flag for --text-only")
 
 
 def test_remote_code_only_where_the_tokenizer_needs_it_with_the_files_that_run(tmp_path):
     (tmp_path / "tokenization_kimi.py").write_text("print('hello')\n")
-    found = made("8xB200", kimi(folder=tmp_path, remote_tokenizer=True))
+    found = chosen_launch("8xB200", kimi(folder=tmp_path, remote_tokenizer=True))
     assert value(found, "trust_remote_code") is True
     digest = hashlib.sha256(b"print('hello')\n").hexdigest()
     assert warned(found, f"tokenization_kimi.py sha256:{digest}")
-    assert "--trust-remote-code" not in made("8xB200", kimi(folder=tmp_path)).words
+    assert "--trust-remote-code" not in chosen_launch("8xB200", kimi(folder=tmp_path)).words
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_name_on_the_hub_is_pinned(engine):
     commit = "0123456789" * 4
-    found = made("8xB300", kimi(remote_tokenizer=True), hub=f"moonshotai/Kimi-K2.6@{commit}", engine=engine)
+    found = chosen_launch("8xB300", kimi(remote_tokenizer=True), hub=f"moonshotai/Kimi-K2.6@{commit}", engine=engine)
     assert "moonshotai/Kimi-K2.6" in found.words
     assert value(found, "revision") == commit
     assert value(found, "code_revision") == (commit if engine == "vllm" else None)
@@ -221,36 +230,36 @@ def test_a_name_on_the_hub_is_pinned(engine):
     assert warned(found, f"runs Python files of moonshotai/Kimi-K2.6 at commit {commit}")
 
 
-def test_what_the_folder_says_of_its_commit_pins_as_well():
-    found = made("8xB200", kimi(revision="b" * 40, remote_tokenizer=True), hub="moonshotai/Kimi-K2.6")
+def test_the_commit_of_the_folder_is_pinned():
+    found = chosen_launch("8xB200", kimi(revision="b" * 40, remote_tokenizer=True), hub="moonshotai/Kimi-K2.6")
     assert value(found, "revision") == value(found, "tokenizer_revision") == "b" * 40
 
 
 def test_set_overrides_adds_and_removes():
-    found = made(
+    found = chosen_launch(
         "8xB200", given=["kv-cache-dtype=auto", "prefix_caching=false", "env.NCCL_DEBUG=INFO", "block_size=32"]
     )
     assert value(found, "kv_cache_dtype") == "auto"
     assert "--enable-prefix-caching" not in found.words
     assert found.words[found.words.index("--block-size") + 1] == "32"
     assert value(found, "NCCL_DEBUG") == "INFO"
-    assert value(made("8xRTX PRO 6000", given=["env.NCCL_P2P_LEVEL="]), "NCCL_P2P_LEVEL") is None
-    assert value(made("8xB200", given=['compilation_config={"mode": 3}']), "compilation_config") == {"mode": 3}
+    assert value(chosen_launch("8xRTX PRO 6000", given=["env.NCCL_P2P_LEVEL="]), "NCCL_P2P_LEVEL") is None
+    assert value(chosen_launch("8xB200", given=['compilation_config={"mode": 3}']), "compilation_config") == {"mode": 3}
 
 
 def test_emulation_is_a_setting_like_others():
-    found = launch(kimi("mxfp4"), CPU, Wish(emulate=True, activations="off"))
+    found = launch(kimi("mxfp4"), CPU, LaunchOptions(emulate=True, activations="off"))
     assert value(found, "quantization") == "halfbyte_emulate"
     assert value(found, "HALFBYTE_EMULATE_ACTIVATIONS") == "off"
-    assert value(launch(kimi(), CPU, Wish(emulate=True)), "HALFBYTE_EMULATE_ACTIVATIONS") is None
+    assert value(launch(kimi(), CPU, LaunchOptions(emulate=True)), "HALFBYTE_EMULATE_ACTIVATIONS") is None
     assert value(found, "attention_backend") == "CPU_MLA"
     assert value(found, "dtype") == "float32"
     assert value(found, "max_model_len") == 4096
     assert value(found, "enforce_eager") is True
 
 
-def test_words_and_json_are_the_same_launch():
-    found = made("8xB300", draft="auto", port=8001)
+def test_arguments_and_json_describe_the_same_launch():
+    found = chosen_launch("8xB300", draft="auto", port=8001)
     data = json.loads(json.dumps(found.as_dict()))
     assert data["command"] == found.words
     assert found.words[-2:] == ["--port", "8001"]
@@ -260,9 +269,9 @@ def test_words_and_json_are_the_same_launch():
 
 
 def test_a_draft_takes_its_memory():
-    without, with_draft = made("8xB200"), made("8xB200", draft="auto")
+    without, with_draft = chosen_launch("8xB200"), chosen_launch("8xB200", draft="auto")
     assert with_draft.fit.kv_tokens < without.fit.kv_tokens
-    pruned = made("4xRTX PRO 6000", kimi(experts=192), draft="auto")
+    pruned = chosen_launch("4xRTX PRO 6000", kimi(experts=192), draft="auto")
     assert value(pruned, "speculative")["attention_backend"] == "TRITON_MLA"
     assert value(pruned, "decode_context_parallel") == 4
 
@@ -304,10 +313,10 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("machine", "changes", "wish", "what", "fix"), REFUSED)
-def test_what_cannot_work_is_refused_in_a_sentence(machine, changes, wish, what, fix):
+@pytest.mark.parametrize(("machine", "changes", "options", "what", "fix"), REFUSED)
+def test_impossible_launches_are_refused(machine, changes, options, what, fix):
     with pytest.raises(UsageError) as caught:
-        made(machine, kimi(**changes), **wish)
+        chosen_launch(machine, kimi(**changes), **options)
     assert what in caught.value.what
     assert fix in caught.value.fix
     assert "{" not in caught.value.what + caught.value.fix
@@ -315,74 +324,77 @@ def test_what_cannot_work_is_refused_in_a_sentence(machine, changes, wish, what,
 
 
 def test_naming_a_backend_lifts_the_refusal_with_a_warning():
-    found = made("8xB200", kimi("mxfp4"), given=["moe_backend=emulation"])
+    found = chosen_launch("8xB200", kimi("mxfp4"), given=["moe_backend=emulation"])
     assert value(found, "moe_backend") == "emulation"
     assert warned(found, "no run of this format on these GPUs is published")
-    assert value(made("8xMI355X", kimi(), given=["moe_backend=emulation"]), "moe_backend") == "emulation"
+    assert value(chosen_launch("8xMI355X", kimi(), given=["moe_backend=emulation"]), "moe_backend") == "emulation"
 
 
 @pytest.mark.parametrize(
-    ("machine", "changes", "wish", "what"),
+    ("machine", "changes", "options", "what"),
     [
         ("4xRTX PRO 6000", {}, {}, "it does not fit on 4xRTX PRO 6000: each GPU needs"),
         ("1xH200", {"experts": 192}, {}, "it does not fit on 1xH200"),
         ("4xRTX PRO 6000", {"experts": 192}, {"concurrency": 64, "context": 262_144}, "not for 64 times 262,144"),
     ],
 )
-def test_what_does_not_fit_is_a_failed_check_with_advice(machine, changes, wish, what):
+def test_a_launch_that_does_not_fit_is_a_failed_check_with_advice(machine, changes, options, what):
     with pytest.raises(CheckFailedError) as caught:
-        made(machine, kimi(**changes), **wish)
+        chosen_launch(machine, kimi(**changes), **options)
     assert what in caught.value.what
     assert caught.value.fix
     assert caught.value.exit_code == 1
 
 
-def test_leftover_gpus_are_not_forgotten():
-    found = made("8xB300", tp=4)
+def test_leftover_gpus_are_reported():
+    found = chosen_launch("8xB300", tp=4)
     assert found.gpus.count == 4
     assert warned(found, "4 of 8xB300 are used: start 2 copies")
     assert not any("stay" in note.text for note in found.warnings)
     assert warned(
-        made("7xB300", kimi(experts=192), tp=2), "2 of 7xB300 are used: start 3 copies on different ports and GPUs"
+        chosen_launch("7xB300", kimi(experts=192), tp=2),
+        "2 of 7xB300 are used: start 3 copies on different ports and GPUs",
     )
-    assert warned(made("7xB300", kimi(experts=192), tp=2), "copies on different ports and GPUs and 1 GPU stays unused")
+    assert warned(
+        chosen_launch("7xB300", kimi(experts=192), tp=2), "copies on different ports and GPUs and 1 GPU stays unused"
+    )
 
 
 @pytest.mark.parametrize(("count", "tp", "free"), [(3, 2, "1 GPU stays"), (5, 4, "1 GPU stays"), (6, 4, "2 GPUs stay")])
-def test_numbers_of_gpus_that_heads_do_not_divide_by(count, tp, free):
-    found = made(f"{count}xB300", kimi(experts=192))
+def test_gpu_counts_that_do_not_divide_the_heads(count, tp, free):
+    found = chosen_launch(f"{count}xB300", kimi(experts=192))
     assert (found.gpus.count, value(found, "tensor_parallel")) == (tp, tp)
     assert warned(found, f"{tp} of {count}xB300 are used: {free} unused")
     assert not warned(found, "copies")
 
 
-def test_heads_that_nobody_tells_are_not_divided():
+def test_an_unknown_number_of_heads_is_not_divided():
     served = kimi(experts=192)
-    found = made("6xB300", replace(served, heads=None, needs=replace(served.needs, heads=None)))
+    found = chosen_launch("6xB300", replace(served, heads=None, needs=replace(served.needs, heads=None)))
     assert found.gpus.count == 4
     reason = next(one.reason for one in found.arguments if one.name == "tensor_parallel")
     assert reason.startswith("tensor parallelism over 4 GPUs; config.json has no number of attention heads")
     assert all("None" not in one.reason for one in found.arguments)
 
 
-def test_a_context_that_nobody_tells_must_be_said():
+def test_an_unknown_context_must_be_specified():
     served = kimi()
     silent = replace(served, context=None, needs=replace(served.needs, context=None))
     with pytest.raises(UsageError, match="has no maximum context length") as caught:
-        made("8xB300", silent)
+        chosen_launch("8xB300", silent)
     assert caught.value.fix == "set it with --context N"
-    assert value(made("8xB300", silent, context=32_768), "max_model_len") == 32_768
+    assert value(chosen_launch("8xB300", silent, context=32_768), "max_model_len") == 32_768
 
 
 def test_more_gpus_than_a_machine_has():
-    found = made("16xB200")
+    found = chosen_launch("16xB200")
     assert found.gpus.count == 8
     assert warned(found, "16xB200 are usually 2 machines with 8 GPUs each, and this script is for one machine: run it")
-    assert warned(made("16xB200", tp=16), "--tp 16 over several machines needs a cluster")
-    assert warned(made("8xGB200"), "8xGB200 are usually 2 machines with 4 GPUs each")
-    assert not warned(made("8xB200"), "machines")
+    assert warned(chosen_launch("16xB200", tp=16), "--tp 16 over several machines needs a cluster")
+    assert warned(chosen_launch("8xGB200"), "8xGB200 are usually 2 machines with 4 GPUs each")
+    assert not warned(chosen_launch("8xB200"), "machines")
     with pytest.raises(CheckFailedError) as caught:
-        made("16xH100")
+        chosen_launch("16xH100")
     assert "16xH100 (2 machines, for which `serve` cannot write a script)" in caught.value.fix
 
 
@@ -390,5 +402,5 @@ def test_every_engine_has_a_default_version_and_an_image():
     for name, row in engines().items():
         assert row.version, name
         assert row.image, name
-    assert made("8xMI350X", kimi("int4"), engine="sglang").container.image.endswith("-rocm700-mi35x")
-    assert made("8xB200", engine="sglang").container.image == "lmsysorg/sglang:v0.5.9"
+    assert chosen_launch("8xMI350X", kimi("int4"), engine="sglang").container.image.endswith("-rocm700-mi35x")
+    assert chosen_launch("8xB200", engine="sglang").container.image == "lmsysorg/sglang:v0.5.9"

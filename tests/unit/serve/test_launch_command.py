@@ -12,7 +12,7 @@ import pytest
 MINI = Path(__file__).parents[3] / "models" / "kimi-mini"
 
 
-def test_a_script_is_printed_with_its_warnings_beside(halfbyte):
+def test_a_script_is_printed_and_warnings_go_to_stderr(halfbyte):
     code, printed, said = halfbyte("serve", MINI, "--gpus", "4xb200", "--draft", "lightseekorg/kimi-k2.6-eagle3-mla")
     assert code == 0
     assert printed.startswith("#!/usr/bin/env bash\n# Serve kimi-mini with vLLM 0.32.0 on 4xB200")
@@ -99,14 +99,14 @@ def test_all_engines_that_can_are_written(halfbyte, tmp_path):
         (["--run", "--emulate", "--hub", "a/b"], 2, "--emulate expands the local files", "--hub"),
     ],
 )
-def test_bad_input_gets_one_sentence(halfbyte, options, code, what, fix):
+def test_invalid_options_are_refused(halfbyte, options, code, what, fix):
     got, printed, said = halfbyte("serve", MINI, *options)
     assert (got, printed) == (code, "")
     assert what in said.splitlines()[0]
     assert any(line.strip().startswith("fix") and fix in line for line in said.splitlines())
 
 
-def test_a_folder_without_a_config_and_no_folder(halfbyte, tmp_path):
+def test_a_missing_folder_or_config_is_refused(halfbyte, tmp_path):
     code, _, said = halfbyte("serve", tmp_path, "--gpus", "8xB200")
     assert code == 2
     assert "config.json" in said
@@ -115,7 +115,7 @@ def test_a_folder_without_a_config_and_no_folder(halfbyte, tmp_path):
     assert "no checkpoint specified" in said
 
 
-def test_what_does_not_fit_leaves_with_one(halfbyte, monkeypatch):
+def test_a_launch_that_does_not_fit_exits_with_1(halfbyte, monkeypatch):
     from halfbyte.serve import gpus
 
     small = {name: gpus.replace(row, memory_nbytes=10**9) for name, row in gpus.known_gpus().items()}
@@ -157,7 +157,7 @@ def fake_vllm(tmp_path, monkeypatch):
     return install
 
 
-def test_run_starts_what_is_installed_as_it_was_decided(halfbyte, fake_vllm, tmp_path):
+def test_run_starts_the_installed_engine_with_the_chosen_settings(halfbyte, fake_vllm, tmp_path):
     notes = fake_vllm()
     out = tmp_path / "url"
     shell = f'echo "$HALFBYTE_URL $HALFBYTE_MODEL" > {out}'
@@ -176,7 +176,7 @@ def test_run_starts_what_is_installed_as_it_was_decided(halfbyte, fake_vllm, tmp
     assert out.read_text() == f"http://127.0.0.1:{port} kimi-mini\n"
 
 
-def test_run_with_a_guard_hands_on_the_guards_port_and_the_engine_has_another(halfbyte, fake_vllm, tmp_path):
+def test_run_with_a_guard_uses_the_guards_port_and_gives_the_engine_another(halfbyte, fake_vllm, tmp_path):
     pytest.importorskip("aiohttp")
     notes, out = fake_vllm(), tmp_path / "url"
     with socket.socket() as listener:
@@ -192,7 +192,7 @@ def test_run_with_a_guard_hands_on_the_guards_port_and_the_engine_has_another(ha
     assert words[words.index("--port") + 1] != str(free)
 
 
-def test_run_hands_the_exit_code_on(halfbyte, fake_vllm, tmp_path):
+def test_run_returns_the_exit_code_of_the_engine(halfbyte, fake_vllm, tmp_path):
     fake_vllm()
     code, _, _ = halfbyte("serve", MINI, "--run", "--emulate", "--exec", "exit 7", "--log", tmp_path / "log")
     assert code == 7
@@ -209,7 +209,7 @@ def test_run_works_where_a_thousand_files_are_open(halfbyte, fake_vllm, tmp_path
     assert code == 7
 
 
-def test_a_log_that_cannot_be_written_is_told_before_anything_starts(halfbyte, fake_vllm, tmp_path):
+def test_an_unwritable_log_is_refused_before_the_start(halfbyte, fake_vllm, tmp_path):
     notes = fake_vllm()
     code, _, said = halfbyte("serve", MINI, "--run", "--emulate", "--exec", "true", "--log", tmp_path)
     assert (code, notes.exists()) == (2, False)
@@ -217,7 +217,7 @@ def test_a_log_that_cannot_be_written_is_told_before_anything_starts(halfbyte, f
     assert "starting http" not in said
 
 
-def test_run_without_emulation_on_a_cpu_says_what_to_add(halfbyte, fake_vllm):
+def test_run_without_emulation_on_a_cpu_names_the_option(halfbyte, fake_vllm):
     fake_vllm()
     code, _, said = halfbyte("serve", MINI, "--run")
     assert code == 2
@@ -225,17 +225,17 @@ def test_run_without_emulation_on_a_cpu_says_what_to_add(halfbyte, fake_vllm):
     assert "--emulate" in said
 
 
-def test_run_on_a_cpu_asks_for_memory_first(halfbyte, fake_vllm, monkeypatch):
-    from halfbyte.serve import run_options
+def test_run_on_a_cpu_checks_memory_first(halfbyte, fake_vllm, monkeypatch):
+    from halfbyte.serve import installed
 
     notes = fake_vllm()
-    monkeypatch.setattr(run_options, "host_memory_nbytes", lambda: 10**6)
+    monkeypatch.setattr(installed, "host_memory_nbytes", lambda: 10**6)
     code, printed, said = halfbyte("serve", MINI, "--run", "--emulate", "--exec", "true")
     assert (code, printed, notes.exists()) == (1, "", False)
     assert "it does not fit this machine: the weights expanded to BF16 need" in said.splitlines()[0]
 
 
-def test_run_needs_to_know_the_gpus_and_a_version_that_will_do(halfbyte, fake_vllm):
+def test_run_needs_gpus_and_a_supported_version(halfbyte, fake_vllm):
     fake_vllm("0.14.0")
     code, _, said = halfbyte("serve", MINI, "--run")
     assert code == 2
@@ -255,7 +255,7 @@ def test_run_needs_to_know_the_gpus_and_a_version_that_will_do(halfbyte, fake_vl
         (["--then", "audit"], "'audit' is not a command that takes a URL"),
     ],
 )
-def test_run_refuses_what_would_do_nothing_here(halfbyte, fake_vllm, tmp_path, monkeypatch, options, what):
+def test_run_refuses_options_without_effect(halfbyte, fake_vllm, tmp_path, monkeypatch, options, what):
     notes = fake_vllm()
     monkeypatch.chdir(tmp_path)
     code, printed, said = halfbyte("serve", MINI, "--run", "--emulate", *options)
@@ -275,11 +275,11 @@ def test_run_refuses_what_would_do_nothing_here(halfbyte, fake_vllm, tmp_path, m
     ],
 )
 def test_run_is_offline_unless_something_is_on_the_hub(halfbyte, fake_vllm, tmp_path, monkeypatch, options, offline):
-    from halfbyte.serve import draft_choice
+    from halfbyte.serve import facts
 
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(draft_choice, "draft_of", lambda _folder: draft_choice.eagle3_mla())
-    monkeypatch.setattr(draft_choice, "_parts_of_draft", lambda _folder: {"fc", "kv_a_proj_with_mqa"})
+    monkeypatch.setattr(facts, "draft_of", lambda _folder: facts.eagle3_mla())
+    monkeypatch.setattr(facts, "_parts_of_draft", lambda _folder: {"fc", "kv_a_proj_with_mqa"})
     notes = fake_vllm("0.32.0")
     monkeypatch.chdir(tmp_path)
     code, _, said = halfbyte("serve", MINI, "--run", "--gpus", "1xB200", "--exec", "true", *options)
@@ -299,7 +299,7 @@ def test_help_names_only_commands_that_exist(halfbyte):
     )
 
 
-def test_run_takes_no_other_file_for_its_log(halfbyte, fake_vllm, tmp_path):
+def test_run_does_not_overwrite_another_file_with_its_log(halfbyte, fake_vllm, tmp_path):
     notes = fake_vllm()
     precious = tmp_path / "config.json"
     precious.write_text("{}")

@@ -9,17 +9,16 @@ from kimi_served import kimi
 from safetensors.torch import save_file
 
 from halfbyte.errors import UsageError
-from halfbyte.serve.draft import Draft, eagle3_mla
-from halfbyte.serve.draft_choice import draft_facts, draft_size
-from halfbyte.serve.facts import Wish
+from halfbyte.serve.facts import LaunchOptions, draft_facts, draft_size
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.launch import launch
+from halfbyte.serve.needs import Draft, eagle3_mla
 
 MINI = Path(__file__).parents[3] / "models" / "kimi-mini"
 
 
 def made(draft, machine="8xB200"):
-    return launch(kimi(), parse_gpus(machine), Wish(draft=draft))
+    return launch(kimi(), parse_gpus(machine), LaunchOptions(draft=draft))
 
 
 def draft_folder(folder, attention):
@@ -31,13 +30,13 @@ def draft_folder(folder, attention):
 
 
 @pytest.mark.parametrize("asked", ["", "foo", "/nonexistent", "./x/y", "~/draft", "a/b/c", "a/b@main", "a b/c"])
-def test_what_can_be_no_draft_is_refused(asked):
+def test_invalid_drafts_are_refused(asked):
     with pytest.raises(UsageError, match="neither a folder nor a Hub name") as caught:
         made(asked)
     assert "organization/name" in caught.value.fix
 
 
-def test_a_folder_of_a_model_is_no_draft():
+def test_a_model_folder_is_not_a_draft():
     with pytest.raises(UsageError, match="not an Eagle3 draft"):
         made(str(MINI))
 
@@ -60,7 +59,7 @@ def test_a_folder_of_a_draft_is_counted_from_its_headers(tmp_path, attention, ml
         ("me/mine-mla", eagle3_mla(), "assumed to be that of published MLA drafts"),
     ],
 )
-def test_a_size_that_is_a_guess_says_so(name, size, said):
+def test_an_estimated_draft_size_is_reported_as_such(name, size, said):
     found = made(name)
     assert draft_size(found.draft) == size
     notes = [note.text for note in found.warnings if "size of" in note.text]

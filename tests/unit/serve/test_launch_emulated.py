@@ -7,18 +7,18 @@ from kimi_served import kimi, needs
 
 from halfbyte.errors import CheckFailedError, UsageError
 from halfbyte.machine.resources import memory_facts
-from halfbyte.serve.facts import Wish
+from halfbyte.serve.facts import LaunchOptions
+from halfbyte.serve.fit import host_memory_nbytes, weights_nbytes
 from halfbyte.serve.gpus import parse_gpus
-from halfbyte.serve.host_memory import host_memory_nbytes, weights_nbytes
 from halfbyte.serve.launch import CPU, engines_for, launch
 
 FORMATS = ("nvfp4", "mxfp4", "mxfp4_ct", "int4")
 SMALL = 96  # experts, so that they fit in BF16 too
 
 
-def made(machine, format="nvfp4", experts=SMALL, **wish):
+def chosen_launch(machine, format="nvfp4", experts=SMALL, **options):
     served = kimi(format, experts=experts, source_experts=None)  # as if never pruned: more is said of such ones
-    return launch(served, parse_gpus(machine), Wish(emulate=True, **wish))
+    return launch(served, parse_gpus(machine), LaunchOptions(emulate=True, **options))
 
 
 def values(found):
@@ -39,15 +39,15 @@ def test_expanded_weights_are_counted():
 
 
 def test_a_model_that_fits_in_4_bits_only_is_refused():
-    assert launch(kimi(), parse_gpus("8xB200"), Wish()).fit.fits
+    assert launch(kimi(), parse_gpus("8xB200"), LaunchOptions()).fit.fits
     with pytest.raises(CheckFailedError, match="it does not fit on 8xB200: each GPU needs"):
-        made("8xB200", experts=384)
+        chosen_launch("8xB200", experts=384)
 
 
 @pytest.mark.parametrize("machine", ["8xB200", "8xB300", "8xH200", "8xRTX PRO 6000", "8xMI355X"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_settings_are_those_of_the_plugin_on_every_gpu(machine, format):
-    found = made(machine, format)
+    found = chosen_launch(machine, format)
     chosen = values(found)
     assert (chosen["quantization"], chosen["enforce_eager"]) == ("halfbyte_emulate", True)
     assert "moe_backend" not in chosen
@@ -58,18 +58,18 @@ def test_the_settings_are_those_of_the_plugin_on_every_gpu(machine, format):
 
 @pytest.mark.parametrize("machine", ["8xB200", "4xB200", "8xB300", "8xH200", "8xRTX PRO 6000", "8xMI355X"])
 @pytest.mark.parametrize("format", FORMATS)
-def test_nothing_is_said_of_kernels_that_do_not_run(machine, format):
-    said = " ".join(note.text for note in made(machine, format).warnings)
+def test_no_warnings_about_kernels_that_do_not_run(machine, format):
+    said = " ".join(note.text for note in chosen_launch(machine, format).warnings)
     for word in ("Marlin", "FlashInfer", "NaN", "slower than the INT4", "'!!!!'", "no run of this format"):
         assert word not in said
-    pruned = launch(kimi(format, experts=SMALL), parse_gpus(machine), Wish(emulate=True))
+    pruned = launch(kimi(format, experts=SMALL), parse_gpus(machine), LaunchOptions(emulate=True))
     assert not any("tuned MoE kernel" in note.text for note in pruned.warnings)
-    native = launch(kimi(experts=SMALL), parse_gpus("8xH200"), Wish())
+    native = launch(kimi(experts=SMALL), parse_gpus("8xH200"), LaunchOptions())
     assert any("Marlin" in note.text for note in native.warnings)
 
 
 @pytest.mark.parametrize(
-    ("wish", "what", "fix"),
+    ("options", "what", "fix"),
     [
         ({"ep": True}, "--emulate does not support expert parallelism", "leave out --ep"),
         ({"given": ["enforce_eager=false"]}, "--emulate needs enforce_eager", "leave out --set enforce_eager"),
@@ -82,9 +82,9 @@ def test_nothing_is_said_of_kernels_that_do_not_run(machine, format):
         ),
     ],
 )
-def test_what_the_plugin_would_refuse_is_refused_before_the_start(wish, what, fix):
+def test_emulation_that_the_plugin_refuses_is_refused_before_the_start(options, what, fix):
     with pytest.raises(UsageError) as caught:
-        made("8xB200", **wish)
+        chosen_launch("8xB200", **options)
     assert what in caught.value.what
     assert fix in caught.value.fix
 
@@ -94,10 +94,10 @@ def test_the_plugin_needs_its_version_on_a_cpu_and_on_rocm_as_well():
     with pytest.raises(
         UsageError, match=r"vLLM 0\.16\.0\+cpu is too old for kimi-k2\.6 with --emulate, which needs 0\.32\.0"
     ):
-        launch(kimi(), CPU, Wish(emulate=True, version="0.16.0+cpu"))
+        launch(kimi(), CPU, LaunchOptions(emulate=True, version="0.16.0+cpu"))
     with pytest.raises(UsageError, match=r"0\.31\.0\+rocm700 is too old for kimi-k2\.6 with --emulate"):
-        made("8xMI355X", version="0.31.0+rocm700")
-    assert made("8xMI355X", version="0.32.1+rocm700").engine == "vllm-rocm"
+        chosen_launch("8xMI355X", version="0.31.0+rocm700")
+    assert chosen_launch("8xMI355X", version="0.32.1+rocm700").engine == "vllm-rocm"
 
 
 def test_a_cpu_s_memory_is_counted_before_the_engine_starts():
@@ -109,14 +109,14 @@ def test_a_cpu_s_memory_is_counted_before_the_engine_starts():
     assert weights_nbytes(expanded, emulate=True, dtype="bfloat16") == experts + rest
     assert weights_nbytes(expanded, emulate=False, dtype="float32") == 2 * (experts + rest)
     enough = replace(CPU, memory_nbytes=experts + 2 * rest)
-    assert launch(kimi(), enough, Wish(emulate=True)).fit is None
+    assert launch(kimi(), enough, LaunchOptions(emulate=True)).fit is None
     with pytest.raises(
         CheckFailedError, match="it does not fit this machine: the weights expanded to BF16 need"
     ) as caught:
-        launch(kimi(), replace(enough, memory_nbytes=enough.memory_nbytes - 1), Wish(emulate=True))
+        launch(kimi(), replace(enough, memory_nbytes=enough.memory_nbytes - 1), LaunchOptions(emulate=True))
     assert "more memory" in caught.value.fix
     with pytest.raises(CheckFailedError, match="the weights as float32 need"):
-        launch(kimi("bf16"), enough, Wish())
+        launch(kimi("bf16"), enough, LaunchOptions())
 
 
 def test_this_machine_s_memory_is_known():

@@ -6,7 +6,7 @@ import pytest
 from kimi_served import kimi
 
 from halfbyte.errors import CheckFailedError, UsageError
-from halfbyte.serve.facts import Wish
+from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.fit import Load
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.launch import engines_for, launch
@@ -14,8 +14,8 @@ from halfbyte.serve.launch import engines_for, launch
 RTX = "8xRTX PRO 6000"
 
 
-def made(machine=RTX, served=None, **wish):
-    return launch(served or kimi("int4"), parse_gpus(machine), Wish(**wish))
+def chosen_launch(machine=RTX, served=None, **options):
+    return launch(served or kimi("int4"), parse_gpus(machine), LaunchOptions(**options))
 
 
 def value(found, name):
@@ -23,21 +23,21 @@ def value(found, name):
 
 
 @pytest.mark.parametrize("machine", ["8xB200", "8xB300", "8xH200", RTX, "8xMI355X"])
-def test_every_script_says_the_numbers_that_the_fit_counted_with(machine):
+def test_every_script_has_the_numbers_of_its_fit(machine):
     names = engines_for(parse_gpus(machine))
-    wishes = ({}, {"concurrency": 2}, {"context": 32_768}, {"given": ["max_num_seqs=16"]})
-    for name, wish in itertools.product(names, wishes):
-        found = made(machine, engine=name, **wish)
-        assert value(found, "max_num_seqs") == found.fit.concurrency, (name, wish)
+    all_options = ({}, {"concurrency": 2}, {"context": 32_768}, {"given": ["max_num_seqs=16"]})
+    for name, options in itertools.product(names, all_options):
+        found = chosen_launch(machine, engine=name, **options)
+        assert value(found, "max_num_seqs") == found.fit.concurrency, (name, options)
         counted = next(share.why for share in found.fit.reserve if share.name == "activations")
-        assert counted == f"of {value(found, 'max_num_batched_tokens'):,} tokens at once", (name, wish)
-        assert found.fit.utilization == value(found, "gpu_memory_utilization"), (name, wish)
-    assert value(made(machine), "max_num_seqs") == Load().sequences
+        assert counted == f"of {value(found, 'max_num_batched_tokens'):,} tokens at once", (name, options)
+        assert found.fit.utilization == value(found, "gpu_memory_utilization"), (name, options)
+    assert value(chosen_launch(machine), "max_num_seqs") == Load().sequences
 
 
-def test_the_requests_that_vllm_would_take_by_itself_do_not_fit_where_its_workspace_grows_with_them():
+def test_vllms_default_requests_do_not_fit_where_the_workspace_grows_with_them():
     with pytest.raises(CheckFailedError) as caught:
-        made(given=["max_num_seqs=1024"], dcp=8)
+        chosen_launch(given=["max_num_seqs=1024"], dcp=8)
     assert "it does not fit on 8xRTX PRO 6000" in caught.value.what
     assert "--set max_num_seqs=" in caught.value.fix
 
@@ -57,13 +57,16 @@ def test_the_requests_that_vllm_would_take_by_itself_do_not_fit_where_its_worksp
         ("mm_encoder_tp_mode=data", -1),
     ],
 )
-def test_what_is_set_is_counted(setting, change):
-    before, after = made(context=8192).fit.kv_tokens, made(context=8192, given=[setting]).fit.kv_tokens
+def test_the_fit_counts_with_set_values(setting, change):
+    before, after = (
+        chosen_launch(context=8192).fit.kv_tokens,
+        chosen_launch(context=8192, given=[setting]).fit.kv_tokens,
+    )
     assert (after - before) * change > 0
 
 
-def test_sglang_s_share_is_of_weights_and_cache_and_the_rest_must_find_room_beside_it():
-    inside, outside = made("8xB200").fit, made("8xB200", engine="sglang").fit
+def test_sglangs_memory_share_excludes_the_reserve():
+    inside, outside = chosen_launch("8xB200").fit, chosen_launch("8xB200", engine="sglang").fit
     assert inside.kv_nbytes == int(inside.gpus.memory_nbytes * 0.9) - inside.weights_nbytes - inside.reserve_nbytes
     assert outside.kv_nbytes == int(outside.gpus.memory_nbytes * 0.85) - outside.weights_nbytes
     assert any("outside the memory share, which leaves 28.7 GB for it" in line for line in outside.lines())
@@ -71,56 +74,57 @@ def test_sglang_s_share_is_of_weights_and_cache_and_the_rest_must_find_room_besi
     with pytest.raises(
         CheckFailedError, match=r"a memory share of 0\.99 leaves 1\.9 GB, not \S+ GB for activations"
     ) as caught:
-        made("8xB200", engine="sglang", given=["gpu_memory_utilization=0.99"])
+        chosen_launch("8xB200", engine="sglang", given=["gpu_memory_utilization=0.99"])
     said = caught.value.fix.partition(" to `halfbyte serve`")[0].rpartition("--set ")[2]
-    assert made("8xB200", engine="sglang", given=[said]).fit.fits
+    assert chosen_launch("8xB200", engine="sglang", given=[said]).fit.fits
 
 
 def test_atom_loads_no_vision_tower():
-    vllm, atom = (made("8xMI355X", kimi("mxfp4"), engine=name).fit for name in ("vllm-rocm", "atom"))
+    vllm, atom = (chosen_launch("8xMI355X", kimi("mxfp4"), engine=name).fit for name in ("vllm-rocm", "atom"))
     assert {one.name for one in vllm.weights} - {one.name for one in atom.weights} == {"vision tower"}
 
 
-def test_a_tower_that_nothing_is_said_of_is_split_as_vllm_does():
-    split = made(given=["mm_encoder_tp_mode=weights"]).fit
-    assert made(given=["mm_encoder_tp_mode="]).fit.weights == split.weights
+def test_the_vision_tower_is_split_as_vllm_does_by_default():
+    split = chosen_launch(given=["mm_encoder_tp_mode=weights"]).fit
+    assert chosen_launch(given=["mm_encoder_tp_mode="]).fit.weights == split.weights
 
 
-def test_the_blocks_are_as_large_as_they_are_set():
-    found = made(given=["block_size=256"]).fit
+def test_the_block_size_is_the_set_value():
+    found = chosen_launch(given=["block_size=256"]).fit
     assert found.kv_tokens % 256 == 0
     assert any("in blocks of 256" in line for line in found.lines())
 
 
-def test_as_many_guesses_are_counted_as_the_engine_is_told():
+def test_the_fit_counts_the_configured_draft_tokens():
     few, many = (
-        made(draft="auto", context=8192, given=[f'speculative={{"num_speculative_tokens": {tokens}}}'])
+        chosen_launch(draft="auto", context=8192, given=[f'speculative={{"num_speculative_tokens": {tokens}}}'])
         for tokens in (1, 7)
     )
     assert few.fit.kv_tokens > many.fit.kv_tokens
     few, many = (
-        made("8xB200", engine="sglang", draft="auto", given=[f"speculative_tokens={tokens}"]) for tokens in (4, 64)
+        chosen_launch("8xB200", engine="sglang", draft="auto", given=[f"speculative_tokens={tokens}"])
+        for tokens in (4, 64)
     )
     assert few.fit.reserve_nbytes < many.fit.reserve_nbytes
     with pytest.raises(UsageError, match="without --draft"):
-        made(given=['speculative={"method": "x"}'])
+        chosen_launch(given=['speculative={"method": "x"}'])
 
 
-def test_numbers_of_requests_that_contradict_each_other():
-    assert value(made(concurrency=1, given=["max_num_seqs=4"]), "max_num_seqs") == 4
+def test_contradictory_numbers_of_requests_are_refused():
+    assert value(chosen_launch(concurrency=1, given=["max_num_seqs=4"]), "max_num_seqs") == 4
     with pytest.raises(UsageError, match="--concurrency 8 exceeds max_num_seqs=4"):
-        made(concurrency=8, given=["max_num_seqs=4"])
+        chosen_launch(concurrency=8, given=["max_num_seqs=4"])
     with pytest.raises(UsageError, match=r"fewer batched tokens \(64\) than concurrent requests \(128\)"):
-        made(given=["max_num_batched_tokens=64"])
+        chosen_launch(given=["max_num_batched_tokens=64"])
 
 
 def test_a_draft_gets_the_memory_that_is_not_accounted_for():
-    assert value(made(), "gpu_memory_utilization") == 0.94
-    found = made(draft="auto")
+    assert value(chosen_launch(), "gpu_memory_utilization") == 0.94
+    found = chosen_launch(draft="auto")
     assert value(found, "gpu_memory_utilization") == found.fit.utilization == 0.9
     left = (0.94 - 0.9) * found.gpus.memory_nbytes
     assert left > 2.4e9
 
 
 def test_the_served_name_is_the_one_that_clients_send():
-    assert made(given=["served_name=kimi"]).name == "kimi"
+    assert chosen_launch(given=["served_name=kimi"]).name == "kimi"

@@ -22,11 +22,11 @@ def test_a_published_command_is_printed_to_the_letter(name, halfbyte):
     assert subprocess.run(["bash", "-n"], input=printed, text=True, check=False).returncode == 0
 
 
-def test_there_is_a_golden_file_for_each():
+def test_each_published_command_has_a_golden_file():
     assert sorted(path.stem for path in GOLDEN.glob("*.sh")) == sorted(NAMES)
 
 
-def test_what_the_publishers_set():
+def test_the_settings_of_published_commands():
     """Copied by hand from the cards, so that a golden file changed together with the data is noticed."""
     assert flags_of(publications()["wafer-k2.6-nvfp4"].command) == {
         "--model": "/model",
@@ -80,7 +80,7 @@ def test_every_difference_has_a_reason_and_every_reason_a_difference(ours):
         assert set(row.instead) <= {one.flag for one in found}, name
 
 
-def test_what_we_do_otherwise(ours):
+def test_our_differences_from_published_commands(ours):
     flags = {name: {one.flag for one in differences(row, ours[name])} for name, row in publications().items()}
     assert {"--enforce-eager", "--enable-auto-tool-choice"} <= flags["wafer-k2.6-nvfp4"]
     assert flags["wafer-k2.6-mxfp4"] == {"HSA_NO_SCRATCH_RECLAIM", "--max-num-seqs", "--max-num-batched-tokens"}
@@ -95,6 +95,6 @@ def test_the_card_of_192_experts_is_met_by_what_we_recommend(ours):
     assert (found.utilization, found.concurrency, found.kv_tokens) == (0.9, 1, 812_288)
 
 
-def test_the_page_of_differences_is_fresh(ours):
+def test_the_page_of_differences_is_up_to_date(ours):
     page = differences_page({name: (row, ours[name]) for name, row in publications().items()})
     assert PAGE.read_text() == page, "fix: python scripts/serve_differences.py"

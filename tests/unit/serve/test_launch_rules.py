@@ -8,10 +8,19 @@ from kimi_served import kimi
 
 from halfbyte.errors import CheckFailedError, RecipeError, UsageError
 from halfbyte.serve import settings
-from halfbyte.serve.conditions import When, version_key
-from halfbyte.serve.facts import Wish
+from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import parse_gpus
-from halfbyte.serve.knowledge import drafts, engine, engines, publications, published, read_rules, rules
+from halfbyte.serve.knowledge import (
+    When,
+    drafts,
+    engine,
+    engines,
+    publications,
+    published,
+    read_rules,
+    rules,
+    version_key,
+)
 from halfbyte.serve.launch import CPU, launch
 
 GOOD = """\
@@ -37,7 +46,7 @@ GOOD = """\
         (GOOD.replace("cutlass", "cutlass\n  to: marlin"), "duplicate key 'to'", "rules.yaml:3"),
     ],
 )
-def test_a_rule_that_is_not_right_is_named_with_its_line(text, what, where):
+def test_an_invalid_rule_is_reported_with_its_line(text, what, where):
     with pytest.raises(RecipeError) as caught:
         read_rules(text, "rules.yaml")
     assert what in caught.value.what
@@ -75,7 +84,7 @@ def test_the_first_rule_that_holds_wins_and_null_is_a_decision():
         ({"arch": "sm_90", "ep": True}, {"arch": "sm_90", "ep": False}, False),
     ],
 )
-def test_conditions(condition, fact, holds):
+def test_conditions_hold_for_matching_facts(condition, fact, holds):
     assert When.model_validate(condition).holds(fact) is holds
 
 
@@ -94,7 +103,7 @@ def test_engines_and_rules_speak_of_the_same_settings():
     assert all(rule.source for rule in rules())
 
 
-def test_everything_reads():
+def test_every_data_file_is_valid():
     assert set(engines()) == {"vllm", "vllm-rocm", "sglang", "atom"}
     assert {"kimi-k2.5", "kimi-k2.6", "kimi-k2.7-code"} == set(drafts())
     assert len(publications()) == 4
@@ -103,19 +112,19 @@ def test_everything_reads():
     assert caught.value.fix == "did you mean 'wafer-k2.6-nvfp4'?"
 
 
-def test_every_rule_is_of_use(monkeypatch):
+def test_every_rule_applies_to_some_launch(monkeypatch):
     """Over all machines, engines, formats and options, each rule decides at least once."""
     decided = set()
     spy_on(monkeypatch, decided)
     for machine, format, name in itertools.product(MACHINES, FORMATS, engines()):
         for options, changes in CASES:
             try:
-                launch(kimi(format, **changes), parse_gpus(machine), Wish(engine=name, **options))
+                launch(kimi(format, **changes), parse_gpus(machine), LaunchOptions(engine=name, **options))
             except (UsageError, CheckFailedError):
                 continue
     for format, options in itertools.product(("nvfp4", "bf16"), ({"emulate": True, "activations": "off"}, {})):
         try:
-            launch(kimi(format), CPU, Wish(**options))
+            launch(kimi(format), CPU, LaunchOptions(**options))
         except UsageError:
             continue
     unused = [rule for rule in rules() if id(rule) not in decided]

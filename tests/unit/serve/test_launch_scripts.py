@@ -11,7 +11,7 @@ import pytest
 from kimi_served import kimi
 
 from halfbyte.errors import UsageError
-from halfbyte.serve.facts import Wish
+from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.launch import engines_for, launch
 from halfbyte.serve.render import as_json, docker_script, docker_words, files, script, write_files
@@ -43,8 +43,8 @@ def run_script(tmp_path):
     return run
 
 
-def made(machine="8xRTX PRO 6000", served=None, **wish):
-    return launch(served or kimi("int4"), parse_gpus(machine), Wish(**wish))
+def chosen_launch(machine="8xRTX PRO 6000", served=None, **options):
+    return launch(served or kimi("int4"), parse_gpus(machine), LaunchOptions(**options))
 
 
 @pytest.mark.parametrize(
@@ -56,30 +56,30 @@ def made(machine="8xRTX PRO 6000", served=None, **wish):
         ("8xMI350X", "atom", "python"),
     ],
 )
-def test_the_program_gets_the_words_of_the_launch(run_script, tmp_path, machine, engine, program):
+def test_the_script_passes_the_arguments_of_the_launch(run_script, tmp_path, machine, engine, program):
     folder = tmp_path / AWKWARD
-    found = made(machine, kimi("int4", folder=folder), engine=engine)
+    found = chosen_launch(machine, kimi("int4", folder=folder), engine=engine)
     got = run_script(script(found), program)
     assert got["argv"][1:] == found.words[1:]
     assert str(folder) in got["argv"]
     assert {row.flag: str(row.value) for row in found.environment}.items() <= got["env"].items()
 
 
-def test_model_and_port_come_from_outside_and_more_arguments_go_on(run_script):
-    got = run_script(script(made()), "vllm", "--seed", "1 2", MODEL="/else where/'m'", PORT="9")
+def test_model_port_and_more_arguments_can_be_passed_to_the_script(run_script):
+    got = run_script(script(chosen_launch()), "vllm", "--seed", "1 2", MODEL="/else where/'m'", PORT="9")
     assert got["argv"][1:3] == ["serve", "/else where/'m'"]
     assert got["argv"][-4:] == ["--port", "9", "--seed", "1 2"]
 
 
 def test_json_values_arrive_as_one_word(run_script):
-    got = run_script(script(made(draft="lightseekorg/kimi-k2.6-eagle3-mla")), "vllm")
+    got = run_script(script(chosen_launch(draft="lightseekorg/kimi-k2.6-eagle3-mla")), "vllm")
     words = got["argv"]
     assert json.loads(words[words.index("--speculative-config") + 1])["method"] == "eagle3"
 
 
 def test_a_name_cannot_leave_its_comment_or_its_quotes(run_script, tmp_path):
     folder = tmp_path / "a\nrm -rf b\n'; echo c"
-    found = made(served=kimi("int4", folder=folder))
+    found = chosen_launch(served=kimi("int4", folder=folder))
     hostile = replace(found, warnings=(Note("look\nout; $(id)\x1b[2J", "a\rcard"),))
     assert "\x1b" not in script(hostile)  # it would clear the reader's screen
     got = run_script(script(hostile), "vllm")
@@ -89,7 +89,7 @@ def test_a_name_cannot_leave_its_comment_or_its_quotes(run_script, tmp_path):
 
 def test_docker_gets_the_folder_the_cache_and_the_variables(run_script, tmp_path):
     folder = tmp_path / "a model"
-    found = made(served=kimi("int4", folder=folder), docker=True)
+    found = chosen_launch(served=kimi("int4", folder=folder), docker=True)
     words = run_script(docker_script(found), "docker")["argv"]
     assert words[1:3] == ["run", "--rm"]
     assert f"{folder}:/model:ro" in words
@@ -109,7 +109,7 @@ def test_docker_gets_the_folder_the_cache_and_the_variables(run_script, tmp_path
     [(None, ""), ("127.0.0.1", "127.0.0.1:"), ("localhost", "127.0.0.1:"), ("0.0.0.0", ""), ("::1", "[::1]:")],
 )
 def test_docker_can_be_reached_whatever_the_engine_s_own_host_is(run_script, machine, engine, host, published):
-    found = made(machine, engine=engine, given=[f"host={host}"] if host else [])
+    found = chosen_launch(machine, engine=engine, given=[f"host={host}"] if host else [])
     words = run_script(docker_script(found), "docker")["argv"][1:]
     assert words[words.index("-p") + 1] == f"{published}{found.port}:{found.port}"
     assert [words[index + 1] for index, word in enumerate(words) if word == "--host"] == ["0.0.0.0"]
@@ -118,18 +118,18 @@ def test_docker_can_be_reached_whatever_the_engine_s_own_host_is(run_script, mac
 
 
 def test_json_has_the_docker_command_where_there_is_one(tmp_path):
-    found = made()
+    found = chosen_launch()
     assert as_json([found])["launches"][0]["docker"] == docker_words(found)
-    assert as_json([made(served=kimi("int4", folder=Path("/a:b")))])["launches"][0]["docker"] is None
-    hub = made("8xB300", kimi(), hub="a/b@" + "1" * 40)
+    assert as_json([chosen_launch(served=kimi("int4", folder=Path("/a:b")))])["launches"][0]["docker"] is None
+    hub = chosen_launch("8xB300", kimi(), hub="a/b@" + "1" * 40)
     assert docker_words(hub)[docker_words(hub).index("vllm/vllm-openai:v0.32.0") + 1] == "a/b"
 
 
 def test_docker_of_a_build_and_of_amd(run_script):
-    words = run_script(docker_script(made("8xB300", kimi(), version="ngc-26.03.post1")), "docker")["argv"]
+    words = run_script(docker_script(chosen_launch("8xB300", kimi(), version="ngc-26.03.post1")), "docker")["argv"]
     assert words[words.index("nvcr.io/nvidia/vllm:26.03.post1-py3") + 1 :][:3] == ["vllm", "serve", "/model"]
     assert "--entrypoint=" in words
-    words = run_script(docker_script(made("8xMI350X", engine="atom")), "docker")["argv"]
+    words = run_script(docker_script(chosen_launch("8xMI350X", engine="atom")), "docker")["argv"]
     assert words[words.index("rocm/atom-dev:latest") + 1 :][:4] == [
         "python",
         "-m",
@@ -140,27 +140,27 @@ def test_docker_of_a_build_and_of_amd(run_script):
 
 
 def test_docker_of_a_name_on_the_hub_mounts_nothing(run_script):
-    found = made("8xB300", kimi(), hub="a/b@" + "1" * 40)
+    found = chosen_launch("8xB300", kimi(), hub="a/b@" + "1" * 40)
     words = run_script(docker_script(found), "docker")["argv"]
     assert words[words.index("vllm/vllm-openai:v0.32.0") + 1] == "a/b"
     assert not any("/model" in word for word in words)
 
 
-def test_what_a_container_would_not_see_is_refused(tmp_path):
-    colon = made(served=kimi("int4", folder=Path("/a:b")))
+def test_paths_outside_the_container_are_refused(tmp_path):
+    colon = chosen_launch(served=kimi("int4", folder=Path("/a:b")))
     with pytest.raises(UsageError, match="a path with a colon"):
         docker_script(colon)
     assert "docker-run.sh" not in files([colon])
     (tmp_path / "config.json").symlink_to("/elsewhere")
     with pytest.raises(UsageError, match="symlinks that a container cannot follow"):
-        docker_script(made(served=kimi("int4", folder=tmp_path)))
+        docker_script(chosen_launch(served=kimi("int4", folder=tmp_path)))
     with pytest.raises(UsageError, match="the draft's folder is not mounted in the container"):
-        docker_script(replace(made(), draft=str(tmp_path)))
+        docker_script(replace(chosen_launch(), draft=str(tmp_path)))
 
 
 @pytest.mark.parametrize("machine", ["8xB200", "8xB300", "8xH200", "8xRTX PRO 6000", "8xMI355X"])
-def test_scripts_are_right_for_shells_and_say_why(machine, tmp_path):
-    launches = [made(machine, engine=name) for name in engines_for(parse_gpus(machine))]
+def test_scripts_are_valid_and_give_reasons(machine, tmp_path):
+    launches = [chosen_launch(machine, engine=name) for name in engines_for(parse_gpus(machine))]
     for name, text in files(launches).items():
         if name.endswith(".json"):
             continue
@@ -177,16 +177,16 @@ def test_scripts_are_right_for_shells_and_say_why(machine, tmp_path):
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 @pytest.mark.parametrize("machine", ["8xB300", "8xRTX PRO 6000", "8xMI355X"])
-def test_shellcheck_has_nothing_to_say(machine):
-    launches = [made(machine, engine=name) for name in engines_for(parse_gpus(machine))]
+def test_shellcheck_accepts_the_scripts(machine):
+    launches = [chosen_launch(machine, engine=name) for name in engines_for(parse_gpus(machine))]
     for name, text in files(launches).items():
         if name.endswith(".sh"):
             done = subprocess.run(["shellcheck", "-"], input=text, text=True, capture_output=True, check=False)
             assert done.returncode == 0, f"{name}: {done.stdout}"
 
 
-def test_files_are_written_whole_and_again(tmp_path):
-    found = files([made(), made(engine="sglang", served=kimi("int4"))])
+def test_script_files_are_written_and_overwritten(tmp_path):
+    found = files([chosen_launch(), chosen_launch(engine="sglang", served=kimi("int4"))])
     written = write_files(tmp_path / "out", found)
     names = ["serve-vllm.sh", "docker-run.sh", "serve-sglang.sh", "docker-run-sglang.sh", "serve.json"]
     assert [path.name for path in written] == names
@@ -197,17 +197,17 @@ def test_files_are_written_whole_and_again(tmp_path):
 
 
 @pytest.mark.parametrize("length", range(30, 90))
-def test_ours_are_known_again_however_their_first_line_wraps(tmp_path, length):
-    found = files([made(served=kimi("int4", folder=Path("/" + "a" * length)))])
+def test_our_scripts_are_recognized_however_their_first_line_wraps(tmp_path, length):
+    found = files([chosen_launch(served=kimi("int4", folder=Path("/" + "a" * length)))])
     write_files(tmp_path, found)
     write_files(tmp_path, found)
 
 
 @pytest.mark.parametrize("name", ["serve-vllm.sh", "serve.json"])
-def test_a_file_of_somebody_else_is_left_alone_and_nothing_is_written(tmp_path, name):
+def test_a_foreign_file_is_kept_and_nothing_is_written(tmp_path, name):
     (tmp_path / name).write_text("mine\n")
     with pytest.raises(UsageError, match="halfbyte did not write"):
-        write_files(tmp_path, files([made()]))
+        write_files(tmp_path, files([chosen_launch()]))
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine\n")]
 
 
@@ -215,4 +215,4 @@ def test_a_link_is_not_followed(tmp_path):
     (tmp_path / "target").write_text("written by `halfbyte serve`\n")
     (tmp_path / "serve.json").symlink_to(tmp_path / "target")
     with pytest.raises(UsageError, match="halfbyte did not write"):
-        write_files(tmp_path, files([made()]))
+        write_files(tmp_path, files([chosen_launch()]))

@@ -14,10 +14,9 @@ from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, output_con
 from halfbyte.plan.manifest import make_plan
 from halfbyte.recipe.load import load_recipe, recipe_names
 from halfbyte.serve.checkpoint_facts import served
-from halfbyte.serve.facts import Wish
+from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import known_gpus
-from halfbyte.serve.launch import launch
-from halfbyte.serve.planned_fit import planned_fit
+from halfbyte.serve.launch import launch, planned_fit
 
 COUNTS = (1, 2, 4, 8)
 FROM_NVFP4 = ("kimi-k2.6-nvfp4-reap192",)
@@ -62,7 +61,7 @@ def planned(source, recipe):
 def by_serve(checkpoint, gpus):
     """Return the engine and the fit of `serve --gpus`, or None with its error and fix."""
     try:
-        chosen = launch(checkpoint, gpus, Wish())
+        chosen = launch(checkpoint, gpus, LaunchOptions())
     except (CheckFailedError, UsageError) as error:
         return None, error.what.removeprefix(f"it does not fit on {gpus}: "), error.fix
     return f"{chosen.title} {chosen.version}", chosen.fit, None
@@ -105,7 +104,7 @@ def test_the_commands_print_the_same_numbers(sources, halfbyte, tmp_path, gpus, 
     assert f", {how}, no draft, up to 128 concurrent requests" in printed
 
 
-def test_what_serve_refuses_does_not_fit(sources, halfbyte):
+def test_a_launch_that_serve_refuses_does_not_fit(sources, halfbyte):
     ask = ("plan", sources["int4"], "-r", "kimi-k2.6-mxfp4-wafer", "--no-measure", "--fit", "8xB200")
     code, printed, error = halfbyte(*ask)
     assert code == 1
@@ -125,7 +124,7 @@ def test_the_spelling_of_mxfp4_decides_where_it_runs(sources, halfbyte, gpus, fi
     assert fits or "compressed-tensors' MXFP4" in found["problem"]
 
 
-def test_gpus_that_are_left_over_are_named(sources, halfbyte):
+def test_leftover_gpus_are_named(sources, halfbyte):
     ask = ("plan", sources["int4"], "-r", "kimi-k2.6-nvfp4-nvidia", "--no-measure", "--fit", "3xB200")
     code, printed, _ = halfbyte(*ask)
     assert code == 0

@@ -54,7 +54,7 @@ def test_a_whole_checkpoint_is_known_by_name(pico, kind):
         ("mxfp4", "weight_scale", "weight_scale is missing"),
     ],
 )
-def test_a_scale_that_is_not_there(pico, kind, suffix, said):
+def test_a_missing_scale_is_refused(pico, kind, suffix, said):
     folder = pico(kind)
     change_tensors(folder, lambda tensors: tensors.pop(f"{EXPERT}.up_proj.{suffix}", None))
     with pytest.raises(CheckpointError, match=said) as caught:
@@ -62,7 +62,7 @@ def test_a_scale_that_is_not_there(pico, kind, suffix, said):
     assert f"{EXPERT}.up_proj" in str(caught.value)
 
 
-def test_a_scale_that_nobody_reads(pico):
+def test_an_unused_scale_is_refused(pico):
     folder = pico("mxfp4")
 
     def edit(tensors):
@@ -121,14 +121,14 @@ def deliver(delivered, skip=(), lost=()):
 PARTS = [f"{expert}.{name}" for expert in range(2) for name in ("gate_proj", "up_proj", "down_proj")]
 
 
-def test_what_came_is_enough():
+def test_complete_loads_pass():
     delivered = LoadedTensors("m")
     assert len(deliver(delivered)) == 6
     delivered.refuse_missing(PARTS, ["weight"])
 
 
 @pytest.mark.parametrize("how", ["skip", "lost"])
-def test_what_did_not_come_is_named(how):
+def test_missing_tensors_are_named(how):
     delivered = LoadedTensors("layers.1.mlp.experts")
     deliver(delivered, **{how: [(1, "w3")]})
     with pytest.raises(CheckpointError, match=r"never loaded its weight and .*layers\.1\.mlp\.experts\.1\.up_proj"):
@@ -155,7 +155,7 @@ def test_inputs_are_quantized_as_compare_does():
     assert fake_of("int4", None) is None
 
 
-def test_the_switch_knows_two_words(monkeypatch):
+def test_the_activations_variable_has_two_values(monkeypatch):
     monkeypatch.delenv(SWITCH, raising=False)
     assert activations_wanted()
     monkeypatch.setenv(SWITCH, "off")
@@ -166,7 +166,7 @@ def test_the_switch_knows_two_words(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["int4-g64", "fp8-block-k2", "fp8-channel", "nvfp4", "nvfp4_ct", "mxfp4"])
-def test_room_is_made_for_what_is_stored(pico, kind):
+def test_parameters_have_the_stored_shapes(pico, kind):
     from halfbyte.formats.registry import FORMATS
 
     linear = next(one for one in describe(open_checkpoint(pico(kind))).linears.values() if one.role == "routed_experts")
@@ -191,7 +191,7 @@ def test_the_scan_does_not_see_llvmlite_and_nothing_is_lost(monkeypatch):
     hide_llvmlite_from_scan(SimpleNamespace())  # another vLLM
 
 
-def test_a_vllm_that_is_not_as_expected_starts_all_the_same(monkeypatch, caplog):
+def test_an_unsupported_vllm_starts_with_a_warning(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "vllm", None)  # nothing can be imported from it
     monkeypatch.delitem(sys.modules, "vllm.model_executor.layers.quantization", raising=False)
     register()

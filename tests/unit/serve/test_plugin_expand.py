@@ -63,7 +63,7 @@ def as_stored(format, arrays):
 
 @pytest.mark.parametrize(("format", "arrays"), CASES)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_it_is_the_codecs_decoder_to_the_bit(format, arrays, device):
+def test_expansion_matches_the_codec_bit_for_bit(format, arrays, device):
     first = FORMATS[format].tensors[0]
     rows, columns = arrays[first.suffix].shape
     expected = decode(Encoded(format, (rows, columns * first.columns), arrays))

@@ -73,14 +73,14 @@ SENSELESS = [
 
 
 @pytest.mark.parametrize(("format", "tensors", "suffix"), SENSELESS)
-def test_what_makes_no_sense_is_refused(format, tensors, suffix):
+def test_invalid_scales_are_refused(format, tensors, suffix):
     with pytest.raises(CheckpointError, match=suffix) as caught:
         refuse_invalid_scales("layers.1.mlp.experts.7.up_proj", format, tensors)
     assert "layers.1.mlp.experts.7.up_proj" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_two_scales_where_engines_use_one():
+def test_different_scales_are_refused_where_engines_use_one():
     same, other = torch.tensor(0.25), torch.tensor(0.25) * (1 + 2**-20)
     refuse_different_scales("m", "input_scale", {"gate_proj": same, "up_proj": same.clone()})
     refuse_different_scales("m", "input_scale", {"down_proj": same})

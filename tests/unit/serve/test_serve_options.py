@@ -5,7 +5,7 @@ from ignore_list import with_ignore_list
 from kimi_served import kimi
 
 from halfbyte.errors import UsageError
-from halfbyte.serve.facts import Wish
+from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.launch import launch
 from halfbyte.serve.render import docker_script
@@ -21,7 +21,7 @@ from halfbyte.serve.render import docker_script
         (["--set", "host=::1"], "--set has no effect with --like"),
     ],
 )
-def test_like_stands_alone(halfbyte, options, what):
+def test_like_excludes_other_options(halfbyte, options, what):
     assert halfbyte("serve", "--like", "wafer-k2.6-nvfp4", "--json")[0] == 0
     code, printed, said = halfbyte("serve", "--like", "wafer-k2.6-nvfp4", *options)
     assert (code, printed) == (2, "")
@@ -38,7 +38,7 @@ def test_an_exec_without_a_command(halfbyte, pico, empty):
     assert (code, "--exec is empty" in said) == (2, True)
 
 
-def test_an_engine_that_nobody_knows_and_one_that_is_not_started_here(halfbyte, pico):
+def test_unknown_engines_and_engines_that_cannot_run_are_refused(halfbyte, pico):
     folder = pico("bf16")
     assert "unknown engine 'vlm'" in halfbyte("serve", folder, "--run", "--engine", "vlm")[2]
     assert "--run does not support atom" in halfbyte("serve", folder, "--run", "--engine", "atom")[2]
@@ -59,7 +59,7 @@ def test_an_option_without_its_value_names_the_command_or_the_values(halfbyte, o
 
 
 @pytest.mark.parametrize("below", ["halfbyte", "halfbyte/scripts"])
-def test_scripts_do_not_lie_beside_the_plan(halfbyte, pico, below):
+def test_scripts_are_not_written_next_to_the_plan(halfbyte, pico, below):
     folder = pico("bf16")
     code, _, said = halfbyte("serve", folder, "--gpus", "1xB200", "--write", folder / below)
     assert code == 2
@@ -67,13 +67,13 @@ def test_scripts_do_not_lie_beside_the_plan(halfbyte, pico, below):
     assert not (folder / "halfbyte").exists()
 
 
-def test_scripts_for_the_card_lie_in_one_place_beside_the_plan(halfbyte, pico):
+def test_scripts_for_the_card_have_one_folder(halfbyte, pico):
     folder = with_ignore_list(pico("nvfp4"))
     assert halfbyte("serve", folder, "--gpus", "1xB200", "--write", folder / "halfbyte/serve")[0] == 0
     assert (folder / "halfbyte/serve/serve.json").is_file()
 
 
-def test_a_folder_that_begins_with_a_dash(halfbyte, pico, tmp_path, monkeypatch):
+def test_a_folder_that_starts_with_a_dash(halfbyte, pico, tmp_path, monkeypatch):
     folder = with_ignore_list(pico("nvfp4")).rename(tmp_path / "-dash")
     code, printed, said = halfbyte("serve", folder, "--gpus", "1xB200")
     assert code == 0
@@ -87,7 +87,7 @@ def test_a_folder_that_begins_with_a_dash(halfbyte, pico, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize(("host", "fine"), [("10.0.0.1", True), ("localhost", True), ("gpu-box.lan", False)])
 def test_docker_publishes_at_numbers(host, fine):
-    made = launch(kimi(), parse_gpus("8xB200"), Wish(given=(f"host={host}",)))
+    made = launch(kimi(), parse_gpus("8xB200"), LaunchOptions(given=(f"host={host}",)))
     if fine:
         assert "-p " in docker_script(made)
     else:

@@ -35,7 +35,7 @@ def test_names_and_commands_with_options():
     assert then_commands([], HERE) == []
 
 
-def test_reading_changes_nothing_for_the_engine():
+def test_parsing_then_does_not_change_the_engine():
     before = dict(os.environ)
     then_commands([f"eval --suite mini --data-dir {ROOT}"], HERE)
     assert dict(os.environ) == before
@@ -55,7 +55,7 @@ def test_reading_changes_nothing_for_the_engine():
         ("eval --suite mini --data-dir /", "data"),
     ],
 )
-def test_what_would_fail_is_said_before_the_start(asked, what, capsys):
+def test_then_commands_that_would_fail_are_refused_before_the_start(asked, what, capsys):
     with pytest.raises(UsageError, match=what):
         then_commands([asked], HERE)
 

@@ -1,6 +1,9 @@
-"""Pass a streamed response on unchanged until a choice starts to loop.
+"""Split a response into server-sent events, and pass them on unchanged until a choice starts to loop.
 
-That choice then ends with finish_reason "repetition", and its later chunks are dropped. When all choices have ended,
+An event ends at an empty line. Events are kept as bytes, so characters split across reads stay intact and the proxy
+passes on exactly the bytes it received.
+
+A looping choice ends with finish_reason "repetition", and its later chunks are dropped. When all choices have ended,
 the request is cancelled. A choice truncated by the token limit inside a loop also ends with "repetition" instead of
 "length", because a client that continues after "length" would get more repetitions. Text and reasoning are checked.
 Tool calls are not: their arguments are data, which may repeat.
@@ -12,11 +15,15 @@ EVERY characters, and once more at the end of a truncated choice.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Generator
 from typing import Any, cast
 
 from halfbyte.degeneracy.watch import Loop, LoopWatch
-from halfbyte.serve.loop_proxy.events import data_of
+
+_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_DATA = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
+LONGEST_NBYTES = 1 << 23  # longer than an event with an image; beyond it the stream is passed on unparsed
 
 FINISH_REASON = "repetition"
 _CUT = "length"  # finish_reason of a choice that reached the token limit
@@ -24,6 +31,39 @@ DONE = b"[DONE]"
 _FIELDS = ("content", "reasoning_content", "reasoning", "text")  # of a delta; `text` is of /v1/completions
 _COPIED = ("id", "object", "created", "model", "system_fingerprint")
 MOST_CHOICES = 128  # watched per response, to bound memory
+
+
+class EventReader:
+    """Splits pieces of a stream into events and buffers only an incomplete one."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._raw = False
+
+    def feed(self, piece: bytes) -> Generator[bytes]:
+        """Yield each completed event, including its empty line."""
+        if self._raw:
+            yield piece
+            return
+        searched = max(0, len(self._rest) - 3)
+        self._rest += piece
+        while (end := _END.search(self._rest, searched)) is not None:
+            event, self._rest = self._rest[: end.end()], self._rest[end.end() :]
+            searched = 0
+            yield event
+        if len(self._rest) > LONGEST_NBYTES:
+            self._raw = True
+            yield self.rest()
+
+    def rest(self) -> bytes:
+        """Return the incomplete event at the end of the stream."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+
+def data_of(event: bytes) -> bytes:
+    """Return the data of an event; empty for a comment."""
+    return b"\n".join(_DATA.findall(event))
 
 
 class StreamedAnswer:

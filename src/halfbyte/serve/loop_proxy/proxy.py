@@ -17,8 +17,7 @@ from yarl import URL
 
 from halfbyte.degeneracy.watch import Loop
 from halfbyte.endpoint.client import PATHS
-from halfbyte.serve.loop_proxy.answers import StreamedAnswer
-from halfbyte.serve.loop_proxy.events import EventReader
+from halfbyte.serve.loop_proxy.answers import EventReader, StreamedAnswer
 
 # Hop-by-hop headers (RFC 9110, 7.6.1).
 _HOP_BY_HOP = {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te",

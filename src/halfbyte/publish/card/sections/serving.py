@@ -37,7 +37,7 @@ def launches(card: CardFacts) -> tuple[list[Mapping[str, Any]], Markdown]:
 
 
 def _computed(card: CardFacts, gpus: str) -> list[Mapping[str, Any]]:
-    from halfbyte.serve.facts import Wish  # noqa: PLC0415 - only if no launches were recorded
+    from halfbyte.serve.facts import LaunchOptions  # noqa: PLC0415 - only if no launches were recorded
     from halfbyte.serve.gpus import parse_gpus  # noqa: PLC0415
     from halfbyte.serve.launch import engines_for, launch  # noqa: PLC0415
     from halfbyte.serve.render import as_json  # noqa: PLC0415
@@ -46,7 +46,7 @@ def _computed(card: CardFacts, gpus: str) -> list[Mapping[str, Any]]:
     found: list[Mapping[str, Any]] = []
     for name in engines_for(chosen):
         try:
-            found += rows(as_json([launch(card.served, chosen, Wish(engine=name))]), "launches")
+            found += rows(as_json([launch(card.served, chosen, LaunchOptions(engine=name))]), "launches")
         except (UsageError, CheckFailedError):
             continue  # this engine cannot serve the checkpoint
     if not found:

@@ -14,7 +14,7 @@ from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import CheckFailedError
 from halfbyte.evidence.measured_files import measured_in
 from halfbyte.recipe.load import load_recipe
-from halfbyte.serve.sanity_checks import audited
+from halfbyte.serve.checkpoint_facts import audited
 from halfbyte.ui.escape import pasted
 
 
@@ -75,7 +75,7 @@ def test_a_projector_that_the_ignore_list_forgets(halfbyte, pico):
     assert "not quantized, and not ignored" in said
 
 
-def test_a_failed_audit_is_believed(halfbyte, pico):
+def test_a_failed_audit_blocks_serving(halfbyte, pico):
     folder = pico("nvfp4")
     made(folder, [finding("index", "good"), finding("fused")])
     code, printed, said = halfbyte("serve", folder, "--gpus", "1xB200")
@@ -84,7 +84,7 @@ def test_a_failed_audit_is_believed(halfbyte, pico):
     assert f"halfbyte audit {folder}" in said
 
 
-def test_a_passed_audit_one_of_another_run_and_one_that_garbles_nothing(tmp_path):
+def test_audits_that_do_not_block_serving(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     made(tmp_path, [finding("fused", "good")])
     assert audited(tmp_path) == []
@@ -97,7 +97,7 @@ def test_a_passed_audit_one_of_another_run_and_one_that_garbles_nothing(tmp_path
         audited(tmp_path)
 
 
-def test_findings_count_for_the_files_that_the_audit_saw(tmp_path):
+def test_audit_findings_count_only_for_the_audited_files(tmp_path):
     shard = tmp_path / "model.safetensors"
     shard.write_bytes(b"weights")
     made(tmp_path, [finding("fused", "good")])
@@ -112,7 +112,7 @@ def test_findings_count_for_the_files_that_the_audit_saw(tmp_path):
         audited(tmp_path)
 
 
-def test_an_audit_keeps_what_it_saw(tmp_path):
+def test_an_audit_records_the_files_it_checked(tmp_path):
     out = tmp_path / "out"
     quantize(write_pico(tmp_path / "source"), out, load_recipe("kimi-k2.6-nvfp4a16"))
     save(audit(out))
@@ -156,7 +156,7 @@ def test_a_tensor_that_the_family_needs(halfbyte, pico, gone):
 
 
 @pytest.mark.parametrize("name", ["a b", "it's", 'a"b', "$(touch no)", "`id`", "-dash", "new\nline", "é", "a\\b\x1b"])
-def test_a_pasted_path_is_one_word_and_no_option(name):
+def test_a_quoted_path_is_one_word_and_not_an_option(name):
     printed = subprocess.run(["bash", "-c", f"printf %s {pasted(name)}"], capture_output=True, text=True, check=True)
     assert printed.stdout.removeprefix("./") == name
     assert printed.stdout.startswith("./") == name.startswith("-")
@@ -174,7 +174,7 @@ def test_hints_quote_the_folder(halfbyte, pico, tmp_path):
     assert f"--write '{folder}/scripts'" in said
 
 
-def test_an_unfinished_output_says_so(halfbyte, tmp_path):
+def test_an_unfinished_output_is_refused(halfbyte, tmp_path):
     (tmp_path / "halfbyte").mkdir()
     (tmp_path / "model-00001-of-00002.safetensors.part").write_bytes(b"")
     code, printed, said = halfbyte("serve", tmp_path, "--gpus", "8xB200")
@@ -195,7 +195,7 @@ def test_no_tokenizer_is_a_warning(halfbyte, pico):
     assert "has no tokenizer" not in halfbyte("serve", folder, "--gpus", "1xB200")[2]
 
 
-def test_a_name_on_the_hub_is_no_folder(halfbyte):
+def test_a_hub_name_is_not_a_folder(halfbyte):
     code, printed, said = halfbyte("serve", "hf://org/name", "--gpus", "8xB200")
     assert (code, printed) == (2, "")
     assert "--hub org/name@COMMIT" in said

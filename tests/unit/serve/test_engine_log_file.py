@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from halfbyte.errors import UsageError
-from halfbyte.serve.engine_log import EngineLog
-from halfbyte.serve.log_file import FIRST_LINE, default_log, new_log
+from halfbyte.serve.engine_log import FIRST_LINE, EngineLog, default_log, new_log
 
 
 def write(path: Path, text: bytes) -> None:
@@ -16,7 +15,7 @@ def write(path: Path, text: bytes) -> None:
         file.write(text)
 
 
-def test_a_file_that_is_no_log_stays_as_it_is(tmp_path):
+def test_a_file_that_is_not_a_log_is_kept(tmp_path):
     precious = tmp_path / "config.json"
     precious.write_text('{"a": 1}\n')
     with pytest.raises(UsageError) as error:
@@ -65,7 +64,7 @@ def test_a_log_that_an_engine_still_writes_is_left_to_it(tmp_path, monkeypatch):
     assert default_log(8001) == Path("serve.log")
 
 
-def test_the_first_line_is_not_taken_for_the_engines_words(tmp_path):
+def test_the_first_line_is_not_part_of_the_engines_log(tmp_path):
     write(tmp_path / "log", b"")
     log = EngineLog(tmp_path / "log")
     log.follow()

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from halfbyte.cli.serve import serve_command
-from halfbyte.serve.engine_log import EngineLog, clean, phase_of
+from halfbyte.serve.engine_log import EngineLog, clean, known_error, known_errors, phase_of
 from halfbyte.serve.knowledge import engines
-from halfbyte.serve.known_errors import known_error, known_errors
 from halfbyte.serve.run import engine_error
 
 LOGS = Path(__file__).parent / "engine_logs"
@@ -45,13 +44,13 @@ def written(folder: Path, text: str) -> EngineLog:
     return read(folder / "engine.log")
 
 
-def test_what_is_marked_as_seen_was_seen():
+def test_errors_marked_as_seen_are_in_a_recorded_log():
     assert {known.name for known in known_errors() if known.seen} == set(FIRST_CAUSES)
     assert {path.stem for path in LOGS.iterdir()} == set(FIRST_CAUSES)
 
 
 @pytest.mark.parametrize("name", FIRST_CAUSES)
-def test_the_first_cause_of_a_real_log_is_found_and_known(name):
+def test_the_root_cause_of_a_recorded_log_is_a_known_error(name):
     log = read(LOGS / f"{name}.log")
     assert log.error().startswith(FIRST_CAUSES[name])
     known = known_error(log.error())
@@ -62,7 +61,7 @@ def test_the_first_cause_of_a_real_log_is_found_and_known(name):
     assert shown.fix == known.fix
 
 
-def test_every_known_error_says_what_to_do():
+def test_every_known_error_has_a_fix():
     names = [known.name for known in known_errors()]
     assert len(names) == len(set(names))
     for known in known_errors():
@@ -70,7 +69,7 @@ def test_every_known_error_says_what_to_do():
         assert not known.pattern.search(""), f"{known.name} fits everything"
 
 
-def test_remedies_are_options_of_serve_and_settings_that_there_are():
+def test_fixes_name_existing_options_and_settings():
     options = {name for parameter in serve_command.params for name in parameter.opts}
     for known in known_errors():
         text = re.sub(r"`[^`]*`", "", known.fix)  # commands of others
@@ -100,18 +99,18 @@ def test_remedies_are_options_of_serve_and_settings_that_there_are():
         ("KeyError: 'model.layers.1.mlp.experts.192.gate_proj.weight_scale'", "too-many-experts"),
     ],
 )  # fmt: skip
-def test_other_lines_are_known_too(line, name):
+def test_more_error_lines_are_known(line, name):
     assert known_error(line).name == name
 
 
-def test_what_nobody_knows_is_shown_as_it_is(tmp_path):
+def test_an_unknown_error_is_shown_unchanged(tmp_path):
     log = written(tmp_path, "Traceback (most recent call last):\nZeroDivisionError: division by zero\n")
     shown = engine_error(log, "the engine did not start: exit code 1")
     assert shown.what == "the engine did not start: exit code 1\nZeroDivisionError: division by zero"
     assert shown.fix == "read the end of the log"
 
 
-def test_a_child_that_fails_is_believed_and_its_parents_are_not(tmp_path):
+def test_the_error_of_a_child_process_is_the_cause(tmp_path):
     core, server = "(EngineCore pid=2) ERROR 11-15 18:32:37 [core.py:1510] ", "(APIServer pid=1) "
     log = written(
         tmp_path,
@@ -139,7 +138,7 @@ def test_an_error_that_the_process_survived_is_not_the_cause(tmp_path):
     assert log.error() == "ValueError: the cause"
 
 
-def test_an_echo_at_the_end_of_a_chain_is_not_the_cause(tmp_path):
+def test_a_repeated_error_at_the_end_of_a_chain_is_not_the_cause(tmp_path):
     log = written(
         tmp_path,
         "ValueError: the cause\n\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -170,11 +169,11 @@ def test_without_an_exception_the_last_line_is_shown(tmp_path):
         ("nothing of the kind", None),
     ],
 )  # fmt: skip
-def test_phases_are_recognised(line, phase):
+def test_startup_phases_are_recognized(line, phase):
     assert phase_of(line) == phase
 
 
-def test_a_real_log_tells_how_far_the_start_came():
+def test_a_recorded_log_shows_the_last_phase():
     assert read(LOGS / "too-many-experts.log").phase == "loading weights 1 of 9"
     assert read(LOGS / "no-kv-memory.log").phase == "profiling memory"
     assert read(LOGS / "wrong-option.log").phase == "starting"
@@ -190,7 +189,7 @@ def test_a_log_is_read_as_it_grows(tmp_path):
     assert log.phase == "loading weights 1 of 2"
 
 
-def test_clean_leaves_letters_and_nothing_that_moves_a_cursor():
+def test_clean_removes_control_characters():
     assert clean("a\x1b[31mb\x1b]0;title\x07c\x9b2Jd\u202ee\x00f\u2028g\th") == "abcdefg    h"
     assert clean("Kimi 月之暗面 é ✓") == "Kimi 月之暗面 é ✓"
     everything = "".join(map(chr, range(0x110000)))

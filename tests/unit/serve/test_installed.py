@@ -10,7 +10,7 @@ import pytest
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.machine.python_path import OWN_PYTHON
 from halfbyte.serve import installed as module
-from halfbyte.serve.follow_up import then_checks, then_shell
+from halfbyte.serve.engine_process import then_checks, then_shell
 from halfbyte.serve.installed import engine_environment, find_command, installed
 
 
@@ -47,7 +47,7 @@ def test_a_build_for_gpus_needs_no_options(environment):
     assert (found.device, found.local_options(mla=True)) == ("gpu", [])
 
 
-def test_without_metadata_the_command_is_asked(environment):
+def test_without_metadata_the_command_reports_the_version(environment):
     environment(says="echo noise; echo 0.31.2")
     assert installed("vllm").version == "0.31.2"
 
@@ -75,7 +75,7 @@ def test_versions_are_compared_by_number(environment, minimum, fine):
 
 
 @pytest.mark.parametrize("engine", module.ENGINES)
-def test_what_is_not_there_is_said_with_what_to_install(monkeypatch, tmp_path, engine):
+def test_a_missing_engine_is_reported_with_the_install_command(monkeypatch, tmp_path, engine):
     monkeypatch.delenv("HALFBYTE_VLLM_BIN", raising=False)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -93,7 +93,7 @@ def test_only_engines_with_a_command_are_started(environment):
         installed("atom")
 
 
-def test_a_variable_that_names_nothing(monkeypatch, tmp_path):
+def test_a_variable_that_names_no_command(monkeypatch, tmp_path):
     monkeypatch.setenv("HALFBYTE_VLLM_BIN", str(tmp_path))
     with pytest.raises(MachineError, match="HALFBYTE_VLLM_BIN is not an executable"):
         find_command("vllm")
@@ -123,7 +123,7 @@ def test_checks_run_in_order_until_one_fails(monkeypatch, quiet):
         ran.append(command[1:])
         return 0 if "probe" in command else 4
 
-    monkeypatch.setattr("halfbyte.serve.follow_up.run_in_front", run)
+    monkeypatch.setattr("halfbyte.serve.engine_process.run_in_front", run)
     assert then_checks([["probe"], ["eval", "--suite", "mini"], ["bench"]], quiet)("http://x:1") == 4
     assert ran == [
         [*OWN_PYTHON[1:], "-m", "halfbyte", "probe", "http://x:1"],
@@ -131,5 +131,5 @@ def test_checks_run_in_order_until_one_fails(monkeypatch, quiet):
     ]
 
 
-def test_a_command_that_a_signal_ended_has_a_shells_exit_code():
+def test_a_command_killed_by_a_signal_has_the_shells_exit_code():
     assert then_shell("kill -9 $$", "m")("http://x:1") == 137

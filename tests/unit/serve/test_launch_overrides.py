@@ -4,7 +4,7 @@ import pytest
 from kimi_served import kimi
 
 from halfbyte.errors import UsageError
-from halfbyte.serve.facts import Wish
+from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.knowledge import SWITCH, engines, setting_types
 from halfbyte.serve.launch import launch
@@ -21,16 +21,16 @@ OWN = {
 }
 
 
-def refused(*given, machine="8xB200", **wish):
+def refused(*given, machine="8xB200", **options):
     with pytest.raises(UsageError) as caught:
-        launch(kimi(), parse_gpus(machine), Wish(given=given, **wish))
+        launch(kimi(), parse_gpus(machine), LaunchOptions(given=given, **options))
     assert caught.value.where == "--set"
     assert "\n" not in caught.value.what
     return caught.value
 
 
 @pytest.mark.parametrize(("name", "option"), OWN.items())
-def test_what_has_an_option_of_its_own_is_told_the_option(name, option):
+def test_a_setting_with_its_own_option_names_the_option(name, option):
     assert refused(f"{name}=64").fix == f"write {option}"
 
 
@@ -75,7 +75,7 @@ def test_what_has_an_option_of_its_own_is_told_the_option(name, option):
         ("env.=1", "'' is not a valid variable name", "env.NAME=value"),
     ],
 )
-def test_a_value_of_another_type_and_a_name_that_is_none(given, what, fix):
+def test_values_of_the_wrong_type_and_unknown_names_are_refused(given, what, fix):
     found = refused(given)
     assert what in found.what
     assert fix in found.fix
@@ -98,15 +98,15 @@ def test_a_value_of_another_type_and_a_name_that_is_none(given, what, fix):
         ("", "speculative needs a value, because the fit depends on it", "=VALUE"),
     ],
 )
-def test_what_the_fit_counts_of_a_draft_is_checked_inside_its_block_too(block, what, fix):
+def test_draft_settings_are_checked_inside_their_block(block, what, fix):
     found = refused(f"speculative={block}", draft="auto")
     assert what in found.what
     assert fix in found.fix
 
 
-def test_a_block_with_the_draft_s_settings_is_put_into_ours():
+def test_a_draft_block_is_merged_into_ours():
     def speculative(*given):
-        found = launch(kimi(), parse_gpus("8xB200"), Wish(draft="a/b", given=given))
+        found = launch(kimi(), parse_gpus("8xB200"), LaunchOptions(draft="a/b", given=given))
         return next(one.value for one in found.arguments if one.name == "speculative")
 
     ours = speculative()
@@ -115,7 +115,7 @@ def test_a_block_with_the_draft_s_settings_is_put_into_ours():
     assert speculative('speculative={"method": null}') == {"model": "a/b", "num_speculative_tokens": 3}
 
 
-def test_words_of_one_engine_are_not_those_of_another():
+def test_choices_of_one_engine_are_refused_for_another():
     assert "bf16" in refused("kv_cache_dtype=fp8", engine="sglang").fix
     assert "bfloat16" in refused("kv_cache_dtype=bf16", engine="vllm").fix
 

@@ -44,7 +44,7 @@ def edit(folder, **changes):
         ("mxfp4_ct", "mxfp4-compressed-tensors", "mxfp4"),
     ],
 )
-def test_every_format_is_told_by_its_tensors(pico, kind, quantization, activations):
+def test_every_format_is_recognized_by_its_tensors(pico, kind, quantization, activations):
     found = served(pico(kind))
     assert (found.quantization, found.activations) == (quantization, activations)
     assert (found.experts, found.uneven, found.source_experts, found.revision) == (4, False, None, None)
@@ -53,7 +53,7 @@ def test_every_format_is_told_by_its_tensors(pico, kind, quantization, activatio
 
 @pytest.mark.parametrize("name", ["num_attention_heads", "num_hidden_layers", "max_position_embeddings"])
 @pytest.mark.parametrize("value", [0, -1, "64", 1.5, True])
-def test_a_number_of_the_config_that_counts_nothing_is_refused(pico, name, value):
+def test_invalid_counts_in_the_config_are_refused(pico, name, value):
     folder = pico("bf16")
     edit(folder, **{name: value})
     with pytest.raises(CheckpointError, match=name):
@@ -68,7 +68,7 @@ def test_kimi_mini():
     assert found.kv_dtype is None
 
 
-def test_weights_only_is_seen_in_the_config(pico):
+def test_weights_only_is_read_from_the_config(pico):
     folder = pico("nvfp4")
     block = json.loads((folder / "config.json").read_text())["quantization_config"]
     block["config_groups"]["group_0"]["input_activations"] = None
@@ -99,7 +99,7 @@ def kimi_sized(folder):
     return changed(checkpoint, config={**checkpoint.config, "text_config": text}), describe(checkpoint)
 
 
-def test_kimi_s_releases_are_told_apart(pico):
+def test_kimi_releases_are_distinguished(pico):
     checkpoint, model = kimi_sized(pico("int4-k2.6"))
 
     def family(root="some/folder", **config):
@@ -115,7 +115,7 @@ def test_kimi_s_releases_are_told_apart(pico):
     assert served_checkpoint(checkpoint, model).source_experts == 384  # all of Kimi's releases have so many
 
 
-def test_text_models_are_told_apart(pico):
+def test_text_models_are_distinguished(pico):
     checkpoint = open_checkpoint(pico("int4-k2-thinking"))
     model = describe(checkpoint)
 
@@ -128,7 +128,7 @@ def test_text_models_are_told_apart(pico):
     assert family(max_position_embeddings=131_072, rms_norm_eps=1e-6) == "kimi-k2-instruct"
 
 
-def test_a_card_names_the_model_it_is_made_of(pico):
+def test_a_card_names_its_source_model(pico):
     folder = pico("int4-k2.6")
     checkpoint, model = kimi_sized(folder)
     (folder / "README.md").write_text("---\nbase_model:\n- moonshotai/Kimi-K2.7-Code\n---\n# About\nKimi-K2.5 too\n")
@@ -136,7 +136,7 @@ def test_a_card_names_the_model_it_is_made_of(pico):
     assert served_checkpoint(checkpoint, model).family == "kimi-k2.7-code"
 
 
-def test_what_was_pruned_says_from_how_many(pico):
+def test_a_pruned_checkpoint_has_its_source_experts(pico):
     folder = pico("int4-k2.6")
     (folder / "halfbyte").mkdir()
     (folder / "halfbyte/prune-plan.json").write_text(json.dumps({"router": {"experts": 6}}))
@@ -147,7 +147,7 @@ def test_what_was_pruned_says_from_how_many(pico):
     assert served(folder).source_experts is None
 
 
-def test_a_download_tells_its_revision(pico, tmp_path):
+def test_a_download_has_its_revision(pico, tmp_path):
     folder = pico("int4-k2.6")
     assert served(as_hub_cache(folder, tmp_path / "cache")).revision == COMMIT
     assert served(as_local_dir(folder)).revision == COMMIT
@@ -164,7 +164,7 @@ def test_kimi_s_tokenizer_is_remote_code_until_there_is_a_fast_one(pico):
     assert not served(folder).remote_tokenizer
 
 
-def test_a_folder_that_is_not_whole_is_refused(pico, tmp_path):
+def test_an_incomplete_folder_is_refused(pico, tmp_path):
     with pytest.raises(CheckpointError, match="the folder does not exist"):
         served(tmp_path / "nothing")
     folder = pico("nvfp4")

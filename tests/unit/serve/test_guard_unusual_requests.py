@@ -68,18 +68,18 @@ def test_a_loop_is_found_in_chunks_of_other_forms(choice):
     [b"[" * 100_000, b'{"choices":[{"index":[1],"delta":{}}]}', b'{"choices":[null,5,{"index":{}}]}', b"NaN"],
     ids=["deep", "list", "null", "nan"],
 )
-def test_what_cannot_be_read_comes_through_to_the_byte(data):
+def test_unparsable_chunks_pass_unchanged(data):
     raw = b"data: " + data + b"\n\n" + chunk("word") + DONE
     assert run(raw)[0] == raw
 
 
-def test_a_packed_request_arrives_as_what_it_is():
+def test_a_compressed_request_is_decompressed():
     body = json.dumps({"stream": True, "messages": []}).encode()
     said, _, got = run(chunk("word") + DONE, sent=gzip.compress(body), headers={"Content-Encoding": "gzip"})
     assert got == body and said.endswith(DONE)
 
 
-def test_a_packed_answer_is_not_kept_waiting():
+def test_a_compressed_response_is_passed_on_at_once():
     """It cannot be inspected; as an event stream it would wait for an empty line that compressed bytes do not have."""
     raw = b"".join(chunk(f"word {n * n} ") for n in range(200)) + DONE
     assert run(gzip.compress(raw), told={"Content-Encoding": "gzip"}, first_s=3.0)[0].endswith(DONE)

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from halfbyte.formats.codec import amax, decode, encode
-from halfbyte.formats.cpu import bf16_blocks, int4_blocks
+from halfbyte.formats.cpu.kernels import bf16_blocks, int4_blocks
 from halfbyte.formats.encoded import Encoded
 from halfbyte.formats.gpu import activations, fp8, mxfp4, nvfp4
 from halfbyte.formats.gpu import amax as gpu_amax
@@ -147,7 +147,7 @@ def measure(experts, shape, only):
         ),
         "NVFP4 (ct) -> BF16": (
             nv + bf16,
-            lambda: gpu_decode.nvfp4_to_bf16(ct.packed, ct.scale, ct.tensor_scale, spelling="nvfp4_ct", out=out),
+            lambda: gpu_decode.nvfp4_to_bf16(ct.packed, ct.scale, ct.tensor_scale, reciprocal=True, out=out),
         ),
         "MXFP4 -> BF16": (mx + bf16, lambda: gpu_decode.mxfp4_to_bf16(mxf.packed, mxf.scale, out)),
         "FP8 blocks -> BF16": (n + bf16, lambda: fp8.fp8_block_to_bf16(codes, blocks, out)),
@@ -238,13 +238,12 @@ def on_gpu(packed, scale, given):
             ("BF16", nvfp4.bf16_to_nvfp4(w, top, method=method)),
         ):
             made[f"{name} -> {words}"] = ([blocks.packed, blocks.scale, blocks.tensor_scale], blocks.quality)
-        spelling = "nvfp4" if method == "max" else "nvfp4_ct"
-        back = gpu_decode.nvfp4_to_bf16(blocks.packed, blocks.scale, blocks.tensor_scale, spelling=spelling)
+        back = gpu_decode.nvfp4_to_bf16(blocks.packed, blocks.scale, blocks.tensor_scale, reciprocal=method != "max")
         made[f"{words} -> BF16"] = ([back], None)
     for spelling, words in (("mxfp4", "MXFP4"), ("mxfp4_ct", "MXFP4 (ct)")):
         for name, blocks in (
-            ("INT4", mxfp4.int4_to_mxfp4(packed, scale, spelling=spelling)),
-            ("BF16", mxfp4.bf16_to_mxfp4(w, spelling=spelling)),
+            ("INT4", mxfp4.int4_to_mxfp4(packed, scale, keep_negative_zero=spelling == "mxfp4_ct")),
+            ("BF16", mxfp4.bf16_to_mxfp4(w, keep_negative_zero=spelling == "mxfp4_ct")),
         ):
             made[f"{name} -> {words}"] = ([blocks.packed, blocks.scale], blocks.quality)
         made[f"{words} -> BF16"] = ([gpu_decode.mxfp4_to_bf16(blocks.packed, blocks.scale)], None)
@@ -329,7 +328,7 @@ def compare_fp8(experts, shape, total):
 def compare_activations(total):
     """Against `compare.activations` in PyTorch on the same device, BF16 and FP32."""
     try:
-        from halfbyte.compare import activations as in_pytorch
+        from halfbyte.formats import emulated_activations as in_pytorch
     except ImportError as error:
         total["activations"] = f"not compared here: {error}"
         return

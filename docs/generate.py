@@ -20,7 +20,8 @@ import click
 from halfbyte.cli.main import cli, run
 from halfbyte.engine.backends.support import BACKENDS, CAPABILITIES, Unsupported
 from halfbyte.errors import RecipeError
-from halfbyte.formats.registry import FORMATS, Format
+from halfbyte.formats.format import Format
+from halfbyte.formats.registry import FORMATS
 from halfbyte.probe.causes import causes
 from halfbyte.recipe.load import load_recipe, recipe_text
 from halfbyte.serve.engine_log import known_errors

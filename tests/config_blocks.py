@@ -17,10 +17,10 @@ from pico import KINDS, write_pico
 
 from halfbyte.engine.pipeline import plan
 from halfbyte.errors import RecipeError
+from halfbyte.formats.registry import FORMATS, written_formats
 from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, quantization_block
 from halfbyte.plan.manifest import Plan
 from halfbyte.recipe.load import load_recipe, recipe_names
-from halfbyte.recipe.schema import TARGETS
 
 FILE = Path(__file__).parent / "golden" / "config_blocks.json"
 BLOCK = "quantization_config"
@@ -61,7 +61,9 @@ def _formats(source: Path) -> Iterator[tuple[str, Plan]]:
     planned = plan(source, load_recipe("kimi-k2.6-nvfp4-wafer"))
     quantize = planned.recipe.quantize
     assert quantize is not None
-    for format, target in TARGETS.items():
+    for format in written_formats():
+        target = FORMATS[format].recipe
+        assert target is not None
         config = replace(
             quantize.config,
             producer_version="0.47.0" if target.names_producer else None,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halfbyte.audit.checks import INPUT_SCALES, quantized
+from halfbyte.audit.checks import quantized
 from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
 from halfbyte.audit.inputs import Evidence
 from halfbyte.checkpoint.folder import CONFIG
@@ -19,7 +19,7 @@ from halfbyte.checkpoint.output_folder import FOLDER, README, SOURCE_README
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.families.linears import StoredLinear
 from halfbyte.formats.reference.floats import bf16_to_f32
-from halfbyte.formats.registry import FORMATS
+from halfbyte.formats.registry import FORMATS, input_scale_suffixes
 from halfbyte.plan.engine_config import MODELOPT_FILE
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import DECODE, ROUTED, ROUTER, Job
@@ -124,7 +124,7 @@ def _check_scales(linear: StoredLinear, suffix: str, info: TensorInfo, reader: R
         negative = int(seen[_E4M3_SIGN:].sum())
         return f"has {negative:,} negative scales" if negative else ""
     values = _values(reader, info)
-    single = suffix in INPUT_SCALES.values() or any(
+    single = suffix in input_scale_suffixes() or any(
         part.suffix == suffix and part.fixed is not None for part in FORMATS[linear.format].tensors
     )
     if single:
@@ -169,8 +169,9 @@ def fused(evidence: Evidence) -> list[Finding]:
 
 
 def _tensor_scales(linear: StoredLinear) -> list[str]:
-    fixed = [part.suffix for part in FORMATS[linear.format].tensors if part.fixed is not None and part.dtype == "F32"]
-    return [*fixed, INPUT_SCALES[linear.format]] if linear.format in INPUT_SCALES else fixed
+    format = FORMATS[linear.format]
+    weights = [part.suffix for part in format.tensors if part.is_tensor_scale]
+    return weights if format.input_scale is None else [*weights, format.input_scale.suffix]
 
 
 def kept(evidence: Evidence) -> list[Finding]:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from halfbyte.audit.checks import INPUT_SCALES
 from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note, unproven
 from halfbyte.audit.inputs import Evidence
 from halfbyte.calibrate.report import report
@@ -18,6 +17,7 @@ from halfbyte.checkpoint.reader import Reader
 from halfbyte.engine.pipeline import STATS as STATS_FOLDER
 from halfbyte.errors import UsageError
 from halfbyte.families.linears import PLAIN, StoredLinear
+from halfbyte.formats.registry import FORMATS, input_scale_suffixes
 from halfbyte.methods.activation_scales import Scales, fixed_scale, input_scales, scales_of
 from halfbyte.plan.pruned import kept_in
 from halfbyte.plan.rules import ENCODE
@@ -57,7 +57,7 @@ def _without_statistics(evidence: Evidence) -> list[Finding]:
     assert evidence.derived is not None
     plan, tensors = evidence.derived.plan, evidence.checkpoint.tensors
     names = {linear.module for job in plan.jobs if job.action == ENCODE for linear in job.linears}
-    scales = [f"{name}.{suffix}" for name in names for suffix in INPUT_SCALES.values()]
+    scales = [f"{name}.{suffix}" for name in names for suffix in input_scale_suffixes()]
     scales += [spec.name for job in plan.jobs if job.action == ENCODE and not job.linears for spec in job.outputs]
     with Reader(evidence.checkpoint) as reader:
         measured = [n for n in sorted(scales) if n in tensors and not (reader.tensor(tensors[n]) == 1).all()]
@@ -102,7 +102,7 @@ def _fixed(evidence: Evidence, quantize: Quantize | None) -> list[Finding]:
 
 
 def _with_input_scale(evidence: Evidence, quantize: Quantize) -> list[StoredLinear]:
-    suffix = INPUT_SCALES.get(quantize.format)
+    suffix = FORMATS[quantize.format].input_scale_suffix
     linears = evidence.model.linears.values()
     return [linear for linear in linears if linear.format not in PLAIN and suffix in linear.parts]
 

@@ -20,7 +20,7 @@ from halfbyte.audit.inputs import (
 from halfbyte.checkpoint.atomic_write import PART
 from halfbyte.checkpoint.folder import CONFIG, INDEX, shard_path
 from halfbyte.errors import CheckpointError
-from halfbyte.families.linears import StoredLinear
+from halfbyte.families.linears import PLAIN, StoredLinear
 from halfbyte.families.model import describe
 from halfbyte.formats.registry import FORMATS
 from halfbyte.plan.engine_config import MODELOPT_FILE, output_config
@@ -35,15 +35,13 @@ from halfbyte.plan.module_matching import (
 )
 from halfbyte.plan.rules import DECODE, ENCODE, KEEP
 
-UNQUANTIZED = frozenset(("bf16", "f16", "f32"))
-INPUT_SCALES: Mapping[str, str] = {"nvfp4": "input_scale", "nvfp4_ct": "input_global_scale"}
 _ENOUGH = 1000  # missing shards to report before stopping
 _FLOATS = frozenset(("BF16", "F16", "F32"))
 
 
 def quantized(evidence: Evidence) -> list[StoredLinear]:
     """Return the linears stored in a quantized format."""
-    return [linear for linear in evidence.model.linears.values() if linear.format not in UNQUANTIZED]
+    return [linear for linear in evidence.model.linears.values() if linear.format not in PLAIN]
 
 
 def effective_block(evidence: Evidence) -> Mapping[str, Any] | None:
@@ -136,7 +134,8 @@ def _without_input_scale(evidence: Evidence) -> list[str]:
     raw = effective_block(evidence)
     if raw is None or not read_block(raw).static_inputs:
         return []
-    return [x.module for x in quantized(evidence) if (s := INPUT_SCALES.get(x.format)) and s not in x.parts]
+    scales = ((linear, FORMATS[linear.format].input_scale_suffix) for linear in quantized(evidence))
+    return [linear.module for linear, suffix in scales if suffix is not None and suffix not in linear.parts]
 
 
 def coverage(evidence: Evidence) -> list[Finding]:
@@ -251,19 +250,6 @@ def _index_problems(evidence: Evidence, content: Mapping[str, Any]) -> list[str]
     return wrong
 
 
-_WEIGHTS_ONLY = "W4A16_NVFP4"  # ModelOpt's name for NVFP4 weights with BF16 activations
-# The block's quant_method, and format or quant_algo, for each stored format.
-_METHODS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "int4": (("compressed-tensors", "pack-quantized"),),
-    "fp8_block": (("fp8", ""), ("compressed-tensors", "float-quantized")),
-    "fp8_channel": (("compressed-tensors", "float-quantized"),),
-    "nvfp4": (("modelopt", "NVFP4"), ("modelopt", _WEIGHTS_ONLY)),
-    "nvfp4_ct": (("compressed-tensors", "nvfp4-pack-quantized"),),
-    "mxfp4": (("quark", ""),),
-    "mxfp4_ct": (("compressed-tensors", "mxfp4-pack-quantized"),),
-}
-
-
 def config(evidence: Evidence) -> list[Finding]:
     """Check that config.json has one quantization block that matches the tensors, and the right counts."""
     if CONFIG in evidence.problems:
@@ -305,12 +291,19 @@ def _block_problems(evidence: Evidence) -> list[str]:
         return [*wrong, f"there is a {BLOCK}, but nothing is quantized"]
     block = read_block(raw)
     for name in formats:
-        if not any(block.method == method and format in ("", block.format) for method, format in _METHODS[name]):
+        if not any(block.method == row.method and row.name in ("", block.format) for row in FORMATS[name].declared):
             declared = f"quant_method {block.method!r}, format {block.format!r}"
             wrong.append(f"tensors are {FORMATS[name].title}, but the block says {declared}")
-    if block.format == _WEIGHTS_ONLY and any(INPUT_SCALES.get(x.format) in x.parts for x in quantized(evidence)):
-        wrong.append(f"the block says {_WEIGHTS_ONLY}, which ignores the stored input scales")
+    if any(_ignores_input_scale(linear, block) for linear in quantized(evidence)):
+        wrong.append(f"the block says {block.format}, which ignores the stored input scales")
     return wrong + _modelopt_problems(evidence, block)
+
+
+def _ignores_input_scale(linear: StoredLinear, block: Block) -> bool:
+    """Whether a linear has an input scale that the block does not make engines use."""
+    format = FORMATS[linear.format]
+    weights_only = any(row.weights_only and row.name == block.format for row in format.declared)
+    return weights_only and format.input_scale_suffix in linear.parts
 
 
 def _modelopt_problems(evidence: Evidence, block: Block) -> list[str]:

@@ -23,7 +23,7 @@ from halfbyte.formats.registry import FORMATS
 from halfbyte.plan.manifest import Plan, make_plan
 from halfbyte.plan.module_matching import declares_kv_cache, read_block
 from halfbyte.plan.pruned import Kept
-from halfbyte.plan.rules import DECODE, ENCODE, INPUT_SCALE_SPECS, KEEP, KV_SCALES_MODELOPT, ROUTED, ROUTER, Job
+from halfbyte.plan.rules import DECODE, ENCODE, KEEP, KV_SCALES_MODELOPT, ROUTED, ROUTER, Job
 from halfbyte.recipe.decisions import COMPENSATED, EngineConfig, Quantize, Recipe, Role
 
 if TYPE_CHECKING:
@@ -130,16 +130,17 @@ def _quantize(
         read, dynamic = read_block(raw), _quantizes_inputs(raw)
     except (AttributeError, TypeError):
         raise NotDerivedError("the quantization block of config.json is malformed") from None
-    suffix = INPUT_SCALE_SPECS[format][0] if format in INPUT_SCALE_SPECS else None
+    row = FORMATS[format]
+    suffix = row.input_scale_suffix
     calibrated = sum(suffix in linear.parts for linear in linears) * 2 > len(linears)
     kv_cache = None
-    if format == "nvfp4":
+    if row.recipe is not None and row.recipe.kv_cache:
         kv_cache = "fp8_cast" if declares_kv_cache(raw) else "none"
         if any(name.endswith(KV_SCALES_MODELOPT) for name in output.tensors):
             kv_cache = "fp8"
     return Quantize(
         format=cast("Any", format),
-        scales=FORMATS[format].encodes[0],
+        scales=row.encodes[0],
         activations="calibrated" if calibrated else "dynamic" if dynamic else "none",
         kv_cache=cast("Any", kv_cache),
         config=EngineConfig(producer_version=None, ignore_patterns=read.ignore),
@@ -200,12 +201,10 @@ def _numbers(before: np.ndarray[Any, Any], after: np.ndarray[Any, Any], name: st
 
 def variants_of(format: str) -> list[Variant]:
     """Return every known data-free encoding variant of a format."""
-    shared = any(part.fixed is not None and part.dtype == "F32" for part in FORMATS[format].tensors)
-    methods = [method for method in FORMATS[format].encodes if method != COMPENSATED]
-    variants = [Variant(method) for method in methods]
-    if format == "nvfp4":
-        variants += [Variant(method, "reciprocal") for method in methods]
-    return variants + [replace(variant, shares=False) for variant in variants] if shared else variants
+    row = FORMATS[format]
+    methods = [method for method in row.encodes if method != COMPENSATED]
+    variants = [Variant(method, division) for division in row.divisions for method in methods]
+    return variants + [replace(variant, shares=False) for variant in variants] if row.has_tensor_scale else variants
 
 
 def _variants(plan: Plan, output: Checkpoint, contents: Contents) -> dict[str, Variant | None]:

@@ -32,14 +32,7 @@ if TYPE_CHECKING:
     from halfbyte.audit.inputs import Contents, Evidence
 
 CHECK = "encoded"
-FLOOR_DB: Mapping[str, float] = {
-    "e2m1": 12.0,
-    "int4": 12.0,
-    "e4m3": 20.0,
-}  # by element type; rounding alone gives 5 dB more
-_CODE_MAX: Mapping[str, float] = {"e2m1": 6.0, "int4": 7.0, "e4m3": 448.0}
 _REACH = (0.4, 2.5)  # allowed range of the largest code's value relative to the largest weight of the block
-_E4M3_NORMAL, _E4M3_MAX = 8, 0x7E  # scale bytes in between are neither subnormal nor saturated
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +151,13 @@ def _out_of_bounds(job: Job, sides: Sides) -> dict[str, str]:
 
 def out_of_bounds(exact: Array, linear: Encoded) -> str:
     """Describe why a linear cannot be an encoding of these weights; empty if it can."""
-    element = FORMATS[linear.format].element
+    floor_db = FORMATS[linear.format].element.floor_db
     values = floats.bf16_to_f32(reference_decode(linear)).astype(np.float64)
     if not np.isfinite(values).all():
         return "decodes to values that are not finite"
     db = sqnr_db(float(np.square(exact).sum()), float(np.square(exact - values).sum()))
-    if db < FLOOR_DB[element]:
-        return f"SQNR {db:.1f} dB, but {linear.format} has at least {FLOOR_DB[element]:.0f} dB"
+    if db < floor_db:
+        return f"SQNR {db:.1f} dB, but {linear.format} has at least {floor_db:.0f} dB"
     blocks = _unlikely_blocks(exact, linear)
     return f"{count(blocks, 'block scale')} far from the largest weight of the block" if blocks else ""
 
@@ -178,21 +171,12 @@ def sqnr_db(signal: float, error: float) -> float:
 
 def _unlikely_blocks(exact: Array, linear: Encoded) -> int:
     """Count the blocks whose scale does not match their largest weight."""
-    scale = linear.tensors["weight_scale"]
-    usable = np.ones(scale.shape, bool)
-    if linear.format in ("nvfp4", "nvfp4_ct"):
-        usable = (scale >= _E4M3_NORMAL) & (scale < _E4M3_MAX)
-        step = floats.E4M3_VALUES[scale].astype(np.float64)
-        if linear.format == "nvfp4":
-            step = step * float(linear.tensors["weight_scale_2"].reshape(-1)[0])
-        else:
-            step = step / float(linear.tensors["weight_global_scale"].reshape(-1)[0])
-    elif linear.format in ("mxfp4", "mxfp4_ct"):
-        step = np.exp2(scale.astype(np.float64) - 127)
-    else:
-        step = (floats.bf16_to_f32(scale) if scale.dtype == np.uint16 else scale).astype(np.float64)
-    blocks = np.abs(exact).reshape(*scale.shape, -1).max(-1)
-    reach = step * _CODE_MAX[FORMATS[linear.format].element]
+    format = FORMATS[linear.format]
+    steps = format.reference().steps
+    assert steps is not None  # every format that is written has them
+    step, usable = steps(linear.tensors)
+    blocks = np.abs(exact).reshape(*step.shape, -1).max(-1)
+    reach = step * format.element.largest
     usable &= blocks > 0
     ratio = np.divide(reach, blocks, out=np.ones_like(blocks), where=usable)
     return int(((ratio < _REACH[0]) | (ratio > _REACH[1])).sum())

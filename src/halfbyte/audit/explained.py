@@ -13,7 +13,7 @@ from typing import Any
 
 from halfbyte.audit import checks
 from halfbyte.audit.checks import changed_keys, flat_config
-from halfbyte.audit.encoded import FLOOR_DB, sqnr_db
+from halfbyte.audit.encoded import sqnr_db
 from halfbyte.audit.findings import count
 from halfbyte.audit.inputs import BLOCK, Evidence, gather
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN
@@ -187,7 +187,7 @@ def _add_loss(explained: Explained, change: Change, job: Job, evidence: Evidence
     if after is None or after.format != target:
         explained.unexplained.append(f"{change.name} is {after.format if after else 'broken'}, planned {target}")
         return
-    floor = FLOOR_DB[FORMATS[target].element]
+    floor = FORMATS[target].element.floor_db
     signal, error = change.signal, change.error
     db = sqnr_db(signal, error) if signal is not None and error is not None else float("-inf")
     if db < floor:

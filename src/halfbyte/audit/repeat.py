@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -15,21 +14,12 @@ from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.families.stored_linear import stored
 from halfbyte.formats.encoded import Array, Encoded
-from halfbyte.formats.reference import (
-    floats,
-    fp8,
-    int4,
-    mxfp4,
-    nvfp4,
-)
-from halfbyte.formats.reference.sweep import best_scale
+from halfbyte.formats.reference import floats
+from halfbyte.formats.registry import FORMATS
 from halfbyte.methods.apply import as_bytes
 from halfbyte.plan.rules import DECODE, ENCODE, Job, method_of
 from halfbyte.recipe.decisions import COMPENSATED
 
-_SWEPT_BLOCKS = (
-    64  # the exact sweep takes 5 ms per block, so only some scales of each linear are checked, but all codes
-)
 Tensors = Mapping[str, Array]
 
 
@@ -109,7 +99,7 @@ def _reference_result(job: Job, evidence: Evidence, source: Reader, output: Read
         return {module: {"weight": weight} for module, weight in weights.items()}
     quantize = evidence.plan.recipe.quantize
     assert quantize is not None
-    encode = _ENCODERS[quantize.format, _method(job, evidence)]
+    encode = FORMATS[quantize.format].reference().encoders[_method(job, evidence)]
     encoded: dict[str, Tensors] = {}
     for module, weight in weights.items():
         info = evidence.checkpoint.tensors.get(f"{module}.weight_scale")
@@ -131,95 +121,4 @@ def _is_compensated(job: Job, evidence: Evidence) -> bool:
 
 def decode(encoded: Encoded) -> Array:
     """Decode a stored linear to BF16 bit patterns with the reference."""
-    tensors = encoded.tensors
-    first = next(iter(tensors.values()))
-    scale: Any = tensors.get("weight_scale")
-    match encoded.format:
-        case "bf16":
-            return first
-        case "f16" | "f32":
-            return floats.f32_to_bf16(first.astype(np.float32))
-        case "int4":
-            return int4.decode(first, scale, encoded.shape[1] // scale.shape[1])
-        case "fp8_block":
-            return fp8.decode_block(first, tensors["weight_scale_inv"])
-        case "fp8_channel":
-            per_row = floats.bf16_to_f32(scale) if scale.dtype == np.uint16 else scale
-            return floats.f32_to_bf16(floats.E4M3_VALUES[first] * per_row)
-        case "nvfp4":
-            return nvfp4.decode(first, scale, np.float32(tensors["weight_scale_2"].reshape(-1)[0]))
-        case "nvfp4_ct":
-            return nvfp4.decode_compressed_tensors(first, scale, tensors["weight_global_scale"][0])
-        case _:
-            return mxfp4.decode(first, scale)
-
-
-def _mxfp4(weight: Array, amax: Any, stored_scale: Array) -> Tensors:
-    packed, scale = mxfp4.encode(weight, keep_negative_zero=False)
-    return {"weight": packed, "weight_scale": scale}
-
-
-def _mxfp4_ct(weight: Array, amax: Any, stored_scale: Array) -> Tensors:
-    packed, scale = mxfp4.encode(weight, keep_negative_zero=True)
-    return {"weight_packed": packed, "weight_scale": scale}
-
-
-def _nvfp4_codes(weight: Array, amax: Any, stored_scale: Array, *, sweep: bool) -> tuple[Array, Array]:
-    decode_scale_2 = nvfp4.tensor_scale(amax)
-    if not sweep:
-        return nvfp4.encode_max(weight, decode_scale_2)
-    scale: Array = np.array(stored_scale)
-    step = max(1, scale.size // _SWEPT_BLOCKS)
-    for block in range(0, scale.size, step):
-        values = floats.bf16_to_f32(weight.reshape(-1, nvfp4.BLOCK)[block])
-        scale.reshape(-1)[block] = best_scale(values, float(amax) or 1.0)
-    return nvfp4.codes(weight, scale, decode_scale_2), scale
-
-
-def _nvfp4(weight: Array, amax: Any, stored_scale: Array, *, sweep: bool = False) -> Tensors:
-    packed, scale = _nvfp4_codes(weight, amax, stored_scale, sweep=sweep)
-    return {"weight": packed, "weight_scale": scale, "weight_scale_2": np.array(nvfp4.tensor_scale(amax), np.float32)}
-
-
-def _nvfp4_ct(weight: Array, amax: Any, stored_scale: Array, *, sweep: bool = False) -> Tensors:
-    packed, scale = _nvfp4_codes(weight, amax, stored_scale, sweep=sweep)
-    encode_scale_2 = np.array([nvfp4.CODE_RANGE / (amax or nvfp4.ZERO_TENSOR_AMAX)], np.float32)
-    return {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": encode_scale_2}
-
-
-def _nvfp4_compressed_tensors(weight: Array, amax: Any, stored_scale: Array) -> Tensors:
-    encode_scale_2 = nvfp4.global_scale(amax)
-    packed, scale = nvfp4.encode_compressed_tensors(weight, encode_scale_2)
-    global_scale = np.array([encode_scale_2], np.float32)
-    return {"weight_packed": packed, "weight_scale": scale, "weight_global_scale": global_scale}
-
-
-def _fp8_channel(weight: Array, amax: Any, stored_scale: Array) -> Tensors:
-    code, scale = fp8.encode_channel(weight)
-    return {"weight": code, "weight_scale": scale}
-
-
-def _int4(grid: Callable[[Array], tuple[Array, Array]]) -> Callable[[Array, Any, Array], Tensors]:
-    def encode(weight: Array, amax: Any, stored_scale: Array) -> Tensors:
-        packed, scale = grid(weight)
-        return {"weight_packed": packed, "weight_scale": scale, "weight_shape": np.array(weight.shape, np.int32)}
-
-    return encode
-
-
-def _swept(encode: Callable[..., Tensors]) -> Callable[[Array, Any, Array], Tensors]:
-    return lambda weight, amax, stored_scale: encode(weight, amax, stored_scale, sweep=True)
-
-
-_ENCODERS: Mapping[tuple[str, str], Callable[[Array, Any, Array], Tensors]] = {
-    ("mxfp4", "even"): _mxfp4,
-    ("mxfp4_ct", "even"): _mxfp4_ct,
-    ("nvfp4", "max"): _nvfp4,
-    ("nvfp4", "mse"): _swept(_nvfp4),
-    ("nvfp4_ct", "max"): _nvfp4_ct,
-    ("nvfp4_ct", "mse"): _swept(_nvfp4_ct),
-    ("nvfp4_ct", "compressed-tensors"): _nvfp4_compressed_tensors,
-    ("fp8_channel", "max"): _fp8_channel,
-    ("int4", "kimi"): _int4(int4.encode_kimi),
-    ("int4", "compressed-tensors"): _int4(int4.encode_compressed_tensors),
-}
+    return FORMATS[encoded.format].reference().decode(encoded.tensors)

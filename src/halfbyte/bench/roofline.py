@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from halfbyte.errors import UsageError
+from halfbyte.formats.registry import activation_formats
 from halfbyte.serve.gpus import Gpus
 from halfbyte.serve.needs import ABSORBED, EXPERTS, WHOLE, Needs, Part
 
@@ -26,7 +27,7 @@ _NOT_READ = (ABSORBED, "embedding", "vision tower", "projector", "buffers")
 _HEAD = "output head"
 _WIDER: Mapping[str, str] = {"fp4": "fp8", "fp8": "bf16"}
 _KV_NBYTES: Mapping[str, int] = {"bf16": 2, "fp8": 1}
-_FOUR_BITS, _EIGHT_BITS = 0.75, 1.25  # upper limits in bytes per parameter, including scales
+_WIDTHS: Mapping[str, float] = {"fp4": 0.75, "fp8": 1.25}  # upper limits in bytes per parameter, including scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +142,8 @@ def distinct(tokens: float, experts: int, active: int) -> float:
 def _kind(part: Part, activations: str) -> str:
     """Return the number format of a part's matrix multiplication. 16-bit activations expand weights to 16 bits."""
     width = part.nbytes / part.parameters if part.parameters else 2.0
-    if activations in ("nvfp4", "mxfp4") and width < _FOUR_BITS:
-        return "fp4"
-    return "fp8" if activations == "fp8" and width < _EIGHT_BITS else "bf16"
+    inputs = activation_formats().get(activations)
+    return inputs.computes_in if inputs is not None and width < _WIDTHS[inputs.computes_in] else "bf16"
 
 
 def _attention(phase: Phase, needs: Needs, gpus: Gpus, step: tuple[int, float, float], kv_nbytes: int) -> Cost:

@@ -58,7 +58,7 @@ from halfbyte.ui.console import Column, Output
 from halfbyte.ui.escape import escape_library_output, pasted
 
 if TYPE_CHECKING:
-    from halfbyte.formats.registry import Format
+    from halfbyte.formats.format import Format
     from halfbyte.plan.manifest import Plan
     from halfbyte.serve.launch import PlannedFit
 

@@ -1,12 +1,4 @@
-"""Emulate quantized activations: round the inputs of linears to FP4 and back with PyTorch.
-
-NVFP4 has a calibrated global scale and a dynamic E4M3 scale per 16 values, MXFP4 a power of two per 32 values. The
-arithmetic equals that of the weight codec (`formats`) bit for bit, except for the sign of zeros. Engine kernels
-multiply by rounded reciprocals instead of dividing, and flush blocks below 2^-19 of the calibrated maximum to zero.
-Neither is emulated.
-
-In FP32 the results are not rounded to BF16, because FP4 kernels multiply codes and apply scales in FP32.
-"""
+"""Emulate quantized activations: round the inputs of linears as engines do, with `formats.emulated_activations`."""
 
 from __future__ import annotations
 
@@ -20,6 +12,7 @@ from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.families.declared_formats import quantization_config
 from halfbyte.families.model import Model
+from halfbyte.formats.registry import FORMATS
 from halfbyte.forward.experts import GATE_UP, Change
 from halfbyte.forward.layer import Look, fetch
 
@@ -28,51 +21,12 @@ if TYPE_CHECKING:
 
 Fake = Callable[[torch.Tensor], torch.Tensor]
 
-_NVFP4_BLOCK, _MXFP4_BLOCK = 16, 32
-_E2M1_MAX, _E4M3_MAX, _E4M3_TINY = 6.0, 448.0, 2.0**-9
-_NO_EXPONENT = 0xFF  # beyond FP32's range; the largest scale is used
-_HALF_STEPS, _WHOLE_STEPS = 2.0, 4.0  # below these, E2M1 has steps of 0.5 and of 1; above, of 2
-# Name of the input scale in each format; input_global_scale is the reciprocal.
-INPUT_SCALES = {"nvfp4": "input_scale", "nvfp4_ct": "input_global_scale"}
-DYNAMIC = ("mxfp4", "mxfp4_ct")
-_WEIGHTS_ONLY = ("int4", "bf16", "f16", "f32")
-
-
-def nvfp4(x: torch.Tensor, tensor_scale: torch.Tensor) -> torch.Tensor:
-    """Round x [..., K] to NVFP4 and back, with a calibrated global scale (amax / 2688), FP32 []."""
-    blocks = _in_blocks(x, _NVFP4_BLOCK)
-    amax = blocks.abs().amax(-1, keepdim=True)
-    scale = amax / (_E2M1_MAX * tensor_scale)  # the product is rounded first
-    scale = torch.where(scale == 0, 1.0, scale).clamp_(_E4M3_TINY, _E4M3_MAX).to(torch.float8_e4m3fn).float()
-    return _through_e2m1(blocks, scale * tensor_scale).flatten(-2).to(x.dtype)
-
-
-def mxfp4(x: torch.Tensor) -> torch.Tensor:
-    """Round x [..., K] to MXFP4 and back, with Quark's `even` scales."""
-    blocks = _in_blocks(x, _MXFP4_BLOCK)
-    bits = blocks.abs().amax(-1, keepdim=True).view(torch.int32)
-    exponent = (bits + 0x200000) >> 23  # rounds up from mantissa 1.75
-    byte = torch.where(exponent == _NO_EXPONENT, 254, (exponent - 2).clamp_(min=0))
-    scale = torch.where(byte == 0, 1 << 22, byte << 23).to(torch.int32).view(torch.float32)  # byte 0 is a subnormal
-    return _through_e2m1(blocks, scale).flatten(-2).to(x.dtype)
-
-
-def _in_blocks(x: torch.Tensor, block: int) -> torch.Tensor:
-    return x.float().reshape(*x.shape[:-1], x.shape[-1] // block, block)
-
-
-def _through_e2m1(blocks: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Round to the nearest of 0, 0.5, 1, 1.5, 2, 3, 4, 6 times the scale, ties to even."""
-    value = (blocks / scale).clamp_(-_E2M1_MAX, _E2M1_MAX)
-    size = value.abs()
-    step = torch.where(size < _HALF_STEPS, 0.5, torch.where(size < _WHOLE_STEPS, 1.0, 2.0))
-    return value.div_(step).round_().mul_(step).mul_(scale)
-
 
 def served_activations(side: Side, checkpoint: Checkpoint, model: Model) -> Side:
     """Return the side with activations quantized as in engines."""
-    formats = sorted({linear.format for linear in model.linears.values()} - set(_WEIGHTS_ONLY))
-    unknown = [name for name in formats if name not in (*INPUT_SCALES, *DYNAMIC)]
+    stored = sorted({linear.format for linear in model.linears.values()})
+    formats = [name for name in stored if FORMATS[name].activations is not None]
+    unknown = [name for name in formats if not is_emulated(name)]
     if unknown:
         what = f"activations of {unknown[0]} are not supported, only those of NVFP4 and MXFP4"
         raise UsageError(what, where=side.name, fix="use --activations off")
@@ -81,6 +35,27 @@ def served_activations(side: Side, checkpoint: Checkpoint, model: Model) -> Side
     inputs = _Inputs(side, model)
     description = f"{' and '.join(formats)}, into {len(inputs.quantized):,} linears"
     return replace(side, look=inputs.look, change=inputs.change, emulated={**side.emulated, "activations": description})
+
+
+def is_emulated(format: str) -> bool:
+    """Whether the activations of a format can be emulated."""
+    activations = FORMATS[format].activations
+    return activations is not None and activations.emulate is not None
+
+
+def tensor_scale(format: str, stored: torch.Tensor) -> torch.Tensor:
+    """Return amax / 2688 of a stored input scale."""
+    spec = FORMATS[format].input_scale
+    return 1 / stored if spec is not None and spec.reciprocal else stored
+
+
+def emulated_inputs(format: str, scale: torch.Tensor | None) -> Fake:
+    """Return the function that rounds the inputs of linears in a format, with a tensor scale if it stores them."""
+    activations = FORMATS[format].activations
+    assert activations is not None
+    assert activations.emulate is not None
+    emulate = activations.emulate()
+    return emulate if scale is None else lambda x: emulate(x, scale)
 
 
 def inputs_are_quantized(block: Mapping[str, Any] | None) -> bool:
@@ -98,8 +73,7 @@ class _Inputs:
 
     def __init__(self, side: Side, model: Model) -> None:
         self._text, self._tensors, self._device = side.model, side.tensors, side.device
-        known = (*INPUT_SCALES, *DYNAMIC)
-        self.quantized = {name: linear.format for name, linear in model.linears.items() if linear.format in known}
+        self.quantized = {name: linear.format for name, linear in model.linears.items() if is_emulated(linear.format)}
         self._fused: dict[str, list[str]] = {}
         self._group = model.family.fused_group
         for name in self.quantized:
@@ -134,21 +108,21 @@ class _Inputs:
 
     def _fake(self, module: str) -> Fake:
         format = self.quantized[module]
-        if format in DYNAMIC:
-            return mxfp4
+        if FORMATS[format].input_scale is None:
+            return emulated_inputs(format, None)
         # Engines fuse gate and up, and quantize their input once with the larger scale.
         # The scale must be on the device: PyTorch divides by host scalars with a rounded reciprocal.
-        scale = torch.stack([self._scale(name) for name in self._fused[self._group(module)]]).amax().to(self._device)
-        return lambda x: nvfp4(x, scale)
+        scales = [self._scale(name) for name in self._fused[self._group(module)]]
+        return emulated_inputs(format, torch.stack(scales).amax().to(self._device))
 
     def _scale(self, module: str) -> torch.Tensor:
-        suffix = INPUT_SCALES[self.quantized[module]]
+        suffix = FORMATS[self.quantized[module]].input_scale_suffix
         try:
             stored = fetch(self._tensors, f"{module}.{suffix}").float().reshape(())
         except CheckpointError:
             what = f"{suffix} is missing, and engines would use uninitialized memory"
             raise CheckpointError(what, where=module, fix="calibrate all experts of the checkpoint again") from None
-        scale = stored if suffix == "input_scale" else 1 / stored
+        scale = tensor_scale(self.quantized[module], stored)
         if not (torch.isfinite(scale) and scale > 0):
             what = f"invalid {suffix} {float(stored)}"
             raise CheckpointError(what, where=module, fix="calibrate the checkpoint again")

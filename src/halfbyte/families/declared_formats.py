@@ -9,19 +9,14 @@ from halfbyte.checkpoint.folder import CONFIG, Checkpoint
 from halfbyte.errors import CheckpointError
 from halfbyte.families.linears import PLAIN
 from halfbyte.families.model import Model
+from halfbyte.formats.compressed_tensors import METHOD
+from halfbyte.formats.registry import FORMATS
 
 if TYPE_CHECKING:
     from halfbyte.ui.console import Level
 
 HF_QUANT_CONFIG = "hf_quant_config.json"
-# compressed-tensors declares a format; for the other methods it is implied.
-_BY_FORMAT = {
-    "pack-quantized": "int4",
-    "float-quantized": "fp8_channel",
-    "nvfp4-pack-quantized": "nvfp4_ct",
-    "mxfp4-pack-quantized": "mxfp4_ct",
-}
-_BY_METHOD = {"fp8": "fp8_block", "modelopt": "nvfp4", "modelopt_fp4": "nvfp4", "quark": "mxfp4"}
+_SAME_METHOD = {"modelopt_fp4": "modelopt"}  # vLLM's name
 
 
 def quantization_config(config: Mapping[str, Any], model: Model) -> Mapping[str, Any] | None:
@@ -45,13 +40,22 @@ def stored_as_declared(checkpoint: Checkpoint, model: Model) -> tuple[Level, str
             return "note", f"{HF_QUANT_CONFIG}, not config.json, declares {found}"
         return "bad", f"config.json has no quantization_config, but the tensors are {found}: engines cannot load it"
     method, format = str(block.get("quant_method")), str(block.get("format"))
-    declared = _BY_FORMAT.get(format) if method == "compressed-tensors" else _BY_METHOD.get(method)
-    name = f"{method} {format}" if method == "compressed-tensors" else method
+    declared = _declared(method, format)
+    name = f"{method} {format}" if method == METHOD else method
     if declared is None:
         return "note", f"config.json declares {name}, which halfbyte does not support; the tensors are {found}"
     if stored != [declared]:
         return "bad", f"config.json declares {name}, which means {declared}, but the tensors are {found}"
     return "good", f"config.json declares {name}, as stored"
+
+
+def _declared(method: str, format: str) -> str | None:
+    """Return the format of a block. compressed-tensors declares it; the other methods imply it."""
+    for name, row in FORMATS.items():
+        for own in row.declared[:1]:
+            if own.method == _SAME_METHOD.get(method, method) and (method != METHOD or own.name == format):
+                return name
+    return None
 
 
 def refuse_other_config(checkpoint: Checkpoint, model: Model) -> None:

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from halfbyte.errors import CheckpointError
-from halfbyte.formats.registry import FORMATS
+from halfbyte.formats.registry import FORMATS, input_scale_suffixes
 
 # Tensors that a linear may have besides those of its format.
-COMPANIONS = ("bias", "input_scale", "input_global_scale")
+COMPANIONS = ("bias", *input_scale_suffixes())
 ROUTED = "routed_experts"
 MLP_ROLES = (ROUTED, "shared_experts", "dense_mlp")
 # The linears of an MLP, whatever a checkpoint calls them: down(act(gate(x)) * up(x)).

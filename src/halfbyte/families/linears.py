@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.errors import CheckpointError
 from halfbyte.families.family import COMPANIONS
-from halfbyte.formats.registry import FORMATS, Format, Part
+from halfbyte.formats.format import Format, Part
+from halfbyte.formats.registry import FORMATS
 
-# Alternative dtypes of the same tensor: compressed-tensors uses I64 for shapes, some FP8 writers F32 for scales.
-_ALSO: Mapping[tuple[str, str], str] = {("int4", "weight_shape"): "I64", ("fp8_channel", "weight_scale"): "F32"}
-PLAIN = ("bf16", "f16", "f32")  # unquantized formats
+PLAIN = tuple(name for name, format in FORMATS.items() if format.is_plain)  # unquantized formats
 _SCALARS = ((), (1,))
 _MATRIX = 2
 
@@ -87,14 +86,14 @@ def identify(parts: Signature, module: str) -> Stored:
     dtypes = {suffix: dtype for suffix, dtype, _ in parts if suffix not in COMPANIONS}
     shapes = {suffix: shape for suffix, _, shape in parts}
     for row in FORMATS.values():
-        if dtypes.keys() == {part.suffix for part in row.tensors} and all(_fits(row, p, dtypes) for p in row.tensors):
+        if dtypes.keys() == {part.suffix for part in row.tensors} and all(_fits(part, dtypes) for part in row.tensors):
             return _measure(row, shapes, module)
     raise _unknown(dtypes, module)
 
 
-def _fits(row: Format, part: Part, dtypes: Mapping[str, str]) -> bool:
+def _fits(part: Part, dtypes: Mapping[str, str]) -> bool:
     dtype = dtypes.get(part.suffix)
-    return dtype is not None and dtype in (part.dtype, _ALSO.get((row.name, part.suffix)))
+    return dtype is not None and dtype in (part.dtype, part.also)
 
 
 def _measure(row: Format, shapes: Mapping[str, tuple[int, ...]], module: str) -> Stored:
@@ -113,7 +112,7 @@ def _measure(row: Format, shapes: Mapping[str, tuple[int, ...]], module: str) ->
             raise _misfit(part.suffix, shapes[part.suffix], expected, module)
     if shapes.get("bias", (n,)) != (n,):
         raise _misfit("bias", shapes["bias"], (n,), module)
-    if row.element == "e2m1" and k % row.block:
+    if row.block and k % row.block and not row.partial_blocks:
         what = f"{row.name} has {k} columns, not a multiple of {row.block}"
         raise CheckpointError(what, where=module, fix="no engine loads this: use the unquantized checkpoint")
     return Stored(row.name, (n, k), group)
@@ -148,7 +147,7 @@ def _misfit(suffix: str, shape: tuple[int, ...], expected: tuple[int, ...], modu
 def _unknown(dtypes: Mapping[str, str], module: str) -> CheckpointError:
     """Return the error for tensors that match no format, explained by the closest formats."""
     rows = [row for row in FORMATS.values() if len(row.tensors) > 1]
-    agreement = {row.name: sum(_fits(row, part, dtypes) for part in row.tensors) for row in rows}
+    agreement = {row.name: sum(_fits(part, dtypes) for part in row.tensors) for row in rows}
     best = max(agreement.values(), default=0)
     near = [row for row in rows if best and agreement[row.name] == best]
     missing = {row.name: [p.suffix for p in row.tensors if p.suffix not in dtypes] for row in near}

@@ -9,8 +9,9 @@ import numpy as np
 
 from halfbyte.errors import TensorError, UsageError
 from halfbyte.formats.encoded import Array, stored_array
+from halfbyte.formats.format import Format
 from halfbyte.formats.reference.floats import BF16_INFINITY, E4M3_NAN
-from halfbyte.formats.registry import FORMATS, Format
+from halfbyte.formats.registry import FORMATS
 from halfbyte.ui.suggest import did_you_mean
 
 _E8M0_NAN = 0xFF
@@ -79,10 +80,6 @@ def finite_codes(code: Array, name: str) -> None:
         raise TensorError("the weights contain NaN", where=name, fix="check the source file")
 
 
-# Dtypes that other writers use for the same tensor.
-_ALSO = {("fp8_channel", "weight_scale"): "F32"}
-
-
 def parts(row: Format, tensors: Mapping[str, Any], name: str) -> dict[str, Array]:
     """Return the format's tensors in the dtypes that kernels expect; raise TensorError for missing or wrong ones."""
     missing = [part.suffix for part in row.tensors if part.suffix not in tensors]
@@ -95,7 +92,7 @@ def parts(row: Format, tensors: Mapping[str, Any], name: str) -> dict[str, Array
     arrays: dict[str, Array] = {}
     for part in row.tensors:
         if part.suffix != "weight_shape":  # redundant, in I32 or I64
-            dtypes = [part.dtype, *([also] if (also := _ALSO.get((row.name, part.suffix))) else [])]
+            dtypes = [part.dtype] if part.also is None else [part.dtype, part.also]
             arrays[part.suffix] = stored_array(tensors[part.suffix], dtypes, part.suffix, name)
     return arrays
 
@@ -110,7 +107,8 @@ def one_scale(suffix: str, stored: Array, name: str) -> np.float32:
 
 def no_nan_scale(row: Format, scale: Array, name: str) -> None:
     """Raise TensorError for NaN block scales."""
-    bad = (scale == _E8M0_NAN) if row.block != FORMATS["nvfp4"].block else ((scale & E4M3_NAN) == E4M3_NAN)
+    is_e4m3 = row.tensors[1].dtype == "F8_E4M3"
+    bad = ((scale & E4M3_NAN) == E4M3_NAN) if is_e4m3 else (scale == _E8M0_NAN)
     if bad.any():
         at = tuple(int(i) for i in np.argwhere(bad)[0])
         raise TensorError(f"weight_scale is NaN at {at}", where=name, fix="check the source file")

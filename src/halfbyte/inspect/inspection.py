@@ -19,6 +19,7 @@ from halfbyte.families.declared_formats import stored_as_declared
 from halfbyte.families.examples import example
 from halfbyte.families.linears import StoredLinear
 from halfbyte.families.model import Model, describe
+from halfbyte.formats.registry import FORMATS
 from halfbyte.inspect.gains import Gain, encoded, gains
 from halfbyte.ui.units import size
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 # Roles without active parameters: embeddings are lookups, images are rare, buffers are not parameters.
 _NOT_ACTIVE = ("embed", "vision", "projector", "other_buffers")
 _RECORDS = "halfbyte"  # `output_folder.FOLDER`, whose module loads NumPy
-_FOUR_BIT = ("int4", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct")
+_FOUR_BITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ def _roles(model: Model) -> tuple[RoleRow, ...]:
 
 
 def _stored_as(linear: StoredLinear) -> str:
-    return f"{linear.format} g{linear.group}" if linear.format == "int4" else linear.format
+    return f"{linear.format} g{linear.group}" if FORMATS[linear.format].groups else linear.format
 
 
 def _active(model: Model, checkpoint: Checkpoint) -> int:
@@ -254,7 +255,7 @@ def _pruned(checkpoint: Checkpoint) -> list[tuple[Level, str]]:
 def _advice(model: Model) -> list[tuple[Level, str]]:
     """Report how much 4-bit formats would still save if the experts are already 4-bit."""
     experts = Counter((linear.format, linear.shape) for linear in model.linears.values() if linear.expert is not None)
-    if not experts or not {format for format, _ in experts} <= set(_FOUR_BIT):
+    if not experts or any(FORMATS[format].element.bits != _FOUR_BITS for format, _ in experts):
         return []
     before = sum(number * encoded(format, shape).nbytes for (format, shape), number in experts.items())
     saved: Mapping[str, int] = {

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.errors import UsageError
 from halfbyte.families.linears import StoredLinear
-from halfbyte.formats.reference.nvfp4 import CODE_RANGE, global_scale
-from halfbyte.plan.rules import ENCODE, INPUT_SCALE_SPECS, ROUTED, Job
+from halfbyte.formats.registry import FORMATS
+from halfbyte.plan.rules import ENCODE, ROUTED, Job
 from halfbyte.recipe.decisions import InputScale, Quantize
 
 Scales = dict[str, NDArray[np.float32]]
@@ -43,21 +43,21 @@ def fixed_scale(linear: StoredLinear, quantize: Quantize) -> tuple[str, NDArray[
     """Return the name and value of a linear's constant input scale."""
     assert quantize.input_scale is not None
     assert quantize.input_scale.fixed is not None
-    suffix, shape = INPUT_SCALE_SPECS[quantize.format]
-    scale = np.full(shape, quantize.input_scale.fixed, np.float32)
-    return f"{linear.module}.{suffix}", np.reciprocal(scale) if quantize.format == "nvfp4_ct" else scale
+    spec = FORMATS[quantize.format].input_scale
+    assert spec is not None
+    scale = np.full(spec.shape, quantize.input_scale.fixed, np.float32)
+    return f"{linear.module}.{spec.suffix}", np.reciprocal(scale) if spec.reciprocal else scale
 
 
 def input_scales(linears: Iterable[StoredLinear], stats: LayerStats, quantize: Quantize) -> Scales:
     """Return the calibrated input scales of linears, by name."""
-    suffix, _ = INPUT_SCALE_SPECS[quantize.format]
-    return {f"{linear.module}.{suffix}": _input_scale(_amax(linear, stats, quantize), quantize) for linear in linears}
-
-
-def _input_scale(amax: float, quantize: Quantize) -> NDArray[np.float32]:
-    if quantize.format == "nvfp4_ct":
-        return np.array([global_scale(np.float32(amax))], np.float32)
-    return np.array(np.float32(amax) / CODE_RANGE, np.float32)
+    format = FORMATS[quantize.format]
+    input_scale = format.reference().input_scale
+    assert input_scale is not None
+    return {
+        f"{linear.module}.{format.input_scale_suffix}": input_scale(_amax(linear, stats, quantize))
+        for linear in linears
+    }
 
 
 def kv_scale(name: str, stats: LayerStats, quantize: Quantize) -> NDArray[np.float32]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from halfbyte.checkpoint.untrusted_files import read_json
 from halfbyte.errors import CheckpointError
 from halfbyte.families.completeness import PER_LAYER
+from halfbyte.formats.format import BlockOptions
+from halfbyte.formats.registry import FORMATS
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.pruned import counts_by_layer, renumbered
 from halfbyte.plan.rules import ENCODE
@@ -15,9 +16,6 @@ from halfbyte.recipe.decisions import Quantize
 
 _BLOCK = "quantization_config"
 MODELOPT_FILE = "hf_quant_config.json"
-# `producer` must name ModelOpt: vLLM and TensorRT-LLM recognize hf_quant_config.json by it. The version is only in
-# halfbyte/provenance.json, so that a new version does not change output bytes.
-_WRITTEN_BY = {"name": "halfbyte"}
 
 
 def output_config(plan: Plan) -> dict[str, Any]:
@@ -74,7 +72,19 @@ def _truncated(plan: Plan, config: dict[str, Any]) -> dict[str, Any]:
 
 def quantization_block(quantize: Quantize, plan: Plan) -> dict[str, Any]:
     """Return the block for the recipe's format."""
-    return _BLOCKS[quantize.format](quantize, ignored(quantize, plan))
+    block = FORMATS[quantize.format].config_block
+    assert block is not None  # the recipe schema accepts only formats that are written
+    return block(_options(quantize, plan))
+
+
+def _options(quantize: Quantize, plan: Plan) -> BlockOptions:
+    calibrated = FORMATS[quantize.format].input_scale is not None
+    return BlockOptions(
+        ignore=ignored(quantize, plan),
+        quantizes_inputs=quantize.stores_input_scales if calibrated else quantize.activations == "dynamic",
+        kv_cache=quantize.kv_cache not in (None, "none"),
+        producer_version=quantize.config.producer_version,
+    )
 
 
 def ignored(quantize: Quantize, plan: Plan) -> list[str]:
@@ -111,18 +121,8 @@ def modelopt_file(plan: Plan) -> dict[str, Any] | None:
     quantize = plan.recipe.quantize
     if quantize is None and not plan.decodes:
         return _kept_modelopt_file(plan)
-    if quantize is None or quantize.format != "nvfp4":
-        return None
-    return {
-        "producer": {"name": "modelopt", "version": quantize.config.producer_version},
-        "written_by": _WRITTEN_BY,
-        "quantization": {
-            "quant_algo": _modelopt_algorithm(quantize),
-            "kv_cache_quant_algo": None if quantize.kv_cache == "none" else "FP8",
-            "group_size": 16,
-            "exclude_modules": ignored(quantize, plan),
-        },
-    }
+    content = FORMATS[quantize.format].hf_quant_config if quantize is not None else None
+    return None if quantize is None or content is None else content(_options(quantize, plan))
 
 
 def _kept_modelopt_file(plan: Plan) -> dict[str, Any] | None:
@@ -136,113 +136,3 @@ def _kept_modelopt_file(plan: Plan) -> dict[str, Any] | None:
         what, fix = f"cannot read {MODELOPT_FILE}", "download it again, or remove it: config.json has the same content"
         raise CheckpointError(what, where=str(path), fix=fix) from None
     return content if plan.kept is None else renumbered(content, plan.model.family, plan.kept)
-
-
-def _quark(quantize: Quantize, exclude: list[str]) -> dict[str, Any]:
-    """Return AMD Quark's block for vLLM, SGLang and ATOM; vLLM requires the empty keys and takes their length."""
-    tensor = {
-        "dtype": "fp4",
-        "qscheme": "per_group",
-        "ch_axis": -1,
-        "group_size": 32,
-        "symmetric": None,  # Quark's own QConfig.from_dict raises KeyError without it
-        "scale_format": "e8m0",
-        "scale_calculation_mode": "even",
-        "observer_cls": "PerBlockMXObserver",
-    }
-    inputs = {**tensor, "is_dynamic": True} if quantize.activations == "dynamic" else None
-    return {
-        "quant_method": "quark",
-        "version": quantize.config.producer_version,
-        "written_by": _WRITTEN_BY,
-        "global_quant_config": {
-            "weight": {**tensor, "is_dynamic": False},
-            "input_tensors": inputs,
-            "output_tensors": None,
-            "bias": None,
-        },
-        "exclude": exclude,
-        "algo_config": None,
-        "layer_quant_config": {},
-        "layer_type_quant_config": {},
-        "export": {"pack_method": "reorder", "weight_format": "real_quantized", "kv_cache_group": []},
-    }
-
-
-def _compressed_tensors(
-    format: str, weights: Mapping[str, Any], inputs: Mapping[str, Any] | None, ignore: list[str]
-) -> dict[str, Any]:
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": format,
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "ignore": ignore,
-        "kv_cache_scheme": None,
-    }
-
-
-def _args(bits: int, kind: str, strategy: str, group: int | None, dynamic: bool | str) -> dict[str, Any]:
-    return {
-        "num_bits": bits,
-        "type": kind,
-        "strategy": strategy,
-        "group_size": group,
-        "symmetric": True,
-        "dynamic": dynamic,
-    }
-
-
-def _mxfp4_ct(quantize: Quantize, ignore: list[str]) -> dict[str, Any]:
-    dynamic = quantize.activations == "dynamic"
-    inputs = _args(4, "float", "group", 32, True) if dynamic else None
-    return _compressed_tensors("mxfp4-pack-quantized", _args(4, "float", "group", 32, False), inputs, ignore)
-
-
-def _nvfp4_ct(quantize: Quantize, ignore: list[str]) -> dict[str, Any]:
-    inputs = _args(4, "float", "tensor_group", 16, "local") if quantize.stores_input_scales else None
-    return _compressed_tensors("nvfp4-pack-quantized", _args(4, "float", "tensor_group", 16, False), inputs, ignore)
-
-
-def _fp8_channel(quantize: Quantize, ignore: list[str]) -> dict[str, Any]:
-    inputs = _args(8, "float", "token", None, True) if quantize.activations == "dynamic" else None
-    return _compressed_tensors("float-quantized", _args(8, "float", "channel", None, False), inputs, ignore)
-
-
-def _int4(quantize: Quantize, ignore: list[str]) -> dict[str, Any]:
-    return _compressed_tensors("pack-quantized", _args(4, "int", "group", 32, False), None, ignore)
-
-
-def _modelopt_algorithm(quantize: Quantize) -> str:
-    """Return ModelOpt's algorithm name, the only key of hf_quant_config.json that marks weight-only quantization."""
-    return "NVFP4" if quantize.stores_input_scales else "W4A16_NVFP4"
-
-
-def _modelopt(quantize: Quantize, ignore: list[str]) -> dict[str, Any]:
-    """Return ModelOpt's block."""
-    fp4 = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}
-    inputs = fp4 if quantize.stores_input_scales else None
-    block: dict[str, Any] = {
-        "config_groups": {"group_0": {"input_activations": inputs, "weights": fp4, "targets": ["Linear"]}},
-        "ignore": ignore,
-        "quant_algo": _modelopt_algorithm(quantize),
-    }
-    if quantize.kv_cache != "none":
-        block["kv_cache_scheme"] = {"dynamic": False, "num_bits": 8, "type": "float"}
-    return {
-        **block,
-        "producer": {"name": "modelopt", "version": quantize.config.producer_version},
-        "written_by": _WRITTEN_BY,
-        "quant_method": "modelopt",
-    }
-
-
-_BLOCKS = {
-    "mxfp4": _quark,
-    "mxfp4_ct": _mxfp4_ct,
-    "nvfp4": _modelopt,
-    "nvfp4_ct": _nvfp4_ct,
-    "fp8_channel": _fp8_channel,
-    "int4": _int4,
-}

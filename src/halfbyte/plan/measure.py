@@ -26,8 +26,9 @@ from halfbyte.checkpoint.reader import NUMPY_DTYPES, Reader
 from halfbyte.families.linears import StoredLinear
 from halfbyte.formats.codec import amax, decode, encode
 from halfbyte.formats.encoded import Encoded
+from halfbyte.formats.format import Part
 from halfbyte.formats.reference.gptq import Moves
-from halfbyte.formats.registry import FORMATS, Part
+from halfbyte.formats.registry import FORMATS
 from halfbyte.machine.direct_io import File
 from halfbyte.machine.resources import run_threads, usable_cores
 from halfbyte.plan.manifest import Plan

@@ -22,8 +22,6 @@ BIAS = "bias"
 ROUTED, ROUTER = "routed_experts", "router"
 KV_SCALES = (".k_scale", ".v_scale")  # FP8 KV cache scales, suffixes of all naming schemes
 KV_SCALES_MODELOPT = (".k_proj.k_scale", ".v_proj.v_scale")
-# Name and shape of the input scale in each format.
-INPUT_SCALE_SPECS = {"nvfp4": ("input_scale", ()), "nvfp4_ct": ("input_global_scale", (1,))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,7 @@ def _plain_jobs(model: Model, recipe: Recipe, kept: Kept | None) -> Iterator[Job
 def _linear_jobs(model: Model, recipe: Recipe, linears: Iterable[StoredLinear]) -> Iterator[Job]:
     groups: dict[str, list[StoredLinear]] = {}
     actions: dict[str, str] = {}
-    fuses = recipe.quantize is not None and _shares_scale(recipe.quantize.format)
+    fuses = recipe.quantize is not None and FORMATS[recipe.quantize.format].has_tensor_scale
     for linear in linears:
         if linear.role not in actions:
             actions[linear.role] = _action(recipe, linear.role, linear.module)
@@ -172,10 +170,6 @@ def _attends(linear: StoredLinear) -> bool:
     return linear.role == "attention"
 
 
-def _shares_scale(format: str) -> bool:
-    return any(part.fixed is not None and part.dtype == "F32" for part in FORMATS[format].tensors)
-
-
 def outputs(linear: StoredLinear, action: str, recipe: Recipe) -> list[TensorSpec]:
     """Return the output tensors of a linear. The source's input scales are dropped with its format; a bias is kept."""
     kept = [
@@ -197,10 +191,11 @@ def outputs(linear: StoredLinear, action: str, recipe: Recipe) -> list[TensorSpe
 @cache  # a model has few shapes, and tens of thousands of linears
 def _parts(format: str, scaled: bool, shape: tuple[int, int]) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
     """Return suffix, dtype and shape of each tensor of a format, the input scale last."""
-    parts = [(part.suffix, part.dtype, part.shape(*shape)) for part in FORMATS[format].tensors]
+    row = FORMATS[format]
+    parts = [(part.suffix, part.dtype, part.shape(*shape)) for part in row.tensors]
     if scaled:
-        suffix, scale_shape = INPUT_SCALE_SPECS[format]
-        parts.append((suffix, "F32", scale_shape))
+        assert row.input_scale is not None
+        parts.append((row.input_scale.suffix, "F32", row.input_scale.shape))
     return tuple(parts)
 
 

@@ -28,7 +28,6 @@ Role = Literal[
     "other_buffers",
 ]
 Action = Literal["keep", "bf16", "quantize"]
-Format = Literal["bf16", "int4", "fp8_block", "fp8_channel", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct"]
 PerInput = Literal["layer", "expert"]
 Backstop = Literal["layer_amax", "modelopt", "all_experts"]
 Activations = Literal["none", "calibrated", "fixed", "dynamic"]
@@ -77,7 +76,7 @@ class EngineConfig:
 class Quantize:
     """The output format and settings of the roles whose action is `quantize`."""
 
-    format: Format
+    format: str  # a key of `formats.registry.FORMATS`
     scales: str
     activations: Activations | None = None
     input_scale: InputScale | None = None

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from halfbyte.errors import RecipeError
 from halfbyte.recipe import release as recipe_release
-from halfbyte.recipe.decisions import Action, Calibrate, Dataset, Format, Prune, Quantize, Recipe, Role
+from halfbyte.recipe.decisions import Action, Calibrate, Dataset, Prune, Quantize, Recipe, Role
 from halfbyte.recipe.errors import apply_overrides, explain, suggest
 from halfbyte.recipe.strict_yaml import parse_yaml
 from halfbyte.ui.suggest import containing
@@ -20,7 +20,6 @@ __all__ = [
     "Action",
     "Calibrate",
     "Dataset",
-    "Format",
     "Prune",
     "Quantize",
     "Recipe",

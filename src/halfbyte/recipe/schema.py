@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from halfbyte.formats.registry import FORMATS
+from halfbyte.formats.format import RecipeKeys
+from halfbyte.formats.registry import FORMATS, written_formats
 from halfbyte.recipe import decisions
 from halfbyte.recipe.decisions import (
     COMPENSATED,
@@ -25,7 +25,6 @@ from halfbyte.recipe.decisions import (
     Action,
     Activations,
     Backstop,
-    Format,
     KvCache,
     PerInput,
     Propagate,
@@ -52,25 +51,10 @@ KEPT_ROLES: Mapping[Role, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The settings of an output format besides the scales; an empty tuple means the key does not apply."""
-
-    activations: tuple[str, ...]
-    kv_cache: tuple[str, ...]
-    names_producer: bool  # whether its config block contains the producer's version
-    patterns: Literal["glob", "re:"]  # the pattern syntax of its ignore list
-
-
-# Only ModelOpt's format stores KV scales for MLA attention, so only nvfp4 has a KV cache setting.
-TARGETS: Mapping[Format, Target] = {
-    "int4": Target((), (), names_producer=False, patterns="re:"),
-    "fp8_channel": Target(("none", "dynamic"), (), names_producer=False, patterns="re:"),
-    "nvfp4": Target(("none", "calibrated", "fixed"), ("none", "fp8", "fp8_cast"), names_producer=True, patterns="glob"),
-    "nvfp4_ct": Target(("none", "calibrated", "fixed"), (), names_producer=False, patterns="re:"),
-    "mxfp4": Target(("none", "dynamic"), (), names_producer=True, patterns="re:"),
-    "mxfp4_ct": Target(("none", "dynamic"), (), names_producer=False, patterns="re:"),
-}
+def _known_format(name: str) -> str:
+    if name not in FORMATS:
+        raise PydanticKnownError("literal_error", {"expected": ", ".join(f"'{known}'" for known in written_formats())})
+    return name
 
 
 class Part(BaseModel):
@@ -151,7 +135,9 @@ class EngineConfig(Part):
 class Quantize(Part):
     """The output format and settings of the roles whose action is `quantize`."""
 
-    format: Format = Field(description=f"the format to write: {either(list(TARGETS))}")
+    format: Annotated[str, AfterValidator(_known_format)] = Field(
+        description=f"the format to write: {either(written_formats())}"
+    )
     scales: str = Field(
         description="the weight scale method, such as max, mse or compensated for nvfp4, even for mxfp4"
     )
@@ -171,15 +157,17 @@ class Quantize(Part):
     config: EngineConfig = Field(description="the block for the quantization config in config.json")
 
     def _contradictions(self) -> Iterator[Problem]:
-        if self.format == "bf16":
-            yield Problem("bf16 is not a quantized format", ("format",), "remove 'quantize' and set the roles to bf16")
-        elif self.format == "fp8_block":
-            yield Problem("fp8_block is a source format only", ("format",), f"use {either(list(TARGETS))}")
+        format = FORMATS[self.format]
+        if format.is_plain:
+            fix = "remove 'quantize' and set the roles to bf16"
+            yield Problem(f"{self.format} is not a quantized format", ("format",), fix)
+        elif format.recipe is None:
+            yield Problem(f"{self.format} is a source format only", ("format",), f"use {either(written_formats())}")
         else:
-            yield from self._choices(TARGETS[self.format])
-            yield from self._config(TARGETS[self.format])
+            yield from self._choices(format.recipe)
+            yield from self._config(format.recipe)
 
-    def _choices(self, target: Target) -> Iterator[Problem]:
+    def _choices(self, target: RecipeKeys) -> Iterator[Problem]:
         scales = FORMATS[self.format].encodes
         if self.scales not in scales:
             fix = suggest(self.scales, scales, f"use {either(scales)}")
@@ -213,7 +201,7 @@ class Quantize(Part):
             fix = f"set input_scale to {example}, or activations to {other}"
             yield Problem(f"{self.activations} activations require input_scale.{key}", ("input_scale",), fix)
 
-    def _config(self, target: Target) -> Iterator[Problem]:
+    def _config(self, target: RecipeKeys) -> Iterator[Problem]:
         version = self.config.producer_version
         if (version is not None) != target.names_producer:
             what = (
@@ -230,7 +218,7 @@ class Quantize(Part):
             yield from _bad_pattern(pattern, target, self.format, ("config", "ignore_patterns", index))
 
 
-def _bad_pattern(pattern: str, target: Target, name: str, path: tuple[str | int, ...]) -> Iterator[Problem]:
+def _bad_pattern(pattern: str, target: RecipeKeys, name: str, path: tuple[str | int, ...]) -> Iterator[Problem]:
     """Yield a problem if the format's loaders cannot use the pattern, so that it would match nothing."""
     regex = pattern.removeprefix("re:")
     if target.patterns == "glob":

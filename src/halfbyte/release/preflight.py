@@ -45,6 +45,7 @@ from halfbyte.errors import (
     TensorError,
     UsageError,
 )
+from halfbyte.formats.registry import FORMATS
 from halfbyte.machine.devices import CPU
 from halfbyte.machine.os_errors import os_error
 from halfbyte.machine.python_path import OWN_PYTHON
@@ -395,11 +396,11 @@ class Preflight:
             source_experts=plan.model.experts if plan.kept is not None else source.source_experts,
         )
         if rules is not None:
-            weights_only = rules.activations in (None, "none")
-            full = served.FULL_ACTIVATIONS.get(rules.format, "none")
+            format = FORMATS[rules.format]
+            inputs = None if rules.activations in (None, "none") else format.activations
             kv = "fp8" if rules.kv_cache not in (None, "none") else None
-            return replace(facts, quantization=served.QUANTIZATIONS.get(rules.format, served.BF16), kv_dtype=kv,
-                           activations="none" if weights_only else full)  # fmt: skip
+            return replace(facts, quantization=format.served_as, kv_dtype=kv,
+                           activations="none" if inputs is None else inputs.name)  # fmt: skip
         return replace(facts, quantization=served.BF16, activations="none") if plan.decodes else facts
 
     def _how(self, stage: str) -> Mapping[str, Any]:

@@ -26,29 +26,12 @@ from halfbyte.evidence.measured_files import MEASURED, changed_file, content, un
 from halfbyte.families.declared_formats import HF_QUANT_CONFIG, quantization_config, refuse_other_config
 from halfbyte.families.linears import PLAIN
 from halfbyte.families.model import Model, describe
+from halfbyte.formats.registry import FORMATS
 from halfbyte.plan.prune_plan import PLAN as PRUNE_PLAN
 from halfbyte.serve.needs import Needs, needs_of
 from halfbyte.ui.escape import pasted
 
-# Each stored format with its producer, which decides the engine's loader.
-QUANTIZATIONS: Mapping[str, str] = {
-    "nvfp4": "nvfp4-modelopt",
-    "nvfp4_ct": "nvfp4-compressed-tensors",
-    "mxfp4": "mxfp4-quark",
-    "mxfp4_ct": "mxfp4-compressed-tensors",
-    "int4": "int4-compressed-tensors",
-    "fp8_block": "fp8-block",
-    "fp8_channel": "fp8-channel",
-}
 BF16 = "bf16"
-FULL_ACTIVATIONS: Mapping[str, str] = {
-    "nvfp4": "nvfp4",
-    "nvfp4_ct": "nvfp4",
-    "mxfp4": "mxfp4",
-    "mxfp4_ct": "mxfp4",
-    "fp8_block": "fp8",
-    "fp8_channel": "fp8",
-}
 _KIMI_VOCABULARY = 163_840  # of every Kimi-K2 release; smaller models have smaller vocabularies
 _KIMI_EXPERTS = 384
 _KIMI_END_OF_TURN = 163_586  # K2.6 stops here; K2.5 at 163,585
@@ -127,7 +110,7 @@ def served_checkpoint(checkpoint: Checkpoint, model: Model, *, modelopt: Mapping
         folder=folder,
         family=_family(checkpoint, model),
         architecture=str(names[0]) if names else "",
-        quantization=QUANTIZATIONS.get(format, BF16),
+        quantization=FORMATS[format].served_as,
         activations=_activations(format, block),
         kv_dtype=_kv_dtype(block),
         experts=model.experts,
@@ -153,7 +136,8 @@ def _format(model: Model) -> str:
 
 def _activations(format: str, block: Mapping[str, Any]) -> str:
     """Return the format of the inputs of quantized linears; quantization_config may declare weight-only."""
-    if format not in FULL_ACTIVATIONS:
+    activations = FORMATS[format].activations
+    if activations is None:
         return "none"
     inputs = [group["input_activations"] for group in _groups(block) if "input_activations" in group]
     quark = block.get("global_quant_config")
@@ -161,7 +145,7 @@ def _activations(format: str, block: Mapping[str, Any]) -> str:
         inputs.append(cast("Mapping[str, Any]", quark).get("input_tensors"))
     if (inputs and not any(inputs)) or "A16" in str(block.get("quant_algo", "")):
         return "none"
-    return FULL_ACTIVATIONS[format]
+    return activations.name
 
 
 def _groups(block: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -7,8 +7,8 @@ import pytest
 from damage import RECIPES
 from pico import write_pico
 
-from halfbyte.audit import repeat
 from halfbyte.engine.pipeline import quantize
+from halfbyte.formats.reference import nvfp4
 from halfbyte.recipe.load import load_recipe
 
 GLOBS = ["*self_attn*", "*shared_experts*", "*.layers.0.*", "*lm_head*", "vision_tower*", "mm_projector*"]
@@ -29,7 +29,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def few_blocks(monkeypatch):
-    monkeypatch.setattr(repeat, "_SWEPT_BLOCKS", 4)  # the exact sweep takes 5 ms a block
+    monkeypatch.setattr(nvfp4, "SWEPT_BLOCKS", 4)  # the exact sweep takes 5 ms a block
 
 
 @pytest.fixture

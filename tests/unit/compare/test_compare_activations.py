@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from halfbyte.compare.activations import mxfp4, nvfp4
 from halfbyte.compare.kv import fp8
 from halfbyte.formats.codec import decode, encode
+from halfbyte.formats.emulated_activations import mxfp4, nvfp4
 from halfbyte.formats.encoded import array_to_torch
 from halfbyte.formats.reference import nvfp4 as reference
 from halfbyte.formats.reference.floats import E4M3_VALUES, e4m3_encode

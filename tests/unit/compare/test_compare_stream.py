@@ -10,7 +10,7 @@ from resident import read_small, resident, run_resident
 
 from halfbyte.calibrate.token_rows import Document, Share, packed_rows, padded_rows
 from halfbyte.checkpoint.folder import open_checkpoint
-from halfbyte.compare.activations import mxfp4, nvfp4, served_activations
+from halfbyte.compare.activations import served_activations
 from halfbyte.compare.kv import fp8
 from halfbyte.compare.models import Side, open_side
 from halfbyte.compare.report import kl_ratio
@@ -18,6 +18,7 @@ from halfbyte.compare.stream import compare, compare_many
 from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.families.model import describe
+from halfbyte.formats.emulated_activations import mxfp4, nvfp4
 from halfbyte.recipe.load import load_recipe
 
 WORDS = 128

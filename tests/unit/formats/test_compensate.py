@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from halfbyte.formats.cpu.gptq import compensate_rows
+from halfbyte.formats.cpu.kernels.gptq import compensate_rows
 from halfbyte.formats.reference import floats, nvfp4, sweep
 from halfbyte.formats.reference import gptq as compensate
 from halfbyte.formats.reference.gptq import Moves

@@ -6,7 +6,7 @@ import torch
 from numba import njit
 
 from halfbyte.formats.codec import decode, encode
-from halfbyte.formats.cpu.scalars import e2m1_code_of, e2m1_value, e4m3_code
+from halfbyte.formats.cpu.kernels.scalars import e2m1_code_of, e2m1_value, e4m3_code
 from halfbyte.formats.encoded import Encoded, bf16_bits
 from halfbyte.formats.reference import floats, int4, mxfp4, nvfp4
 

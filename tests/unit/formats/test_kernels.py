@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from given import given
 
-from halfbyte.formats import codec
 from halfbyte.formats import row_chunks as chunks
 from halfbyte.formats.codec import amax, decode, encode
-from halfbyte.formats.cpu.sweep import exact_below
+from halfbyte.formats.cpu import fp4
+from halfbyte.formats.cpu.kernels.sweep import exact_below
 from halfbyte.formats.encoded import Encoded, Quality
+from halfbyte.formats.format import E2M1
 from halfbyte.formats.reference import (
     floats,
     fp8,
@@ -156,7 +157,7 @@ def test_saturation_is_counted():
     assert encode(given, "mxfp4").quality.saturated == 3
 
 
-@pytest.mark.parametrize(("format", "method"), [m for m in METHODS if FORMATS[m[0]].element == "e2m1"])
+@pytest.mark.parametrize(("format", "method"), [m for m in METHODS if FORMATS[m[0]].element is E2M1])
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_fused_from_int4_equals_through_bf16(format, method, group):
     stored = encode(bf16(RNG.standard_normal((40, 512)) * 0.02), "int4", group=group)
@@ -176,7 +177,7 @@ def test_fused_from_int4_with_negative_zero_and_subnormal_scales():
         "int4", q.shape, {"weight_packed": int4.pack(q), "weight_scale": scale, "weight_shape": np.int32(q.shape)}
     )
     for format, method in METHODS:
-        if FORMATS[format].element == "e2m1":
+        if FORMATS[format].element is E2M1:
             fused, plain = (encode(w, format, **given(method, 64)) for w in (stored, decode(stored)))
             for suffix in plain.tensors:
                 np.testing.assert_array_equal(
@@ -207,7 +208,7 @@ def test_blocks_that_fp64_cannot_decide_are_decided_exactly(monkeypatch):
         asked.append(block)
         return sweep.best_scale(block, largest)
 
-    monkeypatch.setattr(codec, "best_scale", counting)
+    monkeypatch.setattr(fp4, "best_scale", counting)
     w = bf16(RNG.standard_normal((8, 64)) * 2.0 ** RNG.integers(-60, 3, (8, 64)))
     made = encode(w, "nvfp4", method="mse").tensors["weight_scale"]
     np.testing.assert_array_equal(made, sweep.block_scale_mse(w, np.float32(amax(w))))

@@ -175,7 +175,7 @@ def test_probe_passes_on_sound_kernels(copied, probed):
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_damage_is_caught(copied, mutation):
     this = MUTATIONS[mutation]
-    path = copied / "halfbyte" / "formats" / "cpu" / this.file
+    path = copied / "halfbyte" / "formats" / "cpu" / "kernels" / this.file
     text = path.read_text()
     assert this.sound in text, "the kernel changed: mutate it anew"
     try:

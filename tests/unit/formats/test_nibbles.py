@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from halfbyte.formats.cpu import nibbles
+from halfbyte.formats.cpu.kernels import nibbles
 
 BYTES = np.arange(256, dtype=np.uint8)
 

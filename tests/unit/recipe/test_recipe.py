@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
@@ -21,12 +21,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from halfbyte.errors import RecipeError
-from halfbyte.formats.registry import FORMATS
+from halfbyte.formats.registry import FORMATS, written_formats
 from halfbyte.recipe import decisions
 from halfbyte.recipe import schema as recipe_schema
 from halfbyte.recipe.errors import block_keys, list_item
-from halfbyte.recipe.load import Format, Recipe, load_recipe, recipe_names, recipe_text
-from halfbyte.recipe.schema import TARGETS
+from halfbyte.recipe.load import Recipe, load_recipe, recipe_names, recipe_text
 
 DATA = Path(__file__).parent
 # Every section that a recipe can have, one key a line, so that the tests can name lines.
@@ -139,8 +138,7 @@ def test_shipped_recipes_quantize_what_their_cards_say() -> None:
 
 
 def test_formats_and_scales_are_those_that_the_encoders_have() -> None:
-    assert set(TARGETS) == {name for name, row in FORMATS.items() if row.encodes}
-    assert set(get_args(Format)) <= set(FORMATS)
+    assert set(written_formats()) == {name for name, row in FORMATS.items() if row.encodes}
     for name in recipe_names():
         quantize = load_recipe(name).quantize
         assert quantize is None or quantize.scales in FORMATS[quantize.format].encodes

@@ -10,9 +10,9 @@ import torch
 from served_variants import change_tensors
 
 from halfbyte.checkpoint.folder import open_checkpoint
-from halfbyte.compare import activations
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.families.model import describe
+from halfbyte.formats import emulated_activations
 from halfbyte.serve.vllm_plugin import register
 from halfbyte.serve.vllm_plugin.agreement import refuse_disagreement
 from halfbyte.serve.vllm_plugin.inputs import SWITCH, activations_wanted, fake_of
@@ -148,10 +148,10 @@ def test_inputs_are_quantized_as_compare_does():
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     small, large = torch.tensor(0.001), torch.tensor(0.002)
     fake = fake_of("nvfp4", torch.stack([small, large]))
-    assert torch.equal(fake(x), activations.nvfp4(x, large))
+    assert torch.equal(fake(x), emulated_activations.nvfp4(x, large))
     fake = fake_of("nvfp4_ct", torch.stack([1 / small, 1 / large]))
-    assert torch.equal(fake(x), activations.nvfp4(x, 1 / (1 / large)))
-    assert torch.equal(fake_of("mxfp4_ct", None)(x), activations.mxfp4(x))
+    assert torch.equal(fake(x), emulated_activations.nvfp4(x, 1 / (1 / large)))
+    assert torch.equal(fake_of("mxfp4_ct", None)(x), emulated_activations.mxfp4(x))
     assert fake_of("int4", None) is None
 
 

@@ -68,11 +68,11 @@ def test_expansion_matches_the_codec_bit_for_bit(format, arrays, device):
     rows, columns = arrays[first.suffix].shape
     expected = decode(Encoded(format, (rows, columns * first.columns), arrays))
     tensors = {suffix: tensor.to(device) for suffix, tensor in as_stored(format, arrays).items()}
-    found = expand(format, tensors, group=32).cpu()
+    found = expand(format, tensors).cpu()
     assert found.dtype == torch.bfloat16
     assert found.view(torch.int16).numpy().view(np.uint16).tobytes() == expected.tobytes()
 
 
 def test_a_format_without_a_decoder_is_named():
     with pytest.raises(UsageError, match="nf4 cannot be emulated"):
-        expand("nf4", {"weight": torch.zeros(1, 1)}, group=32)
+        expand("nf4", {"weight": torch.zeros(1, 1)})

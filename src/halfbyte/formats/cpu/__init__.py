@@ -1,1 +1,1 @@
-"""Numba kernels that match the reference. Each runs on one core without the GIL; callers split rows over threads."""
+"""CPU codecs: check stored tensors, decode them to BF16 rows and encode rows, with the numba kernels of `kernels/`."""

@@ -1,87 +1,49 @@
-"""INT4 pack-quantized: decode to BF16, and encode on Kimi's or compressed-tensors' grid.
+"""INT4 rows: decode, and encode on Kimi's or compressed-tensors' grid."""
 
-A row of words is read as bytes: on a little-endian machine byte i contains columns 2i (low nibble) and 2i + 1.
-"""
+from __future__ import annotations
 
 import numpy as np
 
-from halfbyte.formats.cpu import rows
-from halfbyte.formats.cpu.jit import kernel
-from halfbyte.formats.cpu.scalars import (
-    ROUND,
-    F,
-    bf16_bits,
-    bf16_rounded,
-    bf16_value,
-)
-
-KIMI, COMPRESSED_TENSORS = 0, 1
-
-_NIBBLE = np.uint8(15)
-_CHUNK = 32  # the smallest group; only inner loops of a constant length vectorize
+from halfbyte.errors import TensorError
+from halfbyte.formats import checks
+from halfbyte.formats.cpu.kernels import int4, rows
+from halfbyte.formats.cpu.rows import EncodeOptions, PackedInt4, Rows, fill_rows
+from halfbyte.formats.encoded import Array, BF16Bits, Encoded
+from halfbyte.formats.format import Codec, Format
 
 
-@kernel
-def decode_rows(packed, scale, group, out):
-    """w = bf16(q * scale) for rows whose K is a multiple of the group."""
-    codes = np.empty(out.shape[1], np.int8)
-    chunks = group // _CHUNK
-    for r in range(packed.shape[0]):
-        source, target = packed[r], out[r]
-        for i in range(source.size):
-            byte = source[i]
-            codes[2 * i] = np.int8(byte & _NIBBLE) - np.int8(8)
-            codes[2 * i + 1] = np.int8(byte >> np.uint8(4)) - np.int8(8)
-        for chunk in range(target.size // _CHUNK):
-            factor = bf16_value(scale[r, chunk // chunks])
-            for j in range(_CHUNK):
-                target[chunk * _CHUNK + j] = bf16_bits(F(codes[chunk * _CHUNK + j]) * factor)
+def _read(format: Format, encoded: Encoded, name: str) -> Rows:
+    packed, scale = encoded.tensors["weight_packed"], encoded.tensors["weight_scale"]
+    n, k = encoded.shape
+    group = next((g for g in format.groups if scale.shape == (n, -(-k // g)) and k % g == 0), None)
+    if group is None:
+        raise TensorError(
+            f"weight_scale {list(scale.shape)} does not fit {[n, k]}",
+            where=name,
+            fix=f"expected one scale for {', '.join(map(str, format.groups))} columns",
+        )
+    checks.same_shape("weight_packed", packed, (n, k // 8), name)
+    checks.finite(int(rows.amax_bits(scale)), name, "scales")
+    codes = np.ascontiguousarray(packed).view(np.uint8)
+
+    def fill(chunk: slice, out: BF16Bits) -> None:
+        int4.decode_rows(codes[chunk], scale[chunk], group, out)
+
+    return Rows(encoded.shape, fill=fill, int4=PackedInt4(codes, scale, group))
 
 
-@kernel
-def _group_scale(amax, grid):
-    if grid == KIMI:
-        scale = bf16_rounded(amax / F(7))
-        if scale == F(0):
-            scale = F(0.0078125) if amax == F(0) else F(2.0**-133)
-        return scale
-    scale = bf16_rounded(amax / F(7.5))
-    return F(0.0078125) if scale == F(0) else scale
+def _encode(format: Format, source: Rows, options: EncodeOptions) -> Encoded:
+    (n, k), group = source.shape, options.group
+    packed, scale = np.empty((n, k // 2), np.uint8), np.empty((n, k // group), np.uint16)
+    grid = int4.KIMI if options.method == "kimi" else int4.COMPRESSED_TENSORS
+
+    def kernel(chunk: slice, stats: Array) -> None:
+        int4.encode_rows(source.bf16(chunk), grid, group, packed[chunk], scale[chunk], stats)
+
+    quality = fill_rows(source, options.threads, kernel)
+    shape = np.array([n, k], np.int32)
+    tensors = {"weight_packed": packed.view(np.int32), "weight_scale": scale, "weight_shape": shape}
+    return Encoded(format.name, source.shape, tensors, quality)
 
 
-@kernel
-def encode_rows(weight, grid, group, packed, scale, stats):
-    """Encode finite BF16 rows; see reference.int4 for the two grids."""
-    n, k = weight.shape
-    low, high = (F(-7), F(7)) if grid == KIMI else (F(-8), F(7))
-    codes = np.empty(k, np.uint8)
-    error = np.empty(k, np.float32)
-    amax = np.empty(k // group, np.uint16)
-    chunks = group // _CHUNK
-    scratch_bits = np.empty(k // 2, np.uint16)
-    scratch = np.empty(k // 2 + 1, np.float64)
-    for r in range(n):
-        source, target = weight[r], packed[r]
-        rows.block_amax_bits(source, group, scratch_bits, amax)
-        for g in range(amax.size):
-            scale[r, g] = bf16_bits(_group_scale(bf16_value(amax[g]), grid))
-        for chunk in range(k // _CHUNK):
-            factor = bf16_value(scale[r, chunk // chunks])
-            for j in range(_CHUNK):
-                i = chunk * _CHUNK + j
-                value = bf16_value(source[i])
-                quotient = value / factor
-                if grid == COMPRESSED_TENSORS:
-                    quotient = bf16_rounded(quotient)
-                bounded = min(max(quotient, low), high)
-                q = (bounded + ROUND) - ROUND
-                codes[i] = np.uint8(np.int32(q) + np.int32(8)) | np.uint8(
-                    np.uint8(abs(quotient - bounded) > F(0.5)) << np.uint8(4)  # a fifth bit: clipped
-                )
-                error[i] = abs(value - bf16_rounded(q * factor))
-        clipped = np.int64(0)
-        for i in range(k):
-            clipped += np.int64(codes[i] >> np.uint8(4))
-        for i in range(target.size):
-            target[i] = (codes[2 * i] & _NIBBLE) | np.uint8(codes[2 * i + 1] << np.uint8(4))
-        rows.write_stats(source, error, clipped, scratch, stats[r])
+CODEC = Codec(_read, _encode)

@@ -1,99 +1,98 @@
-"""Reductions over one row as trees of halving loops, which vectorize and give the same result on every machine.
+"""Rows of a linear in BF16: decoded from stored tensors, and encoded in chunks that sum their errors."""
 
-A float sum in a plain loop does not vectorize, and one that LLVM may reorder depends on the machine's vector width.
-"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from halfbyte.formats.cpu.jit import kernel
-from halfbyte.formats.cpu.scalars import F, bf16_value
+from halfbyte.formats.cpu.kernels import int4_blocks, rows
+from halfbyte.formats.cpu.kernels.rows import ERROR, MAX_ERROR, SATURATED, SIGNAL
+from halfbyte.formats.encoded import Array, BF16Bits, Quality
+from halfbyte.formats.reference.gptq import Moves
+from halfbyte.formats.row_chunks import on_chunks
 
-MAGNITUDE = np.uint16(0x7FFF)
-
-# Columns of the error statistics.
-SIGNAL, ERROR, MAX_ERROR, SATURATED = 0, 1, 2, 3
-
-
-@kernel
-def block_amax_bits(row, block, scratch, amax):
-    """Largest magnitude of each block; `block` is a power of two. BF16 magnitudes order like their bit patterns."""
-    size = row.size // 2
-    for i in range(size):
-        scratch[i] = max(row[2 * i] & MAGNITUDE, row[2 * i + 1] & MAGNITUDE)
-    while size > 2 * amax.size:
-        size //= 2
-        for i in range(size):
-            scratch[i] = max(scratch[2 * i], scratch[2 * i + 1])
-    for i in range(amax.size):
-        amax[i] = max(scratch[2 * i], scratch[2 * i + 1])
+_STATS = 4
 
 
-@kernel
-def _fold(scratch):
-    """Sum by halves; an odd middle element is carried over."""
-    size = scratch.size
-    while size > 1:
-        half = size // 2
-        low, high = scratch[:half], scratch[size - half : size]  # slices: a computed index would not vectorize
-        for i in range(half):
-            low[i] += high[i]
-        size -= half
-    return scratch[0]
+@dataclass(frozen=True, slots=True)
+class PackedInt4:
+    """INT4 rows for direct conversion: bytes [N, K / 2] and BF16 scales [N, K / group]."""
+
+    codes: Array
+    scale: Array
+    group: int
 
 
-@kernel
-def _sum_of_squares(values, scratch):
-    """Sum of FP32 squares in FP64."""
-    half = values.size // 2
-    rest = values.size - half
-    low, high = values[:half], values[rest:]
-    scratch[half] = np.float64(values[half]) * np.float64(values[half])  # the middle element of an odd length
-    for i in range(half):
-        a, b = np.float64(low[i]), np.float64(high[i])
-        scratch[i] = a * a + b * b
-    return _fold(scratch[:rest])
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A linear [N, K] with access to any slice of its rows in BF16, from `bits` or decoded by `fill`."""
+
+    shape: tuple[int, int]
+    bits: BF16Bits | None = None
+    fill: Callable[[slice, BF16Bits], None] | None = None
+    int4: PackedInt4 | None = None
+
+    def bf16(self, chunk: slice) -> BF16Bits:
+        """Return some rows; decoded rows are in a new array."""
+        if self.bits is not None:
+            return self.bits[chunk]
+        start, stop, _ = chunk.indices(self.shape[0])
+        out = np.empty((stop - start, self.shape[1]), np.uint16)
+        self.copy_to(out, chunk)
+        return out
+
+    def copy_to(self, out: BF16Bits, chunk: slice) -> None:
+        """Write some rows into an array."""
+        if self.fill is None:
+            assert self.bits is not None
+            out[:] = self.bits[chunk]
+        else:
+            self.fill(chunk, out)
+
+    def amax_bits(self, threads: int | None) -> int:
+        """Return the largest BF16 magnitude pattern; at or above 0x7F80 it is not finite."""
+
+        def work(chunk: slice) -> int:
+            if self.int4 is not None:
+                return int(int4_blocks.amax_bits(self.int4.codes[chunk], self.int4.scale[chunk]))
+            return int(rows.amax_bits(self.bf16(chunk)))
+
+        return max(on_chunks(work, self.shape, threads))
 
 
-@kernel
-def _sum_of_squares_bf16(row, scratch):
-    half = row.size // 2
-    rest = row.size - half
-    low, high = row[:half], row[rest:]
-    middle = np.float64(bf16_value(row[half] & MAGNITUDE))
-    scratch[half] = middle * middle
-    for i in range(half):
-        a, b = np.float64(bf16_value(low[i] & MAGNITUDE)), np.float64(bf16_value(high[i] & MAGNITUDE))
-        scratch[i] = a * a + b * b
-    return _fold(scratch[:rest])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeOptions:
+    """Checked options of an encoder; those that do not apply to its format have their defaults.
 
-
-@kernel
-def write_stats(row, error, saturated, scratch, stats):
-    """Fill one record of error statistics from a row of weights and their absolute errors.
-
-    `scratch` holds half a row of FP64 and one more.
+    `amax_bits` is the BF16 pattern of the amax that sets the tensor scale.
     """
-    stats[SIGNAL] = _sum_of_squares_bf16(row, scratch)
-    stats[ERROR] = _sum_of_squares(error, scratch)
-    stats[MAX_ERROR] = _largest(error)
-    stats[SATURATED] = saturated
+
+    method: str
+    amax_bits: int
+    division: str
+    group: int
+    moves: Moves | None
+    name: str
+    threads: int | None
 
 
-@kernel
-def _largest(values):
-    """Largest of non-negative FP32 values, compared as integers."""
-    bits = np.uint32(0)
-    for i in range(values.size):
-        bits = max(bits, F(values[i]).view(np.uint32))
-    return np.uint32(bits).view(np.float32)
+def fill_rows(
+    source: Rows, threads: int | None, kernel: Callable[[slice, Array], None], records_per_chunk: int | None = None
+) -> Quality:
+    """Run an encoder on every chunk; it fills its rows of the output and its error records."""
 
+    def work(chunk: slice) -> Array:
+        stats = np.zeros((records_per_chunk or chunk.stop - chunk.start, _STATS))
+        kernel(chunk, stats)
+        return stats
 
-@kernel
-def amax_bits(weight):
-    """Largest BF16 magnitude pattern of a tensor; at or above 0x7F80 it contains an infinity or NaN."""
-    top = np.uint16(0)
-    for r in range(weight.shape[0]):
-        row = weight[r]
-        for i in range(row.size):
-            top = max(top, np.uint16(row[i] & MAGNITUDE))
-    return top
+    stats = np.concatenate([record.reshape(-1, _STATS) for record in on_chunks(work, source.shape, threads)])
+    return Quality(
+        weights=source.shape[0] * source.shape[1],
+        signal=float(stats[:, SIGNAL].sum()),
+        error=float(stats[:, ERROR].sum()),
+        max_error=float(stats[:, MAX_ERROR].max()),
+        saturated=int(stats[:, SATURATED].sum()),
+    )

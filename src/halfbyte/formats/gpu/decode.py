@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from halfbyte.formats.format import DeviceCodec
 from halfbyte.formats.gpu.blocks import (
     MXFP4_BLOCK,
     NVFP4_BLOCK,
@@ -96,13 +97,13 @@ def nvfp4_to_bf16(
     scale: torch.Tensor,
     tensor_scale: torch.Tensor,
     *,
-    spelling: str = "nvfp4",
+    reciprocal: bool = False,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """NVFP4 to BF16. `tensor_scale` [E] is weight_scale_2, or weight_global_scale for "nvfp4_ct"."""
+    """NVFP4 to BF16. `tensor_scale` [E] is weight_scale_2, or the reciprocal weight_global_scale."""
     _check(packed, scale, NVFP4_BLOCK)
     check_shape("tensor_scale", tensor_scale, (packed.shape[0],), torch.float32)
-    rule = {"nvfp4": NVFP4_MAX, "nvfp4_ct": NVFP4_CT}[spelling]
+    rule = NVFP4_CT if reciprocal else NVFP4_MAX
     return _launch(packed.view(torch.int32), scale, tensor_scale, rule.value, out)
 
 
@@ -117,3 +118,6 @@ def _check(packed: torch.Tensor, scale: torch.Tensor, block: int) -> None:
     experts, n, half = packed.shape
     check_blocks(2 * half, block)
     check_shape("scale", scale, (experts, n, 2 * half // block), torch.uint8)
+
+
+INT4 = DeviceCodec(decode=lambda tensors: int4_to_bf16(tensors["weight_packed"], tensors["weight_scale"]))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import triton
 import triton.language as tl
 
+from halfbyte.formats.format import DeviceCodec
 from halfbyte.formats.gpu.blocks import check_shape, check_stack
 from halfbyte.formats.gpu.device import bf16_bits, e4m3_value
 
@@ -39,3 +42,13 @@ def fp8_block_to_bf16(weight: torch.Tensor, scale_inv: torch.Tensor, out: torch.
     arguments = (weight.view(torch.uint8), scale_inv, out.view(torch.int16), n, k, BLOCK, _ROWS, _COLUMNS)
     _decode[grid](*arguments, enable_fp_fusion=False)
     return out
+
+
+def _channel_to_bf16(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return (tensors["weight"].view(torch.float8_e4m3fn).float() * tensors["weight_scale"].float()).to(torch.bfloat16)
+
+
+BLOCK_CODEC = DeviceCodec(
+    decode=lambda tensors: fp8_block_to_bf16(tensors["weight"].view(torch.float8_e4m3fn), tensors["weight_scale_inv"])
+)
+CHANNEL_CODEC = DeviceCodec(decode=_channel_to_bf16)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from halfbyte.errors import UsageError
+from halfbyte.formats.format import DeviceCodec
 from halfbyte.formats.gpu import encode_bf16, recode_int4
 from halfbyte.formats.gpu.blocks import (
     NVFP4_BLOCK,
@@ -14,9 +17,12 @@ from halfbyte.formats.gpu.blocks import (
     check_stack,
     global_scale,
     int4_group,
+    stored_global_scale,
     tensor_scale,
 )
+from halfbyte.formats.gpu.decode import nvfp4_to_bf16
 from halfbyte.formats.gpu.device import NVFP4_CT, NVFP4_GIVEN, NVFP4_MAX
+from halfbyte.formats.gpu.sweep import settle_bf16, settle_int4, sweep_bf16, sweep_int4
 
 METHODS = {"max": NVFP4_MAX.value, "compressed-tensors": NVFP4_CT.value}
 
@@ -72,3 +78,37 @@ def _choose(
         return NVFP4_GIVEN.value, tensor_scale(amax), given
     blocks = torch.empty((experts, n, k // NVFP4_BLOCK), dtype=torch.uint8, device=amax.device)
     return METHODS[method], (global_scale if method == "compressed-tensors" else tensor_scale)(amax), blocks
+
+
+def _encode(weights: torch.Tensor | tuple[torch.Tensor, torch.Tensor], amax: torch.Tensor, method: str) -> Blocks:
+    """Encode BF16 or INT4 with a method; "mse" decides close calls of its sweep on the host."""
+    given = None
+    if isinstance(weights, torch.Tensor):
+        if method == "mse":
+            swept = sweep_bf16(weights, amax)
+            settle_bf16(swept, weights, amax)
+            method, given = "max", swept.scale
+        return bf16_to_nvfp4(weights, amax, method=method, given=given)
+    if method == "mse":
+        swept = sweep_int4(*weights, amax)
+        settle_int4(swept, *weights, amax)
+        method, given = "max", swept.scale
+    return int4_to_nvfp4(*weights, amax, method=method, given=given)
+
+
+def _decode_modelopt(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    scale = tensors["weight_scale"].view(torch.uint8)
+    return nvfp4_to_bf16(tensors["weight"], scale, tensors["weight_scale_2"].reshape(-1))
+
+
+def _decode_ct(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    scale, global_scales = tensors["weight_scale"].view(torch.uint8), tensors["weight_global_scale"].reshape(-1)
+    return nvfp4_to_bf16(tensors["weight_packed"], scale, global_scales, reciprocal=True)
+
+
+def _ct_scales(amax: torch.Tensor, method: str) -> torch.Tensor:
+    return global_scale(amax) if method == "compressed-tensors" else stored_global_scale(amax)
+
+
+MODELOPT = DeviceCodec(_decode_modelopt, _encode, lambda amax, _method: tensor_scale(amax))
+COMPRESSED_TENSORS = DeviceCodec(_decode_ct, _encode, _ct_scales)

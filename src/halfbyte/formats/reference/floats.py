@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from halfbyte.formats.format import Reference
+
 # Widths as documentation: NumPy's type stubs lose them at the first operation.
-F32 = U8 = I8 = I32 = BF16 = NDArray[Any]
+F64 = F32 = U8 = I8 = I32 = BF16 = Mask = NDArray[Any]
 Scalar = Any  # one np.float32
 
 BF16_INFINITY = 0x7F80
@@ -37,6 +40,11 @@ E2M1_THRESHOLDS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], np.float32)
 def bf16_to_f32(bits: BF16) -> F32:
     """BF16 is the upper half of FP32, so every value is exact."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def value_of_bf16(bits: int) -> Scalar:
+    """Return the FP32 value of one BF16 bit pattern."""
+    return bf16_to_f32(np.array([bits], np.uint16))[0]
 
 
 def f32_to_bf16(value: F32) -> BF16:
@@ -106,3 +114,11 @@ def block_amax(value: F32, block: int) -> F32:
 def spread(per_block: F32, block: int) -> F32:
     """Repeat each block's scalar over its columns: [N, K / block] -> [N, K]."""
     return np.repeat(per_block, block, axis=-1)
+
+
+def _decode_stored(tensors: Mapping[str, Any]) -> BF16:
+    weight = tensors["weight"]
+    return weight if weight.dtype == np.uint16 else f32_to_bf16(weight.astype(np.float32))
+
+
+REFERENCE = Reference(decode=_decode_stored)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import numpy as np
 
+from halfbyte.formats.format import Reference
 from halfbyte.formats.reference.floats import (
     BF16,
+    F64,
     I8,
     I32,
+    Mask,
     bf16_round,
     bf16_to_f32,
     block_amax,
@@ -61,3 +67,28 @@ def encode_compressed_tensors(weight: BF16, group: int = 32) -> tuple[I32, BF16]
     quotient = bf16_round(w / spread(scale, group))
     q = np.rint(np.clip(quotient, -8, 7))
     return pack(q.astype(np.int8)), f32_to_bf16(scale)
+
+
+def _decode_stored(tensors: Mapping[str, Any]) -> BF16:
+    packed, scale = tensors["weight_packed"], tensors["weight_scale"]
+    return decode(packed, scale, 8 * packed.shape[1] // scale.shape[1])
+
+
+def _encoder(grid: Callable[[BF16], tuple[I32, BF16]]) -> Callable[[BF16, Any, BF16], Mapping[str, Any]]:
+    def encode(weight: BF16, amax: Any, stored_scale: BF16) -> Mapping[str, Any]:
+        packed, scale = grid(weight)
+        return {"weight_packed": packed, "weight_scale": scale, "weight_shape": np.array(weight.shape, np.int32)}
+
+    return encode
+
+
+def _steps(tensors: Mapping[str, Any]) -> tuple[F64, Mask]:
+    scale = bf16_to_f32(tensors["weight_scale"]).astype(np.float64)
+    return scale, np.ones(scale.shape, bool)
+
+
+REFERENCE = Reference(
+    decode=_decode_stored,
+    encoders={"kimi": _encoder(encode_kimi), "compressed-tensors": _encoder(encode_compressed_tensors)},
+    steps=_steps,
+)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import numpy as np
 
+from halfbyte.formats.format import Reference
 from halfbyte.formats.reference import floats
-from halfbyte.formats.reference.floats import BF16, F32, U8
+from halfbyte.formats.reference.floats import BF16, F32, F64, U8, Mask
 
 BLOCK = 32
 E8M0_MAX = 254
@@ -38,3 +42,28 @@ def decode(packed: U8, scale: U8) -> BF16:
     """w = code * 2^(e - 127), exact in BF16."""
     code = floats.unpack_nibbles(packed)
     return floats.f32_to_bf16(floats.e2m1_decode(code) * floats.spread(floats.e8m0_decode(scale), BLOCK))
+
+
+def _encoder(codes: str, *, keep_negative_zero: bool) -> Callable[[BF16, Any, U8], Mapping[str, Any]]:
+    def encode_stored(weight: BF16, amax: Any, stored_scale: U8) -> Mapping[str, Any]:
+        packed, scale = encode(weight, keep_negative_zero=keep_negative_zero)
+        return {codes: packed, "weight_scale": scale}
+
+    return encode_stored
+
+
+def _steps(tensors: Mapping[str, Any]) -> tuple[F64, Mask]:
+    scale: U8 = tensors["weight_scale"]
+    return np.exp2(scale.astype(np.float64) - 127), np.ones(scale.shape, bool)
+
+
+QUARK = Reference(
+    decode=lambda tensors: decode(tensors["weight"], tensors["weight_scale"]),
+    encoders={"even": _encoder("weight", keep_negative_zero=False)},
+    steps=_steps,
+)
+COMPRESSED_TENSORS = Reference(
+    decode=lambda tensors: decode(tensors["weight_packed"], tensors["weight_scale"]),
+    encoders={"even": _encoder("weight_packed", keep_negative_zero=True)},
+    steps=_steps,
+)

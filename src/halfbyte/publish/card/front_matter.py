@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from halfbyte.evidence.fields import number, rows, texts, whole, words
+from halfbyte.formats.registry import FORMATS
 from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.source_card import short
 
@@ -17,7 +18,7 @@ OTHER = "other"
 _VLLM, _NOT_IN_TRANSFORMERS = "vllm", ("modelopt",)
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]{0,60}")  # as the Hub names them
 _TAG = re.compile(r"[\w.-]{1,60}", re.ASCII)
-_FOUR_BIT = ("nvfp4", "mxfp4", "int4")
+_FOUR_BITS = 4
 
 
 def front_matter(card: CardFacts) -> ModelCardData:
@@ -78,10 +79,11 @@ def _license(card: CardFacts) -> dict[str, str | None]:
 
 def tags(card: CardFacts) -> Iterator[str]:
     """Yield the card's tags, from config and headers."""
-    format = card.served.quantization.partition("-")[0]
-    candidates = ["halfbyte", format, "4-bit" if format in _FOUR_BIT else None, words(card.block, "quant_method"),
-             words(card.checkpoint.config, "model_type"), "mixture-of-experts" if card.model.experts else None,
-             "pruned" if card.pruned else None]  # fmt: skip
+    quantization = card.served.quantization
+    bits = next((row.element.bits for row in FORMATS.values() if row.served_as == quantization), None)
+    candidates = ["halfbyte", quantization.partition("-")[0], "4-bit" if bits == _FOUR_BITS else None,
+             words(card.block, "quant_method"), words(card.checkpoint.config, "model_type"),
+             "mixture-of-experts" if card.model.experts else None, "pruned" if card.pruned else None]  # fmt: skip
     yield from (tag for tag in candidates if tag and _TAG.fullmatch(tag))
 
 

@@ -18,7 +18,8 @@ from vllm.model_executor.utils import set_weight_attrs
 from halfbyte.compare.activations import Fake
 from halfbyte.errors import UsageError
 from halfbyte.families.linears import StoredLinear
-from halfbyte.formats.registry import FORMATS, Part
+from halfbyte.formats.format import Part
+from halfbyte.formats.registry import FORMATS
 from halfbyte.forward.experts import GATE_UP, run_experts
 from halfbyte.serve.vllm_plugin.expand import expand
 from halfbyte.serve.vllm_plugin.inputs import fake_of
@@ -96,10 +97,9 @@ class EmulatedExpertsMethod(FusedMoEMethodBase):
         for expert in range(self.experts):
             gate, up, down = (self._stored(layer, expert, which) for which in ("w1", "w3", "w2"))
             self._check(expert, gate, up, down)
-            group = self.linear.group
-            w13[expert, : self.inner] = expand(self.linear.format, gate, group)
-            w13[expert, self.inner :] = expand(self.linear.format, up, group)
-            w2[expert] = expand(self.linear.format, down, group)
+            w13[expert, : self.inner] = expand(self.linear.format, gate)
+            w13[expert, self.inner :] = expand(self.linear.format, up)
+            w2[expert] = expand(self.linear.format, down)
             if self.quantize_inputs:
                 self.fakes.append((self._fake(gate, up), self._fake(down)))
         for suffix in self.suffixes:

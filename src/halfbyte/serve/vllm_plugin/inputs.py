@@ -6,8 +6,9 @@ import os
 
 import torch
 
-from halfbyte.compare.activations import DYNAMIC, INPUT_SCALES, Fake, mxfp4, nvfp4
+from halfbyte.compare.activations import Fake, emulated_inputs, is_emulated, tensor_scale
 from halfbyte.errors import UsageError
+from halfbyte.formats.registry import FORMATS
 
 SWITCH = "HALFBYTE_EMULATE_ACTIVATIONS"
 
@@ -22,10 +23,7 @@ def activations_wanted() -> bool:
 
 def fake_of(format: str, scale: torch.Tensor | None) -> Fake | None:
     """Return the function that fake-quantizes the inputs of linears in a format, for their stored input scales."""
-    if format in DYNAMIC:
-        return mxfp4
-    if format not in INPUT_SCALES or scale is None:
+    if not is_emulated(format) or (FORMATS[format].input_scale is not None and scale is None):
         return None
     # Engines fuse gate and up and quantize their input once, with the larger scale.
-    tensor_scale = (scale if format == "nvfp4" else 1 / scale).amax()
-    return lambda x: nvfp4(x, tensor_scale)
+    return emulated_inputs(format, None if scale is None else tensor_scale(format, scale).amax())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from halfbyte.families.linears import StoredLinear
-from halfbyte.formats.registry import FORMATS, WHOLE_ROW, Part
+from halfbyte.formats.format import WHOLE_ROW, Part
+from halfbyte.formats.registry import FORMATS
 
 SCALAR, SHAPE = "scalar", "shape"
 _DTYPES = {

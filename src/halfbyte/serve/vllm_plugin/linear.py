@@ -15,7 +15,9 @@ from vllm.model_executor.parameter import (
 )
 
 from halfbyte.families.linears import StoredLinear
-from halfbyte.formats.registry import FORMATS, Part
+from halfbyte.formats.format import Part
+from halfbyte.formats.fp8 import FP8_BLOCK
+from halfbyte.formats.registry import FORMATS
 from halfbyte.serve.vllm_plugin.expand import expand
 from halfbyte.serve.vllm_plugin.inputs import fake_of
 from halfbyte.serve.vllm_plugin.layout import SCALAR, SHAPE, dtype_of, kind_of, rows_and_columns
@@ -55,7 +57,7 @@ class EmulatedLinearMethod(UnquantizedLinearMethod):
         """Register parameters for the stored tensors, under their own names."""
         load = extra_weight_attrs["weight_loader"]
         self.outputs, self.columns, self.dtype = output_partition_sizes, input_size_per_partition, params_dtype
-        layer.weight_block_size = [FORMATS["fp8_block"].block] * 2  # read by vLLM's loader of block scales
+        layer.weight_block_size = [FP8_BLOCK.block] * 2  # read by vLLM's loader of block scales
         for part in FORMATS[self.linear.format].tensors:
             loader = self.loaded.linear_loader(part.suffix, load)
             layer.register_parameter(part.suffix, self._parameter(part, loader))
@@ -88,7 +90,7 @@ class EmulatedLinearMethod(UnquantizedLinearMethod):
         for suffix in set(PER_TENSOR) & set(self.suffixes):
             by_part = {name: tensors[suffix] for name, tensors in zip(self.parts, stored, strict=True)}
             refuse_different_scales(self.module, suffix, by_part)
-        weight = torch.cat([expand(self.linear.format, tensors, self.linear.group) for tensors in stored])
+        weight = torch.cat([expand(self.linear.format, tensors) for tensors in stored])
         if self.quantize_inputs:
             scale = getattr(layer, self.input_scale).data.clone() if self.input_scale else None
             self.fake = fake_of(self.linear.format, scale)

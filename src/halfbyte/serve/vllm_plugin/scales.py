@@ -7,9 +7,14 @@ from collections.abc import Mapping
 import torch
 
 from halfbyte.errors import CheckpointError
+from halfbyte.formats.format import E4M3, INT4
+from halfbyte.formats.registry import FORMATS, input_scale_suffixes
 from halfbyte.serve.vllm_plugin.stored import CALIBRATE
 
-PER_TENSOR = ("weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale")
+PER_TENSOR = (
+    *(part.suffix for format in FORMATS.values() for part in format.tensors if part.is_tensor_scale),
+    *input_scale_suffixes(),
+)
 _WRITE_AGAIN = "write the checkpoint again with halfbyte quantize SRC OUT -r RECIPE"
 _NIBBLES, _NO_SIGN = 0x77, 0x7F
 _INT4_ZEROS = -0x77777778  # 0x88888888: eight codes of 8, which stand for 0
@@ -26,7 +31,7 @@ def refuse_invalid_scales(module: str, format: str, tensors: Mapping[str, torch.
         else:
             values = tensor.float()
             bad = ~torch.isfinite(values) | (values < 0)
-            if suffix in PER_TENSOR or format.startswith("fp8"):
+            if suffix in PER_TENSOR or FORMATS[format].element is E4M3:
                 bad |= values == 0
         if bad.any():
             value = "NaN" if tensor.dtype == torch.uint8 else f"{float(tensor.float()[bad].reshape(-1)[0]):g}"
@@ -38,9 +43,9 @@ def refuse_invalid_scales(module: str, format: str, tensors: Mapping[str, torch.
 def _refuse_zero_blocks(module: str, format: str, tensors: Mapping[str, torch.Tensor]) -> None:
     """Refuse a zero scale for a block of nonzero codes, which it would erase."""
     scale = tensors.get("weight_scale")
-    if scale is None or scale.dtype == torch.uint8 or format.startswith("fp8") or not (scale.float() == 0).any():
+    if scale is None or scale.dtype == torch.uint8 or FORMATS[format].element is E4M3 or not (scale.float() == 0).any():
         return
-    if format == "int4":
+    if FORMATS[format].element is INT4:
         used = tensors["weight_packed"] != _INT4_ZEROS
     else:
         used = (tensors["weight_packed" if "weight_packed" in tensors else "weight"] & _NIBBLES) != 0

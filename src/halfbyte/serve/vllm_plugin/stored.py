@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from halfbyte.checkpoint.folder import open_checkpoint
-from halfbyte.compare.activations import INPUT_SCALES, inputs_are_quantized
+from halfbyte.compare.activations import inputs_are_quantized
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.families.declared_formats import quantization_config, refuse_other_config
 from halfbyte.families.family import COMPANIONS
@@ -56,7 +56,7 @@ class Stored:
 
     def input_scale_of(self, linear: StoredLinear) -> str | None:
         """Return the suffix of a linear's calibrated input scale, or None."""
-        return INPUT_SCALES.get(linear.format) if self.inputs_quantized else None
+        return FORMATS[linear.format].input_scale_suffix if self.inputs_quantized else None
 
 
 def refuse_wrong_tensors(model: Model, *, inputs_quantized: bool) -> None:
@@ -64,7 +64,7 @@ def refuse_wrong_tensors(model: Model, *, inputs_quantized: bool) -> None:
     for linear in model.linears.values():
         if linear.format in PLAIN:
             continue
-        wanted = INPUT_SCALES.get(linear.format) if inputs_quantized else None
+        wanted = FORMATS[linear.format].input_scale_suffix if inputs_quantized else None
         if wanted is not None and wanted not in linear.parts:
             what = f"it has no {wanted}: engines would use uninitialized memory"
             raise CheckpointError(what, where=linear.module, fix=CALIBRATE)

@@ -26,6 +26,7 @@ from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.families.examples import example
 from halfbyte.families.model import describe
+from halfbyte.formats import emulated_activations
 from halfbyte.forward.config import text_model
 from halfbyte.recipe.load import load_recipe
 
@@ -97,7 +98,7 @@ def test_what_is_emulated_gives_the_cpus_numbers(folders, kind, how):
 def test_calibrated_scales_lie_where_they_are_divided_by(folders, monkeypatch):
     """By a number of the host, PyTorch multiplies with a rounded reciprocal on a GPU."""
     seen = []
-    monkeypatch.setattr(activations, "nvfp4", lambda x, scale: seen.append(scale.device.type) or x)
+    monkeypatch.setattr(emulated_activations, "nvfp4", lambda x, scale: seen.append(scale.device.type) or x)
     monkeypatch.setattr(kv, "fp8", lambda x, scale: seen.append(scale.device.type) or x)
     checkpoint = open_checkpoint(folders / "nvfp4")
     with open_side(folders / "nvfp4") as side:

@@ -15,8 +15,8 @@ from stacks import (
     tensors,
 )
 
-from halfbyte.compare import activations as in_pytorch
 from halfbyte.errors import TensorError, UsageError
+from halfbyte.formats import emulated_activations as in_pytorch
 from halfbyte.formats.codec import decode, encode
 from halfbyte.formats.encoded import Encoded
 from halfbyte.formats.gpu import activations, fp8, mxfp4, nvfp4
@@ -51,7 +51,7 @@ def test_bf16_to_nvfp4(device, weights, format, method):
 @pytest.mark.parametrize("format", MXFP4)
 def test_bf16_to_mxfp4(device, weights, format):
     (w,) = tensors(device, weights)
-    assert_equals_codec(mxfp4.bf16_to_mxfp4(w, spelling=format), weights, format)
+    assert_equals_codec(mxfp4.bf16_to_mxfp4(w, keep_negative_zero=format == "mxfp4_ct"), weights, format)
 
 
 @pytest.mark.parametrize(("format", "method"), NVFP4)
@@ -64,7 +64,9 @@ def test_int4_to_nvfp4(device, stored, format, method):
 @pytest.mark.parametrize("format", MXFP4)
 def test_int4_to_mxfp4(device, stored, format):
     packed, scale = tensors(device, *stored)
-    assert_equals_codec(mxfp4.int4_to_mxfp4(packed, scale, spelling=format), int4_experts(*stored), format)
+    assert_equals_codec(
+        mxfp4.int4_to_mxfp4(packed, scale, keep_negative_zero=format == "mxfp4_ct"), int4_experts(*stored), format
+    )
 
 
 def test_experts_share_a_tensor_scale_over_several_tiles(device):
@@ -170,7 +172,7 @@ def test_decode_fp4(device, weights, format):
     p, s, t = (torch.from_numpy(a).to(device) for a in (codes, scale, tensor_scale))
     names = ["weight" if format in ("nvfp4", "mxfp4") else "weight_packed", "weight_scale"]
     if block == 16:
-        made = gpu_decode.nvfp4_to_bf16(p, s, t, spelling=format)
+        made = gpu_decode.nvfp4_to_bf16(p, s, t, reciprocal=format == "nvfp4_ct")
         names.append("weight_scale_2" if format == "nvfp4" else "weight_global_scale")
     else:
         made = gpu_decode.mxfp4_to_bf16(p, s)

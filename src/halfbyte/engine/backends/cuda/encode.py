@@ -14,19 +14,17 @@ import torch
 from numpy.typing import NDArray
 
 from halfbyte.engine.backends.cuda.decode import to_bf16
-from halfbyte.engine.backends.cuda.projections import DIRECT
+from halfbyte.engine.backends.cuda.projections import is_direct
 from halfbyte.engine.backends.cuda.stacks import Stack
 from halfbyte.errors import TensorError
 from halfbyte.formats.encoded import Quality
+from halfbyte.formats.format import DeviceCodec
 from halfbyte.formats.gpu.amax import bf16_amax, int4_amax
-from halfbyte.formats.gpu.blocks import Blocks, global_scale, stored_global_scale, tensor_scale
-from halfbyte.formats.gpu.mxfp4 import bf16_to_mxfp4, int4_to_mxfp4
-from halfbyte.formats.gpu.nvfp4 import bf16_to_nvfp4, int4_to_nvfp4
-from halfbyte.formats.gpu.sweep import settle_bf16, settle_int4, sweep_bf16, sweep_int4
+from halfbyte.formats.gpu.blocks import Blocks
+from halfbyte.formats.int4 import INT4
 from halfbyte.formats.registry import FORMATS
 
 FUSED = ("gate_proj", "up_proj")
-_INT4 = "int4"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,14 +103,13 @@ class LayerEncoder:
         return [stack.part(begin, min(begin + group, self._count)) for begin in range(0, self._count, group)]
 
     def _tensor_scales(self, stack: Stack) -> NDArray[np.float32] | None:
-        if not self._format.startswith("nvfp4"):
+        scales_of = _codec(self._format).tensor_scales
+        if scales_of is None:
             return None
-        stored = tensor_scale if self._format == "nvfp4" else stored_global_scale
-        scale_rule = global_scale if self._method == "compressed-tensors" else stored
-        tensor_scales: NDArray[np.float32] = scale_rule(self._amax[stack.of.name]).cpu().numpy()
+        tensor_scales: NDArray[np.float32] = scales_of(self._amax[stack.of.name], self._method).cpu().numpy()
         for linear, scale in zip(stack.of.linears, tensor_scales, strict=True):
             if not np.isfinite(scale):
-                what = "2688 / amax, which nvfp4_ct stores, overflows FP32"
+                what = f"2688 / amax, which {self._format} stores, overflows FP32"
                 fix = "use the nvfp4 format, or keep this tensor unquantized: its weights are almost zero"
                 raise TensorError(what, where=linear.module, fix=fix)
         return tensor_scales
@@ -122,7 +119,7 @@ class LayerEncoder:
 
         The work is queued on the device.
         """
-        direct = all(stack.of.format in DIRECT for stack in self._stacks.values())
+        direct = all(is_direct(stack.of.format) for stack in self._stacks.values())
         return list(self._each(self._count if direct else self._group))
 
     def groups(self) -> Iterator[list[EncodedStack]]:
@@ -136,8 +133,7 @@ class LayerEncoder:
 
     def _stack(self, name: str, part: Stack, where: slice) -> EncodedStack:
         amax = self._amax[name][where]
-        scales = _sweep(part, amax) if self._method == "mse" else None
-        blocks = _encode(part, amax, self._format, self._method, scales)
+        blocks = _encode(part, amax, self._format, self._method)
         assert blocks.quality is not None
         weights, *sums = blocks.quality
         tensor_scales = self._scales_by_projection[name]
@@ -152,36 +148,24 @@ class LayerEncoder:
         )
 
 
+def _codec(format: str) -> DeviceCodec:
+    gpu = FORMATS[format].gpu
+    assert gpu is not None  # `projections.has_encoder`
+    return gpu.codec()
+
+
 def _amax(part: Stack) -> torch.Tensor:
-    if part.of.format == _INT4:
+    if part.of.format == INT4.name:
         return int4_amax(part.tensors["weight_packed"], part.tensors["weight_scale"])
     return bf16_amax(to_bf16(part))
 
 
-def _sweep(part: Stack, amax: torch.Tensor) -> torch.Tensor:
-    """Return block scales by the MSE sweep; close calls are decided on the host."""
-    if part.of.format == _INT4:
-        packed, scale = part.tensors["weight_packed"], part.tensors["weight_scale"]
-        sweep = sweep_int4(packed, scale, amax)
-        settle_int4(sweep, packed, scale, amax)
-    else:
-        weight = to_bf16(part)
-        sweep = sweep_bf16(weight, amax)
-        settle_bf16(sweep, weight, amax)
-    return sweep.scale
-
-
-def _encode(part: Stack, amax: torch.Tensor, format: str, method: str, scales: torch.Tensor | None) -> Blocks:
-    rule = "max" if method == "mse" else method
-    if part.of.format == _INT4:
-        packed, scale = part.tensors["weight_packed"], part.tensors["weight_scale"]
-        if format.startswith("mxfp4"):
-            return int4_to_mxfp4(packed, scale, spelling=format)
-        return int4_to_nvfp4(packed, scale, amax, method=rule, given=scales)
-    weight = to_bf16(part)
-    if format.startswith("mxfp4"):
-        return bf16_to_mxfp4(weight, spelling=format)
-    return bf16_to_nvfp4(weight, amax, method=rule, given=scales)
+def _encode(part: Stack, amax: torch.Tensor, format: str, method: str) -> Blocks:
+    encode = _codec(format).encode
+    assert encode is not None
+    if part.of.format == INT4.name:
+        return encode((part.tensors["weight_packed"], part.tensors["weight_scale"]), amax, method)
+    return encode(to_bf16(part), amax, method)
 
 
 def _check_finite(stack: Stack, amax: NDArray[np.float32]) -> None:

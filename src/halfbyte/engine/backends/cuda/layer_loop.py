@@ -38,7 +38,7 @@ from halfbyte.engine.backends.cuda.memory import Mode, group_of
 from halfbyte.engine.backends.cuda.observe import DeviceObserver
 from halfbyte.engine.backends.cuda.partition import expert_shares, row_shares, some_rows
 from halfbyte.engine.backends.cuda.pinned_buffers import Slots, slot_nbytes
-from halfbyte.engine.backends.cuda.projections import ENCODED, stacks_by_layer
+from halfbyte.engine.backends.cuda.projections import has_encoder, stacks_by_layer
 from halfbyte.engine.backends.cuda.stacks import Buffers, Loader, Memory, Stack
 from halfbyte.engine.backends.cuda.streams import Mark
 from halfbyte.engine.backends.cuda.timing import Clock
@@ -337,7 +337,7 @@ class DevicePass:
         quantize = self._plan.recipe.quantize
         if quantize is None or job.action != ENCODE or not job.linears:
             return False
-        known = (quantize.format, method_of(job.role, quantize)) in ENCODED
+        known = has_encoder(quantize.format, method_of(job.role, quantize))
         return known and all(linear.module in staged.modules for linear in job.linears)
 
     def _release(self, futures: list[Future[None]], infos: Iterable[TensorInfo]) -> None:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halfbyte.engine.backends.cuda.partition import most_rows
-from halfbyte.engine.backends.cuda.projections import DIRECT, Projection, encodes_experts, stacks_by_layer
+from halfbyte.engine.backends.cuda.projections import Projection, encodes_experts, is_direct, stacks_by_layer
 from halfbyte.errors import CheckpointError, MachineError
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import ROUTED
@@ -163,7 +163,7 @@ def _encoding(stacks: Sequence[Projection], experts: int, group: int, *, swept: 
     if swept:
         blocks = matrix // _BLOCK
         nbytes += min(max(_CLOSE_BLOCKS, blocks), experts * blocks) * _CLOSE_NBYTES
-    if any(stack.format not in DIRECT for stack in stacks):
+    if not all(is_direct(stack.format) for stack in stacks):
         nbytes += group * matrix * _BF16
     return nbytes
 

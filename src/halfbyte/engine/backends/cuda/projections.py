@@ -14,19 +14,8 @@ from halfbyte.formats.registry import FORMATS
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import ROUTED, method_of
 
-FORMATS_IN_STACKS = ("int4", "bf16", "fp8_block", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct")
-DIRECT = ("int4", "bf16")  # formats that encoders read directly; others go through BF16
 DTYPES_IN_STACKS = ("I32", "BF16", "U8", "F8_E4M3", "F32")
 SHAPE = "weight_shape"  # also in the headers; checked, not copied
-ENCODED = {
-    ("nvfp4", "max"),
-    ("nvfp4", "mse"),
-    ("nvfp4_ct", "max"),
-    ("nvfp4_ct", "mse"),
-    ("nvfp4_ct", "compressed-tensors"),
-    ("mxfp4", "even"),
-    ("mxfp4_ct", "even"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +63,38 @@ def projections(linears: Sequence[StoredLinear]) -> list[Projection]:
 def _is_uniform(stack: Projection) -> bool:
     first = stack.linears[0]
     stored = first.parts
-    return first.format in FORMATS_IN_STACKS and all(
-        linear.format == first.format
-        and linear.parts.keys() == stored.keys()
-        and "bias" not in linear.parts
-        and all((info.dtype, info.shape) == (stored[s].dtype, stored[s].shape) for s, info in linear.parts.items())
-        and all(info.dtype in DTYPES_IN_STACKS for s, info in linear.parts.items() if s in stack.suffixes())
-        for linear in stack.linears
+    gpu = FORMATS[first.format].gpu
+    return (
+        gpu is not None
+        and gpu.stacks
+        and all(
+            linear.format == first.format
+            and linear.parts.keys() == stored.keys()
+            and "bias" not in linear.parts
+            and all((info.dtype, info.shape) == (stored[s].dtype, stored[s].shape) for s, info in linear.parts.items())
+            and all(info.dtype in DTYPES_IN_STACKS for s, info in linear.parts.items() if s in stack.suffixes())
+            for linear in stack.linears
+        )
     )
 
 
 def encodes_experts(plan: Plan) -> bool:
     """Return whether the device encodes the routed experts of a plan."""
     quantize = plan.recipe.quantize
-    supported = quantize is not None and (quantize.format, method_of(ROUTED, quantize)) in ENCODED
+    supported = quantize is not None and has_encoder(quantize.format, method_of(ROUTED, quantize))
     return supported and bool(plan.jobs)  # a plan without jobs only calibrates
+
+
+def has_encoder(format: str, method: str) -> bool:
+    """Whether the device encodes to a format with a method."""
+    gpu = FORMATS[format].gpu
+    return gpu is not None and method in gpu.encodes
+
+
+def is_direct(format: str) -> bool:
+    """Whether encoders read a stored format directly; others go through BF16."""
+    gpu = FORMATS[format].gpu
+    return gpu is not None and gpu.direct
 
 
 def stacks_by_layer(plan: Plan, layers: int, *, forward: bool) -> list[list[Projection]]:

@@ -7,20 +7,13 @@ from collections import Counter
 
 from halfbyte.evidence.fields import number, texts, words
 from halfbyte.families.linears import PLAIN
-from halfbyte.formats.registry import FORMATS
+from halfbyte.formats.registry import FORMATS, activation_formats
 from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.markdown import Markdown, code_in_table, inline, phrase
 
 ROUTER = "router"
 _SHOWN = 12  # names of an exclude list
 _LAYER = re.compile(r"(\blayers\.)\d+")
-_WEIGHTS = {
-    "nvfp4": "NVFP4: FP4 (E2M1) values with one FP8 (E4M3) scale per 16 values and one FP32 scale per tensor",
-    "mxfp4": "MXFP4: FP4 (E2M1) values with one power-of-two (E8M0) scale per 32 values",
-    "int4": "INT4 values with one BF16 scale per group",
-    "fp8_block": "FP8 (E4M3) values with one FP32 scale per 128 x 128 block",
-    "fp8_channel": "FP8 (E4M3) values with one scale per row",
-}
 _SCALE_RULES = {
     "max": "each block's scale is set from its largest value",
     "mse": "each block uses the FP8 scale with the smallest squared error",
@@ -42,8 +35,7 @@ def weight_name(card: CardFacts) -> str:
 def weights(card: CardFacts) -> Markdown:
     """Describe how quantized weights are stored."""
     formats = [
-        f"{_WEIGHTS[name.removesuffix('_ct')]} "
-        f"({FORMATS[name].bits_per_weight:g} bits per weight; {FORMATS[name].title})"
+        f"{FORMATS[name].card} ({FORMATS[name].bits_per_weight:g} bits per weight; {FORMATS[name].title})"
         for name in stored_formats(card)
     ]
     rule = words(card.recipe, "quantize", "scales")
@@ -57,16 +49,12 @@ def activations(card: CardFacts) -> Markdown:
     if format == "none":
         return Markdown("not quantized (BF16); weight-only quantization" if stored_formats(card)
                         else "not quantized (BF16)")  # fmt: skip
-    if format == "nvfp4":
-        scale = "one stored FP32 scale per tensor"
-        if rule == "calibrated":
-            scale += " (calibrated)"
-        elif (value := number(card.recipe, "quantize", "input_scale", "fixed")) is not None:
-            scale += f" (fixed at {value:g})"
-        return Markdown(f"NVFP4: {scale}; one FP8 (E4M3) scale per 16 values, computed at inference")
-    if format == "mxfp4":
-        return Markdown("MXFP4: one E8M0 scale per 32 values, computed at inference; not calibrated")
-    return Markdown("FP8 (E4M3), scaled at inference")
+    origin = ""
+    if rule == "calibrated":
+        origin = " (calibrated)"
+    elif (value := number(card.recipe, "quantize", "input_scale", "fixed")) is not None:
+        origin = f" (fixed at {value:g})"
+    return Markdown(activation_formats()[format].card.format(scale=origin))
 
 
 def kv_cache(card: CardFacts) -> Markdown:

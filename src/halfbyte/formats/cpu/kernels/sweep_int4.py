@@ -7,12 +7,12 @@ then a weighted sum of eight numbers. The result is exact, not an approximation.
 
 import numpy as np
 
-from halfbyte.formats.cpu.int4_blocks import MAGNITUDES, largest_magnitude, number_scales
-from halfbyte.formats.cpu.jit import kernel
-from halfbyte.formats.cpu.nibbles import count_magnitudes
-from halfbyte.formats.cpu.rows import MAGNITUDE
-from halfbyte.formats.cpu.scalars import F, bf16_rounded, bf16_value, e2m1_value
-from halfbyte.formats.cpu.sweep import (
+from halfbyte.formats.cpu.kernels.int4_blocks import MAGNITUDES, largest_magnitude, number_scales
+from halfbyte.formats.cpu.kernels.jit import kernel
+from halfbyte.formats.cpu.kernels.nibbles import count_magnitudes
+from halfbyte.formats.cpu.kernels.rows import MAGNITUDE
+from halfbyte.formats.cpu.kernels.scalars import F, bf16_rounded, bf16_value, e2m1_value
+from halfbyte.formats.cpu.kernels.sweep import (
     CLOSE,
     CODE_RANGE,
     E4M3,

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from halfbyte.formats.cpu import rows
-from halfbyte.formats.cpu.jit import kernel
-from halfbyte.formats.cpu.scalars import (
+from halfbyte.formats.cpu.kernels import rows
+from halfbyte.formats.cpu.kernels.jit import kernel
+from halfbyte.formats.cpu.kernels.scalars import (
     TINY,
     F,
     U,

@@ -8,17 +8,17 @@ histograms of |q| per table.
 
 import numpy as np
 
-from halfbyte.formats.cpu.bf16_blocks import MXFP4_QUARK, NVFP4_GIVEN, block_scale, decode_scale_of
-from halfbyte.formats.cpu.jit import kernel
-from halfbyte.formats.cpu.nibbles import count_magnitudes, look_up
-from halfbyte.formats.cpu.rows import (
+from halfbyte.formats.cpu.kernels.bf16_blocks import MXFP4_QUARK, NVFP4_GIVEN, block_scale, decode_scale_of
+from halfbyte.formats.cpu.kernels.jit import kernel
+from halfbyte.formats.cpu.kernels.nibbles import count_magnitudes, look_up
+from halfbyte.formats.cpu.kernels.rows import (
     ERROR,
     MAGNITUDE,
     MAX_ERROR,
     SATURATED,
     SIGNAL,
 )
-from halfbyte.formats.cpu.scalars import (
+from halfbyte.formats.cpu.kernels.scalars import (
     TINY,
     F,
     bf16_bits,

@@ -1,7 +1,8 @@
 """`@kernel` and `@inlined`: numba with IEEE arithmetic, without the GIL, and with a cache that is never stale.
 
 numba's cache checks the timestamp of the file that defines a function, but not of the files it inlines: after a change
-of `scalars.py` it would keep running the old code. Therefore the cache folder is named by a hash of all sources.
+of `scalars.py` it would keep running the old code. Therefore the cache folder is named by a hash of all kernel sources.
+Kernels in other folders work, but are not cached.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from pathlib import Path
 import numba
 
 _OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": False}
+_HERE = Path(__file__).parent
+_SOURCES = (_HERE, _HERE.parents[1] / "reference")  # kernels, and the tables they compile in
 
 
 def _sources_digest():
     digest = hashlib.sha256()
-    here = Path(__file__).parent
-    for path in sorted([*here.glob("*.py"), *here.with_name("reference").glob("*.py")]):
+    for path in sorted(path for folder in _SOURCES for path in folder.rglob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -45,8 +47,9 @@ def _compiled(function, **options):
     numba.config.CACHE_DIR = (
         _CACHE or before
     )  # read when a function is decorated; kernels of other packages are unaffected
+    hashed = any(folder in Path(function.__code__.co_filename).parents for folder in _SOURCES)
     try:
-        return numba.njit(cache=_CACHE is not None, **_OPTIONS, **options)(function)
+        return numba.njit(cache=_CACHE is not None and hashed, **_OPTIONS, **options)(function)
     finally:
         numba.config.CACHE_DIR = before
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from halfbyte.formats.cpu.jit import inlined
+from halfbyte.formats.cpu.kernels.jit import inlined
 
 F = np.float32
 U = np.uint32

@@ -8,7 +8,7 @@ Blocks whose best candidates FP64 cannot distinguish get scale byte 0, which no 
 
 import numpy as np
 
-from halfbyte.formats.cpu.jit import kernel
+from halfbyte.formats.cpu.kernels.jit import kernel
 from halfbyte.formats.reference.floats import E4M3_VALUES
 
 UNDECIDED = 0

@@ -6,10 +6,10 @@
 
 import numpy as np
 
-from halfbyte.formats.cpu.jit import kernel
-from halfbyte.formats.cpu.rows import MAGNITUDE
-from halfbyte.formats.cpu.scalars import F, bf16_value, e2m1_value, e4m3_code
-from halfbyte.formats.cpu.sweep import (
+from halfbyte.formats.cpu.kernels.jit import kernel
+from halfbyte.formats.cpu.kernels.rows import MAGNITUDE
+from halfbyte.formats.cpu.kernels.scalars import F, bf16_value, e2m1_value, e4m3_code
+from halfbyte.formats.cpu.kernels.sweep import (
     CLOSE,
     CODE_RANGE,
     E4M3,

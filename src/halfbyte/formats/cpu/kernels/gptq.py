@@ -7,8 +7,8 @@ depend on panels, tiles or threads.
 
 import numpy as np
 
-from halfbyte.formats.cpu.jit import inlined, kernel
-from halfbyte.formats.cpu.scalars import F, e4m3_code
+from halfbyte.formats.cpu.kernels.jit import inlined, kernel
+from halfbyte.formats.cpu.kernels.scalars import F, e4m3_code
 from halfbyte.formats.reference.floats import E4M3_VALUES
 from halfbyte.formats.reference.gptq import ABOVE, BELOW, FIRST, LAST
 

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from halfbyte.formats.cpu.jit import kernel
+from halfbyte.formats.cpu.kernels.jit import kernel
 
 U = np.uint64
 _LOW_BITS = U(0x1111111111111111)

@@ -1,4 +1,4 @@
-"""What a number format declares. Each module of `formats` (int4, nvfp4, ...) fills in these classes for its formats.
+"""The declaration of a number format. Each module of `formats` (int4, nvfp4, ...) fills in these classes.
 
 Everything else looks a format up in `registry.FORMATS` and uses its properties. Declarations import neither NumPy nor
 PyTorch: `lazy` loads the arithmetic when it is called.

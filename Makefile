@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 READY := $(VENV)/.ready
 VLLM_READY := $(VENV)/.vllm-ready
-GENERATED := README.md $(addprefix docs/,$(addsuffix .md,cli convert formats pruning reliability speed statistics troubleshooting))
+GENERATED := README.md $(addprefix docs/,$(addsuffix .md,cli convert evidence formats pruning reliability speed statistics troubleshooting))
 
 # The PyPI package of pyright includes its JavaScript and node: disable update checks and downloads.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1

@@ -18,6 +18,7 @@ import platform
 import random
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ def main() -> None:
     text = "\n".join([*lines, "", f"kimi-mini, {about}; calibrated on {given.samples} samples.", ""])
     print(text, f"{time.monotonic() - begin:.0f} s")
     if given.out:
-        facts = {name: report.total.as_dict() for name, report in reports.items()}
+        facts = {name: asdict(report.total) for name, report in reports.items()}
         machine = {"machine": platform.processor() or platform.machine(), "seconds": time.monotonic() - begin}
         part = "" if given.score == "answers" else "_all-tokens"
         stem = given.out / f"quality_kimi-mini{part}_{time.strftime('%Y%m')}"

@@ -113,7 +113,7 @@ def compared(source: Path, other: Path, rows: Any, device: str, how: dict[str, s
     if gpu:
         taken, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
         line += f"; device {taken / 1e9:.2f} GB at most, {reserved / 1e9:.2f} GB reserved, {need / 1e9:.2f} GB counted"
-    value = found.plot_data()
+    value = found.whole_record("all").as_json()
     del value["seconds"], value["device"]
     return value, line
 

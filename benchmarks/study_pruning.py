@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from multiprocessing import get_context
 from pathlib import Path
@@ -162,12 +162,12 @@ class Study:
         tokens = np.bincount(self.documents.document, minlength=count).astype(np.float64)
         names = np.array(self.documents.domain)
         by_domain = {
-            name: ratio(sums[names == name], tokens[names == name], (0.0, float("inf"))).as_dict()
+            name: asdict(ratio(sums[names == name], tokens[names == name], (0.0, float("inf"))))
             for name in dict.fromkeys(self.documents.domain)
         }
         worst = max(by_domain, key=lambda name: by_domain[name]["value"] or 0.0)
         same = (found.argmax(-1) == self.wanted.argmax(-1)).double().mean()
-        whole = ratio(sums, tokens, (0.0, float("inf"))).as_dict()
+        whole = asdict(ratio(sums, tokens, (0.0, float("inf"))))
         return {"all": whole, "worst": worst, "top1": float(same), "domains": by_domain}
 
 

@@ -6,20 +6,26 @@ A test checks that the files are up to date with options, help texts and formats
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import json
 import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
 from halfbyte.cli.main import cli, run
 from halfbyte.engine.backends.support import BACKENDS, CAPABILITIES, Unsupported
 from halfbyte.errors import RecipeError
+from halfbyte.evidence.folder import KINDS
+from halfbyte.evidence.record import Record
+from halfbyte.evidence.release import AfterRelease
 from halfbyte.formats.format import Format
 from halfbyte.formats.registry import FORMATS
 from halfbyte.probe.causes import causes
@@ -203,6 +209,65 @@ def probe_causes() -> str:
     """Return the known causes of failing probes."""
     rows = [(_cell(cause.sign), _cell(cause.known), _cell(cause.fix)) for cause in causes().values()]
     return _markdown(("symptom", "known causes", "fix"), rows)
+
+
+def evidence_tables() -> str:
+    """Return a section for each kind of evidence file: its fields, and the fields of the objects in it."""
+    return "\n".join(_evidence_section(kind) for kind in (*KINDS.values(), AfterRelease))
+
+
+def _evidence_section(kind: type[Record]) -> str:
+    measured = {
+        "nothing": "", "weights": " Valid while weights and formats are unchanged.",
+        "server": " Valid while the checkpoint's files are unchanged.",
+        "outputs": " Valid while the recorded weights and formats are unchanged.",
+    }[kind.measured]  # fmt: skip
+    format = "" if kind.version is None else f" Format {kind.version}."
+    about = f"{inspect.getdoc(kind)} Written by `{kind.created_by.format(out='OUT')}`.{format}{measured}"
+    tables = [_evidence_table(part) for part in _parts(kind)]
+    return f"## halfbyte/{kind.file}\n\n{about}\n\n" + "\n\n".join(tables) + "\n"
+
+
+def _parts(kind: type) -> list[type]:
+    """Return a record and the dataclasses that it contains, in order of appearance."""
+    parts = [kind]
+    for part in parts:
+        pending = list(get_type_hints(part).values())
+        while pending:
+            hint = pending.pop(0)
+            pending = [*get_args(hint), *pending]
+            if is_dataclass(hint) and hint not in parts:
+                parts.append(hint)  # pyright: ignore[reportArgumentType]
+    return parts
+
+
+def _evidence_table(kind: type) -> str:
+    """Return the fields of a dataclass with their types and the comments in the source."""
+    comments: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        comments |= dict(re.findall(r"^    (\w+): .*?  # (.+)$", inspect.getsource(base), re.MULTILINE))
+    rows = [
+        (f"`{row.name}`", _type(str(row.type), sys.modules[kind.__module__]), _cell(comments.get(row.name, "")))
+        for row in fields(kind)  # pyright: ignore[reportArgumentType]
+        if not row.name.startswith("measured_")
+    ]
+    about = "" if issubclass(kind, Record) else f"`{kind.__name__}`: {_cell(inspect.getdoc(kind) or '')}\n\n"
+    return about + _markdown(("field", "type", "meaning"), rows)
+
+
+def _type(hint: str, module: ModuleType) -> str:
+    """Return a type in the words of JSON, with aliases of the module spelled out."""
+    aliases = {"Interval": "tuple[float, float]", "Spread": "Mapping[str, float] | None"}
+    for name in re.findall(r"\b[A-Z]\w+\b", hint):
+        choices = get_args(value) if get_origin(value := getattr(module, name, None)) is Literal else ()
+        hint = hint.replace(name, " | ".join(f'"{choice}"' for choice in choices) or aliases.get(name, name))
+    if hint.startswith("Literal["):
+        hint = hint.removeprefix("Literal[").removesuffix("]").replace(", ", " | ")
+    text = re.sub(r"tuple\[([^\[\]]*(?:\[[^\]]*\])?[^\[\]]*), \.\.\.\]", r"list of \1", hint)
+    text = re.sub(r"Mapping\[str, (.*)\]", r"object of \1", text)
+    text = re.sub(r"tuple(\[[^\]]*\])", r"\1", text)
+    words = {"str": "string", "bool": "boolean", "int": "integer", "float": "number", "None": "null", "Any": "any"}
+    return re.sub(r"\b(str|bool|int|float|None|Any)\b", lambda match: words[match[0]], text).replace(" | ", " or ")
 
 
 def _cell(text: str) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 from pico import write_pico
 
+from halfbyte.evidence.folder import KINDS
 from halfbyte.evidence.measured_files import MEASURED, content
-from halfbyte.publish.evidence import PLACES
 
 SOURCE_README = """---
 license: other
@@ -43,7 +43,7 @@ PLAN: dict[str, Any] = {
                       "datasets": [{"domain": "news", "source": "/home/someone/articles.jsonl", "split": "train"}]},
         "prune": None,
     },
-    "shards": {},
+    "read_nbytes": 4096, "write_nbytes": 1024, "shards": {},
     "source": {"model-00001-of-000002.safetensors": "1fb6a8f20e84c584", "model-00002-of-000002.safetensors": "8cc5"},
     "calibration": {"tokens_sha256": SHA["b"], "rows": [16, 64], "domains": {"news": 922}, "dtype": "bfloat16"},
     "statistics_sha256": SHA["c"],
@@ -78,55 +78,69 @@ COMPARE: dict[str, Any] = {
 
 
 def _score(value: float, error: float, items: int) -> dict[str, Any]:
-    return {"items": items, "value": value, "standard_error": error, "interval": [value - 2 * error, value + 2 * error]}
+    interval = [value - 2 * error, value + 2 * error]
+    return {"items": items, "value": value, "standard_error": error, "wilson": interval, "clusters": None,
+            "clustered_error": None, "clustered": None, "macro": None, "macro_error": None, "interval": interval,
+            "confidence": 0.95}  # fmt: skip
 
 
 def _paired(ours: float, theirs: float, interval: list[float], flips: tuple[int, int], p: float) -> dict[str, Any]:
     return {"items": 1319, "candidate": ours, "reference": theirs, "difference": ours - theirs, "better": flips[0],
-            "worse": flips[1], "interval": interval, "p_value": p, "method": "exact McNemar, Tango",
-            "unpaired_z": -0.37}  # fmt: skip
+            "worse": flips[1], "interval": interval, "p_value": p, "method": "exact McNemar, Tango", "mcnemar_p": p,
+            "mcnemar_mid_p": None, "tango": interval, "bootstrap": interval, "bootstrap_seed": 0, "clusters": None,
+            "unpaired_z": -0.37, "unpaired_p": None, "flips": sum(flips) / 1319, "confidence": 0.95,
+            "verdict": {"label": "ACCEPT", "difference": ours - theirs, "lower": interval[0], "upper": interval[1],
+                        "p_worse": 0.5, "margin": 0.01, "loss_is_sure": False, "beyond_margin": False, "items": 1319,
+                        "items_if_equal": None, "items_if_as_seen": None, "alpha": 0.05, "power": 0.8,
+                        "items_to_decide": None}}  # fmt: skip
+
+
+def _side(samples: int, by_metric: dict[str, Any], truncated: int = 0, empty: int = 0) -> dict[str, Any]:
+    return {"samples": samples, "errors": 0, "truncated": truncated, "empty": empty, "by_metric": by_metric,
+            "by_seed": {}}  # fmt: skip
 
 
 def evaluation(label: str = "ACCEPT") -> dict[str, Any]:
     """Return an eval.json with a comparison, one over seeds, and one task without a reference."""
     seeds = {
-        "candidate": {"by_seed": [0.9295, 0.9361, 0.9409], "mean": 0.9355, "stdev": 0.0057},
-        "reference": {"by_seed": [0.9345, 0.9401, 0.9442], "mean": 0.9396, "stdev": 0.0049},
-        "z_sample": -0.94, "welch_p": 0.4,
+        "candidate": {"by_seed": [0.9295, 0.9361, 0.9409], "mean": 0.9355, "stdev": 0.0057,
+                      "population_stdev": 0.0057},
+        "reference": {"by_seed": [0.9345, 0.9401, 0.9442], "mean": 0.9396, "stdev": 0.0049,
+                      "population_stdev": 0.0049},
+        "z_sample": -0.94, "z_population": None, "z_p": None, "welch_p": 0.4,
         "decides": _paired(0.9355, 0.9396, [-0.0121, 0.0039], (23, 29), 0.488),
     }  # fmt: skip
     gsm8k = {
         "task": "gsm8k_cot", "asked_as": "completions, no template", "shots": 8, "label": label,
         "primary": "exact_match,strict-match",
-        "candidate": {"samples": 1319, "errors": 0, "truncated": 2, "empty": 1,
-                      "by_metric": {"exact_match,strict-match": _score(0.9136, 0.0077, 1319)}},
-        "reference": {"samples": 1319, "errors": 0, "truncated": 0, "empty": 0,
-                      "by_metric": {"exact_match,strict-match": _score(0.9151, 0.0077, 1319)}},
+        "candidate": _side(1319, {"exact_match,strict-match": _score(0.9136, 0.0077, 1319)}, 2, 1),
+        "reference": _side(1319, {"exact_match,strict-match": _score(0.9151, 0.0077, 1319)}),
         "compared": {"exact_match,strict-match": _paired(0.9136, 0.9151, [-0.0112, 0.0082], (31, 33), 0.9007)},
-        "anomalies": [], "notes": ["3 programs reached a limit"],
+        "anomalies": [], "notes": ["3 programs reached a limit"], "worst_case_difference": None,
     }  # fmt: skip
     by_seeds = {
         "task": "gsm8k", "asked_as": "chat, with the server's template", "shots": None, "label": "INCONCLUSIVE",
         "primary": "exact_match,none",
-        "candidate": {"samples": 3957, "errors": 0, "truncated": 0, "empty": 0,
-                      "by_metric": {"exact_match,none": _score(0.9355, 0.0068, 1319)}},
-        "reference": {"samples": 3957, "errors": 0, "truncated": 0, "empty": 0,
-                      "by_metric": {"exact_match,none": _score(0.9396, 0.0066, 1319)}},
-        "compared": {"exact_match,none": seeds}, "anomalies": [], "notes": [],
+        "candidate": _side(3957, {"exact_match,none": _score(0.9355, 0.0068, 1319)}),
+        "reference": _side(3957, {"exact_match,none": _score(0.9396, 0.0066, 1319)}),
+        "compared": {"exact_match,none": seeds}, "anomalies": [], "notes": [], "worst_case_difference": None,
     }  # fmt: skip
     alone = {
         "task": "mmlu", "asked_as": "completions, no template", "shots": 0, "label": "SCORED", "primary": "acc,none",
-        "candidate": {"samples": 57, "errors": 0, "truncated": 0, "empty": 0, "by_metric": {"acc,none":
-                      {"items": 57, "value": 0.25, "standard_error": None, "interval": [0.14, 0.38]}}},
-        "reference": None, "compared": {}, "anomalies": [], "notes": [],
+        "candidate": _side(57, {"acc,none": _score(0.25, 0.05, 57) | {"standard_error": None}}),
+        "reference": None, "compared": {}, "anomalies": [], "notes": [], "worst_case_difference": None,
     }  # fmt: skip
     return {
-        "format": 1, "halfbyte": "0.1.0", "lm_eval": "0.4.13", "suite": {"name": "kimi-card", "hash": SHA["e"]},
+        "format": 1, "halfbyte": "0.1.0", "lm_eval": "0.4.13",
+        "suite": {"name": "kimi-card", "hash": SHA["e"], "data": {}, "task_files": {}, "notes": []},
         "arguments": {"url": "http://127.0.0.1:8000", "against": None, "limit": None, "margin": 0.01,
-                      "baseline": "/srv/out/halfbyte/eval-source"},
-        "concurrency": 4, "seeds": {"shown_examples": [{"python": 0, "fewshot": 1234}], "requests": 1234},
+                      "baseline": "/srv/out/halfbyte/eval-source", "suite": "kimi-card", "folder": "eval",
+                      "data_dir": None, "model": None, "concurrency": None, "timeout_s": 60.0, "same_server": False},
+        "sandbox": None, "baseline": None, "requests_sent": 5333, "concurrency": 4,
+        "seeds": {"shown_examples": [{"python": 0, "fewshot": 1234}], "requests": 1234},
         "candidate": {"url": "http://127.0.0.1:8000", "model": "pico", "max_context": 4096,
-                      "told": {"root": "/srv/out/Pico-NVFP4", "owned_by": "vllm", "version": "0.32.0"}},
+                      "told": {"root": "/srv/out/Pico-NVFP4", "owned_by": "vllm", "version": "0.32.0"},
+                      "prompt_tokens": {}, "probes": [], "checks": [], "fingerprint": None},
         "reference": None, "differences": [], "alike": "", "started": "2026-11-16T01:00:00+00:00", "seconds": 36.3,
         "label": "REGRESSION" if label == "REGRESSION" else "INCONCLUSIVE", "tasks": [gsm8k, by_seeds, alone],
     }  # fmt: skip
@@ -134,12 +148,14 @@ def evaluation(label: str = "ACCEPT") -> dict[str, Any]:
 
 def _probe(name: str, title: str, verdict: str, measured: str, threshold: str, shown: Any = ()) -> dict[str, Any]:
     return {"name": name, "group": "card", "title": title, "reason": "a reason", "gate": True, "verdict": verdict,
-            "measured": measured, "threshold": threshold, "numbers": {}, "shown": list(shown)}  # fmt: skip
+            "measured": measured, "threshold": threshold, "numbers": {}, "shown": list(shown), "cause": None,
+            "seconds": 1.0, "traces": []}  # fmt: skip
 
 
 PROBE: dict[str, Any] = {
     "format": 1, "halfbyte": "0.1.0", "profile": "mini", "seed": 7, "context": 4096, "reference": None,
-    "endpoint": {"url": "http://127.0.0.1:8000", "told": {"owned_by": "vllm", "version": "0.32.0"}},
+    "endpoint": {"url": "http://127.0.0.1:8000", "model": "pico", "max_context": 4096,
+                 "told": {"owned_by": "vllm", "version": "0.32.0"}},
     "sandbox": "isolated by bubblewrap 0.11.0 around /usr/bin/python3.11 as user 65534",
     "started": "2026-11-15T23:34:48+00:00", "seconds": 375.5, "accepted": False,
     "counts": {"passed": 2, "failed": 1, "broken": 0, "skipped": 2}, "budget_s": 375.0,
@@ -156,12 +172,23 @@ PROBE: dict[str, Any] = {
 
 BENCH: dict[str, Any] = {
     "servers": {"A": {"url": "http://127.0.0.1:9201", "model": "pico", "root": "/srv/out/Pico-NVFP4", "context": 4096,
-                      "version": "0.32.0", "device": "gpu", "emulated": True, "boot": {"seconds": 131.0}}},
-    "differences": [], "design": "abba", "no_claim_because": "the server emulates its number format",
-    "points": [{"arm": "A", "where": "concurrency 8, 128 in / 64 out", "requests": 64, "failed": 0,
+                      "version": "0.32.0", "device": "gpu", "emulated": True, "local": True, "kv_tokens": None,
+                      "started": None, "settings": {}, "no_claim_because": "the server emulates its number format",
+                      "boot": {"url": "http://127.0.0.1:9201", "seconds": 131.0, "cached": None, "kind": "unknown"}}},
+    "differences": [], "same_server": False, "slo": {}, "comparisons": [], "not_compared": [], "same_pace": [],
+    "roofline": [], "roofline_missing": "", "design": "abba",
+    "no_claim_because": "the server emulates its number format",
+    "points": [{"arm": "A", "where": "concurrency 8, 128 in / 64 out", "requests": 64, "failed": 0, "blocks": 6,
+                "point": {"prompt": 128, "output": 64, "concurrency": 8, "content": "random", "chat": False},
+                "errors": {}, "requests_per_second": None, "steady_tokens_per_second": None, "itl": None, "e2e": None,
+                "goodput_per_second": None, "good_share": None, "drift": None, "client_share": 0.1, "doubt": "",
+                "error_rate": 0.0,
                 "tokens_per_second": 452.7958, "tokens_per_second_per_user": 59.8166,
                 "prefill_tokens_per_second": 2562.957, "ttft": {"p50": 0.04994, "p99": 0.05247},
-                "tpot": {"p50": 0.016736, "p99": 0.017431}, "server": {"prefix_hit_share": 0.741}, "gpus": None,
+                "tpot": {"p50": 0.016736, "p99": 0.017431}, "gpus": None,
+                "server": {"prefix_queries": None, "prefix_hits": None, "draft_tokens": None, "accepted_tokens": None,
+                           "preemptions": None, "generated_tokens": None, "prefix_hit_share": 0.741,
+                           "draft_acceptance": None, "kv_use_peak": None},
                 "no_claim_because": ""}],
     "headlines": ["A gives at least 14.4 % more output tokens a second"],
 }  # fmt: skip
@@ -175,26 +202,36 @@ SERVE: dict[str, Any] = {
         "docker": ["docker", "run", "--rm", "-v", "/srv/out/Pico-NVFP4:/model:ro", "vllm/vllm-openai:v0.32.0", "/model",
                    "--max-model-len", "32768"],
         "environment": {"VLLM_USE_V2": "1"},
-        "settings": [{"setting": "max_model_len", "flag": "--max-model-len", "value": 32768, "reason": "as asked for"},
-                     {"setting": "compile", "flag": "--compilation-config", "value": {"a": True}, "reason": "speed"}],
-        "warnings": [{"warning": "Hopper has no NVFP4 arithmetic, but the checkpoint works"}],
+        "settings": [{"setting": "max_model_len", "flag": "--max-model-len", "value": 32768, "reason": "as asked for",
+                      "source": "the user"},
+                     {"setting": "compile", "flag": "--compilation-config", "value": {"a": True}, "reason": "speed",
+                      "source": "vLLM"}],
+        "warnings": [{"warning": "Hopper has no NVFP4 arithmetic, but the checkpoint works", "source": "vLLM"}],
         "fit": {"gpus": "8xH200", "fits": True, "problem": None, "gpu_weights_nbytes": 590_000_000_000,
-                "kv_tokens": 498_880, "context": 32768},
+                "kv_tokens": 498_880, "context": 32768, "advice": "", "tensor_parallel": 8, "expert_parallel": True,
+                "decode_context_parallel": 1, "gpu_memory_nbytes": 141_000_000_000, "gpu_memory_utilization": 0.9,
+                "gpu_reserve_nbytes": 0, "gpu_reserve_outside": False, "gpu_kv_nbytes": 0, "kv_dtype": "fp8",
+                "kv_token_nbytes": 1, "kv_tokens_fp8": None, "kv_tokens_bf16": None, "concurrency": 1,
+                "full_contexts": None, "full_contexts_fp8": None, "weights": {}, "reserve": {}, "arithmetic": []},
     }],
 }  # fmt: skip
 
 RELEASE: dict[str, Any] = {
     "format": 1, "halfbyte": "0.1.0", "plan": "c329ccd8791be902", "recipe": "kimi-k2.6-nvfp4-wafer",
-    "verdict": "ACCEPT", "why": ["Every gate passed."], "next": ["halfbyte publish OUT REPO"],
+    "forced": False, "headline": "ACCEPT", "verdict": "ACCEPT", "why": ["Every gate passed."],
+    "next": ["halfbyte publish OUT REPO"],
     "gates": [{"name": "eval", "wanted": "no REGRESSION", "measured": "ACCEPT", "outcome": "passed", "why": ""}],
     "stages": [{"name": "quantize", "command": ["halfbyte", "quantize", "/srv/models/kimi-pico", "{out}", "-r",
-                                                 "kimi-k2.6-nvfp4-wafer"], "started": "2026-11-16T00:00:00+00:00"}],
+                                                 "kimi-k2.6-nvfp4-wafer"], "key": "k", "state": "done",
+                "started": "2026-11-16T00:00:00+00:00"}],
 }  # fmt: skip
 
 PROVENANCE: dict[str, Any] = {
     "format": 1, "halfbyte": "0.1.0", "made": "2026-11-16T02:00:00+00:00",
     "code": {"version": "0.1.0", "commit": "f77e10c"},
-    "source": {"name": "moonshotai/Kimi-Pico", "revision": "7eb5002", "shards": {}},
+    "source": {"name": "moonshotai/Kimi-Pico", "revision": "7eb5002", "shards": {}, "identity": {}, "hashes": {}},
+    "recipe": {"name": "kimi-k2.6-nvfp4-wafer", "sha256": SHA["a"]}, "plan": "c329ccd8791be902", "statistics": None,
+    "data": None, "evidence": {}, "hashes": {}, "digest": SHA["d"],
     "environment": {"python": "3.11.7", "packages": {"numpy": "2.3.5", "torch": "2.13.0"}, "cpu": "x86_64",
                     "gpu": ["NVIDIA H200"], "os": "Linux"},
 }  # fmt: skip
@@ -211,9 +248,10 @@ PRUNE: dict[str, Any] = {
 
 LOOPS: dict[str, Any] = {
     "temperatures": [0.0, 0.7], "tokens": 256, "texts": 32, "loops": 5, "short": 24, "unfinished": 2, "share": 0.15625,
-    "low": 0.0686, "high": 0.3175, "examples": ["saliva saliva saliva saliva"],
-    "source": {"texts": 32, "loops": 0, "short": 0, "unfinished": 1, "share": 0.0, "low": 0.0, "high": 0.1072},
-    "p": 0.0312, "flagged": True,
+    "low": 0.0686, "high": 0.3175, "by_temperature": {"0.0": 5}, "examples": ["saliva saliva saliva saliva"],
+    "source": {"texts": 32, "loops": 0, "short": 0, "unfinished": 1, "share": 0.0, "low": 0.0, "high": 0.1072,
+               "by_temperature": {"0.0": 0}, "examples": []},
+    "p": 0.0312, "flagged": True, "level": "bad",
 }  # fmt: skip
 
 
@@ -255,9 +293,9 @@ def write_out(folder: Path, evidence: Mapping[str, Any], *, kind: str = "nvfp4",
 
 def measured(out: Path, kind: str, held: Mapping[str, Any]) -> dict[str, Any]:
     """Return a result that lists the files of this folder as measured, unless it lists some already."""
-    if PLACES[kind].measured == "nothing":
+    if KINDS[kind].measured == "nothing":
         return dict(held)
-    if PLACES[kind].measured == "outputs":
+    if KINDS[kind].measured == "outputs":
         outputs = {name: {"nbytes": (out / name).stat().st_size, "sha256": sha} for name, sha in content(out).items()}
         return {"outputs": outputs, **held}
     return {MEASURED: content(out), **held}
@@ -266,7 +304,7 @@ def measured(out: Path, kind: str, held: Mapping[str, Any]) -> dict[str, Any]:
 def put(out: Path, evidence: Mapping[str, Any]) -> None:
     """Write evidence to the paths that the commands use."""
     for name, held in evidence.items():
-        path = out / "halfbyte" / PLACES[name].file
+        path = out / "halfbyte" / KINDS[name].file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(measured(out, name, held)).replace("{out}", str(out)))
     if "bench" in evidence:

@@ -11,6 +11,7 @@ from pico import write_pico
 from halfbyte.audit.run import audit, save
 from halfbyte.engine.pipeline import quantize
 from halfbyte.evidence.measured_files import measured_in
+from halfbyte.evidence.release import Release
 from halfbyte.publish import environment
 from halfbyte.recipe.load import load_recipe
 
@@ -40,8 +41,11 @@ def make_folder(where: Path) -> tuple[Path, Path]:
 def finish(out: Path, verdict: str = "ACCEPT") -> None:
     """Write the verdict and the card, like the last stages."""
     plan = json.loads((out / "halfbyte" / "plan.json").read_text())["fingerprint"]
-    release = {"format": 1, "plan": plan, "recipe": RECIPE, "verdict": verdict, "why": [], "next": [], "gates": []}
-    (out / "halfbyte" / "release.json").write_text(json.dumps(release | measured_in(out)))
+    release = Release(
+        halfbyte="0.1.0", plan=plan, recipe=RECIPE, forced=False, verdict=verdict, headline=verdict, why=(), next=(),
+        gates=(), stages=(), **measured_in(out),
+    )  # fmt: skip
+    release.write(out / "halfbyte" / Release.file)
     (out / "README.md").write_text(CARD.format(plan=plan, verdict=verdict))
 
 

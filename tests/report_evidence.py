@@ -6,15 +6,16 @@ import json
 from pathlib import Path
 
 import numpy as np
-from card_evidence import measured
+from card_evidence import BENCH, COMPARE, LOOPS, PROBE, PROVENANCE, RELEASE, measured
+from card_evidence import evaluation as card_evaluation
 from pico import write_pico
 
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.calibrate.store import Store
 from halfbyte.engine.pipeline import quantize
+from halfbyte.evidence.folder import KINDS
 from halfbyte.plan.prune_plan import LayerChoice, PrunePlan
 from halfbyte.plan.pruned_router import RouterShape
-from halfbyte.publish.evidence import PLACES
 from halfbyte.recipe.load import load_recipe
 
 QUIET = "a calm text"
@@ -35,10 +36,11 @@ def add_evidence(out: Path, layers: int, experts: int, text: str = QUIET) -> Non
         "plan.json": plan, "compare.json": compare(layers, text), "probe/probe.json": probe(text),
         "eval/eval.json": evaluation(text), "bench/bench.json": bench(text), "release.json": release(text),
         "prune-plan.json": prune(layers, experts),
-        "provenance.json": {"format": 1, "made": text, "source": {text: text}},
-        "loops.json": {"loops": 1, "texts": 32, "flagged": False},
+        "provenance.json": PROVENANCE
+        | {"made": text, "plan": None, "source": PROVENANCE["source"] | {"name": None}, "data": {text: text}},
+        "loops.json": LOOPS | {"loops": 1, "texts": 32, "flagged": False},
     }  # fmt: skip
-    kinds = {place.file: kind for kind, place in PLACES.items()}
+    kinds = {place.file: kind for kind, place in KINDS.items()}
     for name, found in made.items():
         path = out / "halfbyte" / name
         path.parent.mkdir(exist_ok=True)
@@ -101,7 +103,7 @@ def compare(layers: int, text: str) -> dict:
         {"layer": n, "relative_error": 0.01 + 0.002 * n, "cosine": 0.999, "routed_alike": 0.9}
         for n in range(layers + 1)
     ]
-    head = {"first": text, "second": "out", "emulated": {}, "dtype": "float32", "device": "cpu", "rows": [8, 512]}
+    head = COMPARE | {"first": text, "second": "out", "rows": [8, 512]}
     positions = {"begin": [0, 1, 2, 4, 8], "tokens": [8, 8, 16, 32, 64], "kl": [0.2, 0.15, 0.1, 0.07, 0.05]}
     return {**head, "total": total, "domains": {text: total}, "layers": by_layer, "by_position": positions}
 
@@ -115,33 +117,46 @@ def probe(text: str) -> dict:
         for n in range(58)
     ]  # fmt: skip
     counts = {"passed": 20, "failed": 19, "broken": 0, "skipped": 19}
-    head = {"format": 1, "profile": "mini", "endpoint": {"model": text}, "accepted": False}
+    head = PROBE | {"endpoint": PROBE["endpoint"] | {"model": text}}
     return {**head, "counts": counts, "probes": probes}
 
 
 def evaluation(text: str) -> dict:
+    whole = card_evaluation()
+
     def task(name: str, difference: float) -> dict:
-        mine = {"items": 400, "value": 0.8 + difference, "interval": [0.76, 0.84]}
-        verdict = {"label": "NON-INFERIOR", "margin": 0.02}
+        found = whole["tasks"][0]
+        (score,), (pair,) = found["candidate"]["by_metric"].values(), found["compared"].values()
+        mine = score | {"items": 400, "value": 0.8 + difference, "interval": [0.76, 0.84]}
         between = [difference - 0.02, difference + 0.02]
-        one = {"reference": 0.8, "difference": difference, "interval": between, "verdict": verdict}
-        return {"task": name, "label": "SCORED", "primary": "acc,none", "candidate": {"by_metric": {"acc,none": mine}},
-                "compared": {"acc,none": one}, "anomalies": [text], "notes": []}  # fmt: skip
+        verdict = pair["verdict"] | {"margin": 0.02}
+        one = pair | {"reference": 0.8, "difference": difference, "interval": between, "verdict": verdict}
+        return found | {"task": name, "label": "SCORED", "primary": "acc,none", "compared": {"acc,none": one},
+                        "candidate": found["candidate"] | {"by_metric": {"acc,none": mine}}, "anomalies": [text],
+                        "notes": []}  # fmt: skip
 
     tasks = [task(f"gsm8k {text}", -0.01), task("mmlu", 0.003), task("copying", -0.04)]
-    return {"suite": {"name": "mini"}, "arguments": {"limit": 400}, "label": "REGRESSION", "tasks": tasks}
+    arguments = whole["arguments"] | {"limit": 400}
+    return whole | {"suite": whole["suite"] | {"name": "mini"}, "arguments": arguments, "label": "REGRESSION",
+                    "tasks": tasks}  # fmt: skip
 
 
 def bench(text: str) -> dict:
+    (point,) = BENCH["points"]
     points = [
-        {"arm": arm, "point": {"concurrency": users}, "where": f"concurrency {users}, 128 in / 64 out", "failed": 0,
-         "requests": 24, "tokens_per_second": speed * users**0.8, "tokens_per_second_per_user": speed / users**0.2,
-         "ttft": {"p50": 0.05, "p99": 0.2}, "tpot": {"p50": 0.01}}
+        point | {"arm": arm, "point": point["point"] | {"concurrency": users},
+                 "where": f"concurrency {users}, 128 in / 64 out", "requests": 24,
+                 "tokens_per_second": speed * users**0.8, "tokens_per_second_per_user": speed / users**0.2,
+                 "ttft": {"p50": 0.05, "p99": 0.2}, "tpot": {"p50": 0.01}}
         for arm, speed in (("A", 80.0), ("B", 60.0)) for users in (1, 2, 4, 8, 16)
     ]  # fmt: skip
-    return {"no_claim_because": text, "points": points, "headlines": [text], "comparisons": [{"sentence": text}]}
+    ratio = {"design": "abba", "ratio": 1.3, "interval": None, "bootstrap": None, "units": [6, 6], "drift": None,
+             "drift_p": None, "refused": text, "confidence": 0.95, "drifts": False, "headline": None}  # fmt: skip
+    compared = {"point": text, "measure": text, "alone": ratio, "together": ratio, "sentence": text}
+    return BENCH | {"no_claim_because": text, "points": points, "headlines": [text], "comparisons": [compared]}
 
 
 def release(text: str) -> dict:
     gate = {"name": "audit", "wanted": "passed", "measured": "passed", "outcome": "passed", "why": text}
-    return {"verdict": "REGRESSION", "why": [text], "next": [text], "gates": [gate, {**gate, "outcome": "failed"}]}
+    gates = [gate, {**gate, "outcome": "failed"}]
+    return RELEASE | {"plan": None, "verdict": "REGRESSION", "why": [text], "next": [text], "gates": gates}

@@ -78,7 +78,7 @@ def test_a_hostile_total(halfbyte, source, pristine, tmp_path, attack):
 
 
 NOT_FOR_SHARDS = ("every_value", "doubled_keys")  # a shard is not JSON
-PLACES = [
+KINDS = [
     (attack, file)
     for attack in FILES
     for file in (INDEX, CONFIG, "shard")
@@ -86,7 +86,7 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(("attack", "file"), PLACES)
+@pytest.mark.parametrize(("attack", "file"), KINDS)
 def test_a_hostile_file(halfbyte, source, pristine, tmp_path, file, attack):
     if file == "shard":
         file = shards(source)[1]

@@ -11,7 +11,7 @@ from card_evidence import everything, pruned, write_out
 from release_folder import RECIPE, copy_folder, make_folder, skip_probes
 from report_evidence import QUIET, add_evidence, write_output
 
-from halfbyte.publish.evidence import PLACES
+from halfbyte.evidence.folder import KINDS as RECORDS
 from halfbyte.publish.provenance import write_provenance
 
 EVIDENCE = {**everything(), **pruned()}
@@ -35,7 +35,7 @@ def test_card_and_report(halfbyte, measured, tmp_path, attack):
     for kind in (KINDS[number % len(KINDS)], KINDS[(5 * number + 3) % len(KINDS)]):
         out = tmp_path / "out"
         shutil.copytree(measured, out)
-        FILES[attack](out / "halfbyte" / PLACES[kind].file)
+        FILES[attack](out / "halfbyte" / RECORDS[kind].file)
         for command in ("card", "report"):
             code, _, said = run_bounded(halfbyte, command, out)
             assert code == 0 or kind == "plan", said

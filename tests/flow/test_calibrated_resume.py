@@ -1,6 +1,5 @@
 """Calibrated runs that are killed, stopped or changed: the same bytes in the end, or an error."""
 
-import json
 import os
 import random
 import re
@@ -16,6 +15,7 @@ from halfbyte.calibrate.local_data import with_data
 from halfbyte.engine.calibrate import calibrate
 from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import UsageError
+from halfbyte.evidence.coverage import Coverage
 from halfbyte.recipe.load import load_recipe
 
 LAYERS = 5
@@ -157,7 +157,7 @@ def test_a_finished_run_does_nothing_again(place, tmp_path):
     assert times == {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
     assert not [line for line in said if MEASURED.match(line)]
     assert again.coverage is not None
-    assert again.coverage.as_dict() == json.loads((place / "whole/halfbyte/coverage.json").read_text())
+    assert Coverage.build(again.coverage.as_dict()) == Coverage.read(place / "whole/halfbyte/coverage.json")
 
 
 def test_a_damaged_shard_is_made_again_without_the_data_being_run(place, tmp_path):

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from calibratable import digests, small
+from card_evidence import LOOPS as LOOP_TEST
 from pico import write_pico
 from pruning import plan_of, prune, some, tensors
 
@@ -17,7 +18,7 @@ from halfbyte.plan.prune_record import read_record
 from halfbyte.recipe.load import load_recipe
 
 RECIPE, REAP = "kimi-k2.6-mxfp4-wafer", "kimi-k2.6-nvfp4-reap192"
-LOOPS = {"level": "bad", "flagged": True, "loops": 18, "texts": 32, "short": 3}
+LOOPS = {**LOOP_TEST, "level": "bad", "flagged": True, "loops": 18, "texts": 32, "short": 3}
 
 
 def run(*argv):

@@ -3,19 +3,20 @@
 import json
 
 import pytest
+from card_evidence import RELEASE as RELEASE_RECORD
 from pico import write_pico
 
 from halfbyte.checkpoint.output_folder import FOLDER, RELEASE
 from halfbyte.engine.pipeline import quantize
+from halfbyte.evidence.release import AfterRelease
 from halfbyte.recipe.load import load_recipe
-from halfbyte.release.record import AFTER
 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("released")
     quantize(write_pico(folder / "source"), folder / "out", load_recipe("kimi-k2.6-mxfp4-wafer"))
-    (folder / "out" / FOLDER / AFTER).parent.mkdir()
+    (folder / "out" / FOLDER / AfterRelease.file).parent.mkdir()
     return folder / "out"
 
 
@@ -28,8 +29,9 @@ def test_stages_and_verdict_are_told(out, halfbyte):
     assert code == 0
     assert "release" not in shown
     stages = [stage("quantize", "done"), stage("probe", "failed")]
-    (out / FOLDER / RELEASE).write_text(json.dumps({"format": 1, "verdict": "REGRESSION", "stages": stages}))
-    (out / FOLDER / AFTER).write_text(json.dumps({"format": 1, "stages": [stage("card", "kept")]}))
+    held = {**RELEASE_RECORD, "verdict": "REGRESSION", "stages": stages}
+    (out / FOLDER / RELEASE).write_text(json.dumps(held))
+    (out / FOLDER / AfterRelease.file).write_text(json.dumps({"format": 1, "stages": [stage("card", "kept")]}))
     code, shown, _ = halfbyte("status", out)
     assert code == 0
     assert "release   quantize done, probe failed, card kept" in shown
@@ -39,7 +41,7 @@ def test_stages_and_verdict_are_told(out, halfbyte):
 @pytest.mark.parametrize("found", ["", "[]", '{"stages": 3, "verdict": []}', '{"stages": [1, {"name": {}}]}'])
 def test_damaged_records_tell_nothing(out, halfbyte, found):
     (out / FOLDER / RELEASE).write_text(found)
-    (out / FOLDER / AFTER).unlink(missing_ok=True)
+    (out / FOLDER / AfterRelease.file).unlink(missing_ok=True)
     code, shown, words = halfbyte("status", out)
     assert code == 0, words
     assert "verdict" not in shown

@@ -4,12 +4,15 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from halfbyte.evidence.folder import KINDS
+
 ROOT = Path(__file__).parents[2]
-WRITTEN = ("cli", "convert", "formats", "pruning", "reliability", "speed", "statistics", "troubleshooting")
+WRITTEN = ("cli", "convert", "evidence", "formats", "pruning", "reliability", "speed", "statistics", "troubleshooting")
 GENERATED = ["README.md", *(f"docs/{name}.md" for name in WRITTEN)]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 WITH_OUR_COMMANDS = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
@@ -34,6 +37,15 @@ def test_a_stale_page_would_be_noticed(tmp_path):
     stale = tmp_path / "cli.md"
     stale.write_text((ROOT / "docs/cli.md").read_text().replace("--no-disk", "--no-disc"))
     assert not is_fresh(stale)
+
+
+def test_every_field_of_every_evidence_file_is_listed():
+    text = (ROOT / "docs/evidence.md").read_text()
+    for kind in KINDS.values():
+        section = re.search(rf"^## halfbyte/{re.escape(kind.file)}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+        assert section, kind.file
+        listed = set(re.findall(r"^\| `(\w+)` \|", section[1], re.MULTILINE))
+        assert listed >= {field.name for field in fields(kind)} - {"measured_files", "measured_folder"}, kind.file
 
 
 def test_the_reference_has_every_command_and_its_help():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import halfbyte
+from halfbyte.evidence import audit as evidence
 from halfbyte.ui.console import Level
 
 MAX_EXAMPLES = 5  # printed; the file contains up to MAX_KEPT
@@ -19,16 +20,8 @@ RUN_AGAIN = "repeat the command that created it: it verifies every shard and rew
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One result of a check; `why` describes the consequence, `fix` the next step."""
-
-    check: str
-    level: Level
-    text: str
-    why: str = ""
-    fix: str = ""
-    examples: tuple[str, ...] = ()
-    proven: bool = True  # False: the evidence is insufficient, and the audit does not pass
+class Finding(evidence.Finding):
+    """One result of a check."""
 
     def sentence(self, width: int) -> str:
         """Format the finding: one line, followed by examples, why and fix if it is not good."""
@@ -92,22 +85,22 @@ class Audit:
         width = max(len(finding.check) for finding in self.findings)
         return [(finding.level, finding.sentence(width)) for finding in self.findings]
 
-    def as_dict(self) -> Mapping[str, Any]:
+    def record(self) -> evidence.Audit:
         """Return the contents of audit.json."""
-        return {
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "versions": {
+        return evidence.Audit(
+            date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            versions={
                 "halfbyte": halfbyte.__version__,
                 "numpy": version("numpy"),
                 "python": platform.python_version(),
             },
-            "plan": self.fingerprint,
-            "against": self.against.name if self.against else None,
-            "seconds": round(self.seconds, 3),
-            "passed": self.passed,
+            plan=self.fingerprint,
+            against=self.against.name if self.against else None,
+            seconds=round(self.seconds, 3),
+            passed=self.passed,
             **self.measured,
-            "findings": [asdict(finding) for finding in self.findings],
-        }
+            findings=tuple(self.findings),
+        )
 
 
 def good(check: str, text: str) -> Finding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,16 +21,15 @@ from halfbyte.audit.native import CHECK as VLLM
 from halfbyte.audit.native import native, vllm_version
 from halfbyte.audit.pruned import prune
 from halfbyte.audit.repeat import repeat
-from halfbyte.checkpoint.atomic_write import write_whole
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN
 from halfbyte.errors import CheckpointError, MachineError
+from halfbyte.evidence.audit import Audit as AuditRecord
 from halfbyte.evidence.measured_files import measured_in
 from halfbyte.plan.prune_plan import PLAN as PRUNE_PLAN
 
 if TYPE_CHECKING:
     from halfbyte.ui.console import Activity
 
-RESULT = "audit.json"
 DEFAULT_SAMPLE = 2
 _ACTIVITIES = {  # of slow checks
     "bytes": "hashing the shards",
@@ -148,10 +146,9 @@ def save(result: Audit) -> Path | None:
     """Write audit.json atomically next to the plan; write nothing for a checkpoint not created by halfbyte."""
     if result.fingerprint is None:
         return None
-    path = result.out / FOLDER / RESULT
+    path = result.out / FOLDER / AuditRecord.file
     try:
-        text = json.dumps(result.as_dict(), indent=1, ensure_ascii=False) + "\n"
-        write_whole(path, text.encode("utf-8", "backslashreplace"))  # file names may not be UTF-8
+        result.record().write(path)
     except OSError as error:
         raise MachineError(f"cannot write: {error.strerror}", where=str(path), fix="check the permissions") from None
     return path

@@ -14,6 +14,7 @@ from halfbyte.bench.records import Block
 from halfbyte.bench.roofline import decode_limit, prefill_limit
 from halfbyte.bench.summary import Summary, summarize
 from halfbyte.errors import CheckpointError, UsageError
+from halfbyte.evidence.benchmark import Benchmark
 from halfbyte.serve.checkpoint_facts import Served, served
 from halfbyte.serve.gpus import Gpus, parse_gpus
 from halfbyte.statistics.throughput import Design
@@ -56,9 +57,9 @@ class Report:
         """The summaries with failed requests or without output."""
         return [summary for summary in self.summaries if summary.failed or summary.tokens_per_second is None]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report for JSON."""
-        return {
+    def record(self, measured: Mapping[str, Any] | None = None) -> Benchmark:
+        """Return the contents of bench.json; `measured` has the files it was measured on."""
+        results = {
             "servers": {name: server.as_dict() for name, server in self.servers.items()},
             "differences": self._differences(),
             "same_server": self._same_server,
@@ -73,6 +74,7 @@ class Report:
             "roofline": [dict(limit) for limit in self.limits],
             "roofline_missing": self.roofline_missing,
         }
+        return Benchmark.build({**results, **(measured or {})})
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of the table."""

@@ -29,7 +29,7 @@ def audit_command(out: Output, out_folder: Path, source: Path | None, sample: in
 
         report = audit(out_folder, against=source, sample=sample, engine=engine, activity=activity)
     if out.as_json:
-        out.facts(report.as_dict(), [])
+        out.facts(report.record().as_json(), [])
     out.verdicts(report.sentences())
     saved = save(report)  # after the verdicts: a read-only folder can still be audited
     if not report.passed:

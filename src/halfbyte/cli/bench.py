@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,7 +93,7 @@ def bench_command(out: Output, url: str | None, **choice: Any) -> None:
     except OSError as error:
         raise disk_error(error, folder, "complete blocks") from None
     if out.as_json:
-        out.facts(report.as_dict(), [])
+        out.facts(report.record().as_json(), [])
     else:
         out.table(report.rows(), COLUMNS)
     out.verdicts(report.sentences())
@@ -172,10 +171,9 @@ def _save(report: Report, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     note = f"no claim: {report.no_claim_because}" if report.no_claim_because else ""
     picture = plot(report.summaries, note)
-    facts = json.dumps(report.as_dict() | measured_on(folder / "bench.json"), indent=1, allow_nan=False)
-    texts = {"bench.json": facts + "\n"} | ({"bench.svg": picture} if picture else {})
+    report.record(measured_on(folder / "bench.json")).write(folder / "bench.json")
     if picture is None:
         with suppress(OSError):
             (folder / "bench.svg").unlink()
-    for name, text in texts.items():
-        write_whole(folder / name, text.encode())
+    else:
+        write_whole(folder / "bench.svg", picture.encode())

@@ -28,10 +28,10 @@ def card_command(out: Output, out_folder: Path, *, force: bool, **options: str |
     The card lists missing measurements, and this command prints how to run them. OUT remembers the options.
     """
     from halfbyte.cli.hash_progress import hash_output
+    from halfbyte.evidence.folder import read_evidence, to_measure
     from halfbyte.publish.card.facts import Said
     from halfbyte.publish.card.source_card import read_card, unstated
     from halfbyte.publish.card.write import write_card
-    from halfbyte.publish.evidence import read_evidence, to_measure
     from halfbyte.publish.hub.hub import check_name
 
     if options["repo"] is not None:

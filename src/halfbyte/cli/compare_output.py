@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from halfbyte.checkpoint.atomic_write import write_whole
 from halfbyte.cli.pipeline_output import duration
-from halfbyte.compare.intervals import CONFIDENCE, Estimate
-from halfbyte.compare.report import Report, Summary
+from halfbyte.compare.intervals import CONFIDENCE
+from halfbyte.compare.report import Report
 from halfbyte.compare.stream import Step
+from halfbyte.evidence.comparison import Estimate, Summary
 from halfbyte.machine.devices import CPU
 from halfbyte.ui.console import Activity, Column, Output
 
@@ -38,8 +37,7 @@ def steps(activity: Activity) -> Callable[[Step], None]:
 def report(out: Output, result: Report, score: str, file: Path | None, measured: Mapping[str, Any]) -> None:
     """Print a report. `file` gets all of it, with the plot data and the hashes of the measured files."""
     if file is not None:
-        value = {**result.plot_data(), "scored": score, **measured}
-        write_whole(file, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+        result.whole_record(score, measured).write(file)
     if not out.as_json:
         _tables(out, result)
     rows, length = result.rows
@@ -61,7 +59,7 @@ def report(out: Output, result: Report, score: str, file: Path | None, measured:
             f"{total.perplexity_first:.4g} -> {total.perplexity_second:.4g}, times {_numbers(total.perplexity_ratio)}",
         ),
     ]
-    out.facts({**result.as_dict(), "scored": score}, lines)
+    out.facts(result.record(score).as_json(), lines)
 
 
 def _how(result: Report) -> str:

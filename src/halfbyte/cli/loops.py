@@ -42,7 +42,7 @@ def loops_command(out: Output, folder: Path, source: Path | None, count: int | N
         *(("looping", example) for example in rate.examples),
     ]
     judged = Judged(rate, reference, verdict)
-    out.facts(judged.as_dict(), lines)
+    out.facts(judged.record(tokens).as_json(), lines)
     out.verdicts([(verdict.level, verdict.sentence)])
     keep_judged(folder, judged, tokens)
     if verdict.flagged:

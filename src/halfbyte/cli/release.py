@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,9 +179,9 @@ def _outlook(release: Release) -> list[dict[str, str]]:
 
 def _show(out: Output, ended: Ended) -> None:
     if out.as_json:
-        out.facts(ended.value, [])
+        out.facts(ended.release.as_json(), [])
         return
-    out.table([gate.as_dict() for gate in ended.judged.gates], _GATES)
+    out.table([asdict(gate) for gate in ended.judged.gates], _GATES)
     bad: list[tuple[Level, str]] = [
         ("bad" if gate.outcome in _BAD else "note", f"{gate.name}: {gate.why}")
         for gate in ended.judged.gates
@@ -192,9 +193,9 @@ def _show(out: Output, ended: Ended) -> None:
 
 def _finish(out: Output, ended: Ended, out_folder: Path) -> None:
     """Raise the error that sets the exit code, or print the next step."""
-    from halfbyte.checkpoint.output_folder import FOLDER, RELEASE
+    from halfbyte.checkpoint.output_folder import FOLDER
 
-    judged, where = ended.judged, str(out_folder / FOLDER / RELEASE)
+    judged, where = ended.judged, str(out_folder / FOLDER / ended.release.file)
     quantized = ended.records.get("quantize")
     if quantized is not None and quantized.state == "failed" and quantized.exit_code == EXIT_USAGE:
         raise UsageError(quantized.why, where="quantize", fix=f"see {out_folder / FOLDER}/release/quantize.log")

@@ -157,7 +157,7 @@ def _show(out: Output, served: Served, choice: Mapping[str, Any], notes: list[st
     launches = [first, *(_others(out, served, gpus, choice, first.engine) if name is None else [])]
     text = render.docker_script(first) if choice["docker"] else render.script(first)
     if folder is None:
-        out.text(text, render.as_json(launches if out.as_json else [first]))
+        out.text(text, render.launch_record(launches if out.as_json else [first]).as_json())
         _warn(out, first, notes)
         also = "".join(f" --engine {other.engine}" for other in launches[1:2])
         return out.hint(f"halfbyte serve {pasted(served.folder)} --gpus '{gpus}'{also or ' --write DIR'}")

@@ -9,10 +9,12 @@ If only a few documents differ at all (a top-1 agreement of 98 %), 50 documents 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from halfbyte.evidence.comparison import Estimate
 
 Sums = NDArray[Any]  # [D], one per document
 
@@ -22,18 +24,6 @@ RESAMPLES = 2000
 SEED = 20260801
 _LEAST_SPREAD = 0.1  # lower bound relative to the sample's: resamples of nearly equal documents would be extreme
 _AT_ONCE = 1 << 22  # resampling weights in memory
-
-
-class Estimate(NamedTuple):
-    """A value and its 95 % confidence interval, None with too few documents."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    def as_dict(self) -> dict[str, float | None]:
-        """Return JSON-compatible data."""
-        return self._asdict()
 
 
 def ratio(above: Sums, below: Sums, limits: tuple[float, float] = (-math.inf, math.inf)) -> Estimate:

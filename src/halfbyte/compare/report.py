@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halfbyte.compare.intervals import Estimate, ratio
+from halfbyte.evidence import comparison as evidence
+from halfbyte.evidence.comparison import LayerDifference, Summary
 
 _SHARE = (0.0, 1.0)
 _POSITIVE = (0.0, math.inf)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerDifference:
-    """Difference of the hidden states after a layer, over all real tokens."""
-
-    layer: int
-    relative_error: float  # ||a - b|| / ||a||, all tokens together
-    cosine: float  # mean over tokens
-    routed_alike: float | None  # share of (token, expert) pairs with the same routing; None without a router
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,11 +26,11 @@ class Positions:
     tokens: NDArray[np.int64]
     kl: NDArray[np.float64]
 
-    def as_dict(self) -> dict[str, list[float]]:
+    def means(self) -> evidence.Positions:
         """Return the non-empty bins with their mean KL."""
         some = self.tokens > 0
-        means = self.kl[some] / self.tokens[some]
-        return {"begin": self.begin[some].tolist(), "tokens": self.tokens[some].tolist(), "kl": means.tolist()}
+        columns = (self.begin[some], self.tokens[some], self.kl[some] / self.tokens[some])
+        return evidence.Positions(*(tuple(column.tolist()) for column in columns))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,24 +52,6 @@ class Documents:
         return Documents(*(getattr(self, name)[selected] for name in self.__slots__ if name != "positions"))
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Results over some documents. KL is KL(first || second) in nats."""
-
-    documents: int
-    tokens: int
-    kl: Estimate
-    top1: Estimate  # top-1 agreement
-    perplexity_first: float
-    perplexity_second: float
-    perplexity_ratio: Estimate  # second over first
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return JSON-compatible data."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return {name: value.as_dict() if isinstance(value, Estimate) else value for name, value in values.items()}
-
-
 def summarize(documents: Documents) -> Summary:
     """Return the results over some documents."""
     log_ratio = ratio(documents.nll_second - documents.nll_first, documents.tokens)
@@ -88,8 +62,12 @@ def summarize(documents: Documents) -> Summary:
         top1=ratio(documents.same, documents.tokens, _SHARE),
         perplexity_first=_exp(ratio(documents.nll_first, documents.tokens).value),
         perplexity_second=_exp(ratio(documents.nll_second, documents.tokens).value),
-        perplexity_ratio=Estimate(*(None if part is None else _exp(part) for part in log_ratio)),  # pyright: ignore[reportArgumentType]
+        perplexity_ratio=Estimate(_exp(log_ratio.value), _exp_or_none(log_ratio.low), _exp_or_none(log_ratio.high)),
     )
+
+
+def _exp_or_none(value: float | None) -> float | None:
+    return None if value is None else _exp(value)
 
 
 def _exp(value: float) -> float:
@@ -114,39 +92,46 @@ class Report:
     fingerprint: str  # of the tokens
     seconds: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return JSON-compatible data without the results by document."""
-        return {
-            "first": self.first,
-            "second": self.second,
-            "emulated": dict(self.emulated),
-            "dtype": self.dtype,
-            "device": self.device,
-            "rows": list(self.rows),
-            "tokens_sha256": self.fingerprint,
-            "total": self.total.as_dict(),
-            "domains": {name: summary.as_dict() for name, summary in self.domains.items()},
-            "layers": [asdict(layer) for layer in self.layers],
-            "seconds": self.seconds,
-        }
+    def record(self, scored: str, measured: Mapping[str, Any] | None = None) -> evidence.Comparison:
+        """Return the results without those by position and document."""
+        return evidence.Comparison(
+            first=self.first,
+            second=self.second,
+            emulated=dict(self.emulated),
+            dtype=self.dtype,
+            device=self.device,
+            rows=self.rows,
+            tokens_sha256=self.fingerprint,
+            total=self.total,
+            domains=self.domains,
+            layers=self.layers,
+            seconds=self.seconds,
+            scored=scored,
+            **(measured or {}),
+        )
 
-    def plot_data(self) -> dict[str, Any]:
-        """Return data for plots: arrays by layer, position and document."""
-        documents = self.documents
-        return {
-            **self.as_dict(),
-            "by_layer": {name: [getattr(layer, name) for layer in self.layers] for name in LayerDifference.__slots__},
-            "by_position": documents.positions.as_dict() if documents.positions else None,
-            "by_document": {
-                "document": documents.number.tolist(),
-                "domain": [self.names[index] for index in documents.domain],
-                "tokens": documents.tokens.tolist(),
-                "kl": (documents.kl / documents.tokens).tolist(),
-                "top1": (documents.same / documents.tokens).tolist(),
-                "nll_first": (documents.nll_first / documents.tokens).tolist(),
-                "nll_second": (documents.nll_second / documents.tokens).tolist(),
+    def _domain_indexes(self) -> list[int]:
+        return self.documents.domain.tolist()
+
+    def whole_record(self, scored: str, measured: Mapping[str, Any] | None = None) -> evidence.Comparison:
+        """Return all results, with arrays by layer, position and document for plots."""
+        documents, indexes = self.documents, self._domain_indexes()
+        return replace(
+            self.record(scored, measured),
+            by_layer={
+                row.name: tuple(getattr(layer, row.name) for layer in self.layers) for row in fields(LayerDifference)
             },
-        }
+            by_position=documents.positions.means() if documents.positions else None,
+            by_document=evidence.DocumentResults(
+                document=tuple(documents.number.tolist()),
+                domain=tuple(self.names[index] for index in indexes),
+                tokens=tuple(documents.tokens.tolist()),
+                kl=tuple((documents.kl / documents.tokens).tolist()),
+                top1=tuple((documents.same / documents.tokens).tolist()),
+                nll_first=tuple((documents.nll_first / documents.tokens).tolist()),
+                nll_second=tuple((documents.nll_second / documents.tokens).tolist()),
+            ),
+        )
 
 
 def kl_ratio(report: Report, baseline: Report) -> Estimate:

@@ -8,18 +8,17 @@ sign test over prompts decides whether that can be chance, because the texts of 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from halfbyte.checkpoint.atomic_write import write_whole
 from halfbyte.checkpoint.folder import open_checkpoint
-from halfbyte.checkpoint.output_folder import FOLDER, LOOPS, PLAN
+from halfbyte.checkpoint.output_folder import FOLDER, PLAN
 from halfbyte.degeneracy.watch import has_loop
 from halfbyte.errors import CheckpointError, MachineError, TensorError, UsageError
+from halfbyte.evidence.loops import LoopCounts, Loops
 from halfbyte.evidence.measured_files import measured_in
 from halfbyte.families.model import describe
 from halfbyte.statistics.proportions import sign_test, wilson
@@ -55,20 +54,20 @@ class LoopRate:
         """Return the 95 % interval of the share of loops."""
         return wilson(self.loops, self.texts)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON object."""
+    def counts(self) -> LoopCounts:
+        """Return the counts for loops.json."""
         low, high = self.interval
-        return {
-            "texts": self.texts,
-            "loops": self.loops,
-            "short": self.short,
-            "unfinished": self.unfinished,
-            "share": self.loops / self.texts,
-            "low": low,
-            "high": high,
-            "by_temperature": {str(temperature): loops for temperature, loops in self.by_temperature},
-            "examples": list(self.examples),
-        }
+        return LoopCounts(
+            texts=self.texts,
+            loops=self.loops,
+            short=self.short,
+            unfinished=self.unfinished,
+            share=self.loops / self.texts,
+            low=low,
+            high=high,
+            by_temperature={str(temperature): loops for temperature, loops in self.by_temperature},
+            examples=self.examples,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +93,18 @@ class Judged:
     source: LoopRate | None
     verdict: Verdict
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {
-            **self.found.as_dict(),
-            "source": None if self.source is None else self.source.as_dict(),
-            "p": self.verdict.p,
-            "flagged": self.verdict.flagged,
-            "level": self.verdict.level,
-        }
+    def record(self, tokens: int, measured: Mapping[str, Any] | None = None) -> Loops:
+        """Return the contents of loops.json; `tokens` is the limit per text."""
+        return Loops(
+            **vars(self.found.counts()),
+            temperatures=TEMPERATURES,
+            tokens=tokens,
+            source=None if self.source is None else self.source.counts(),
+            p=self.verdict.p,
+            flagged=self.verdict.flagged,
+            level=self.verdict.level,
+            **(measured or {}),
+        )
 
 
 def loop_rate(
@@ -231,15 +233,13 @@ class LoopTest:
 
     def as_dict(self) -> dict[str, Any]:
         """Return a JSON object."""
-        settings = {"temperatures": list(TEMPERATURES), "tokens": QUICK_TOKENS}
-        return {"unmeasured": self.unmeasured} if self.judged is None else {**settings, **self.judged.as_dict()}
+        return {"unmeasured": self.unmeasured} if self.judged is None else self.judged.record(QUICK_TOKENS).as_json()
 
 
 def keep_judged(out: Path, judged: Judged, tokens: int) -> None:
     """Write the result to the output folder of a run; leave other folders unchanged."""
     if (out / FOLDER / PLAN).is_file():
-        result = {"temperatures": list(TEMPERATURES), "tokens": tokens, **judged.as_dict(), **measured_in(out)}
-        write_whole(out / FOLDER / LOOPS, (json.dumps(result, indent=1) + "\n").encode())
+        judged.record(tokens, measured_in(out)).write(out / FOLDER / Loops.file)
 
 
 def loop_test(out: Path, source: Path | None, prompts: int | None = None, activity: Activity | None = None) -> LoopTest:
@@ -258,9 +258,9 @@ def loop_test(out: Path, source: Path | None, prompts: int | None = None, activi
         return LoopTest(None, f"not enough memory to decode the weights; {_SERVE_INSTEAD}")
     except (UsageError, CheckpointError, TensorError) as error:
         return LoopTest(None, error.what)
-    result = LoopTest(Judged(rate, source_rate, judge(rate, source_rate)))
-    write_whole(out / FOLDER / LOOPS, (json.dumps(result.as_dict() | measured_in(out), indent=1) + "\n").encode())
-    return result
+    judged = Judged(rate, source_rate, judge(rate, source_rate))
+    judged.record(QUICK_TOKENS, measured_in(out)).write(out / FOLDER / Loops.file)
+    return LoopTest(judged)
 
 
 def _experts_nbytes(source: Path) -> int:

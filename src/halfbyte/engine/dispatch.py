@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from halfbyte.checkpoint.atomic_write import write_whole
 from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.engine.backends import local
 from halfbyte.engine.backends.support import CUDA, RAY, Resources
 from halfbyte.engine.runner import Runner
+from halfbyte.evidence.coverage import Coverage
 from halfbyte.plan.manifest import Plan
 
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from halfbyte.calibrate.report import Report
     from halfbyte.calibrate.stats import LayerStats
     from halfbyte.prune.decide import LayerByLayer
-
-COVERAGE = "coverage.json"  # number of tokens that each expert received
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,5 +73,5 @@ def _coverage(plan: Plan, out: Path, layers: Mapping[int, LayerStats]) -> Report
     from halfbyte.calibrate.report import report  # noqa: PLC0415
 
     coverage = report(layers, plan.recipe.quantize.input_scale if plan.recipe.quantize else None)
-    write_whole(out / FOLDER / COVERAGE, (json.dumps(coverage.as_dict(), indent=1) + "\n").encode())
+    Coverage.build(coverage.as_dict()).write(out / FOLDER / Coverage.file)
     return coverage

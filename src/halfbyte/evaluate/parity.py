@@ -5,14 +5,14 @@ Different tokenization of the same prompt is an error. Other differences are rep
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from halfbyte.endpoint.identity import Identity, differences, has_logprobs, same_probes
-from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.errors import CheckFailedError
 from halfbyte.evaluate.preflight import PARITY_PROMPTS, Finding, Preflight
+from halfbyte.evidence.evaluation import Evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Known:
     """The facts about one side: identity, token counts and evaluation settings."""
 
     identity: Identity
-    prompt_tokens: Mapping[str, list[int | None]]  # by API
+    prompt_tokens: Mapping[str, Sequence[int | None]]  # by API
     settings: Mapping[str, Any]  # concurrency, version of lm-eval
     probes: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # fingerprint replies
 
@@ -30,19 +30,11 @@ def known_now(ready: Preflight, settings: Mapping[str, Any]) -> Known:
     return Known(ready.identity, ready.prompt_tokens, settings, ready.probes)
 
 
-def known_then(head: Mapping[str, Any], where: Path) -> Known:
-    """Return the facts about the candidate of an earlier run, from its eval.json."""
-    try:
-        side = head["candidate"]
-        facts = {str(name): str(value) for name, value in side["told"].items()}
-        identity = Identity(str(side["url"]), str(side["model"]), side["max_context"], facts)
-        counts = {str(api): list(values) for api, values in side["prompt_tokens"].items()}
-        settings = {"concurrency": head["concurrency"], "lm_eval": head["lm_eval"]}
-        probes = [{"text": reply["text"], "logprobs": list(reply["logprobs"])} for reply in side["probes"]]
-    except (LookupError, TypeError, AttributeError, ValueError):
-        what = "the baseline does not record its evaluation settings"
-        raise UsageError(what, where=str(where), fix="run the baseline again with this version") from None
-    return Known(identity, cast("dict[str, list[int | None]]", counts), settings, probes)
+def known_then(baseline: Evaluation) -> Known:
+    """Return the facts about the candidate of an earlier run."""
+    side = baseline.candidate
+    settings = {"concurrency": baseline.concurrency, "lm_eval": baseline.lm_eval}
+    return Known(side.identity, side.prompt_tokens, settings, [asdict(reply) for reply in side.probes])
 
 
 def parity(candidate: Known, reference: Known) -> list[Finding]:
@@ -78,7 +70,7 @@ def alike(candidate: Known, reference: Known) -> str | None:
 
 def _refuse_unequal_prompts(candidate: Known, reference: Known) -> None:
     for api, counts in candidate.prompt_tokens.items():
-        others = reference.prompt_tokens.get(api, [])
+        others = reference.prompt_tokens.get(api, ())
         unequal = [
             f"{text!r}: {a} against {b}"
             for text, a, b in zip(PARITY_PROMPTS, counts, others, strict=False)  # an earlier run may have fewer

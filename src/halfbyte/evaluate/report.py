@@ -36,7 +36,7 @@ _COMPARED = (
 def show(out: Output, evaluation: Evaluation) -> None:
     """Print the table and the verdicts, or the JSON."""
     if out.as_json:
-        out.facts(evaluation.as_dict(), [])
+        out.facts(evaluation.record().as_json(), [])
         return
     compared = any(task.reference for task in evaluation.judged)
     rows = [row for task in evaluation.judged for row in _rows(task)]

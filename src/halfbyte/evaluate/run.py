@@ -33,7 +33,7 @@ from halfbyte.evaluate.parity import (
 from halfbyte.evaluate.preflight import Preflight, preflight
 from halfbyte.evaluate.results import (
     Evaluation,
-    read_head,
+    read_baseline,
     refuse_missing_items,
     refuse_other_questions,
     write_results,
@@ -203,9 +203,9 @@ def _earlier(options: Options, about: dict[str, Any]) -> _Earlier | None:
     if folder.resolve() == options.folder.resolve():
         what = "the results would overwrite the baseline"
         raise UsageError(what, where=str(folder), fix="choose another folder with -o")
-    head = read_head(folder)
-    refuse_other_questions(head, folder, about, options.limit)
-    known, samples = known_then(head, folder), as_reference(load_samples(folder))
-    refuse_missing_items(head, folder, len(samples))
-    baseline = {"folder": str(folder), "started": head.get("started"), "candidate": head["candidate"]}
+    results = read_baseline(folder)
+    refuse_other_questions(results, folder, about, options.limit)
+    known, samples = known_then(results), as_reference(load_samples(folder))
+    refuse_missing_items(results, folder, len(samples))
+    baseline = {"folder": str(folder), "started": results.started, "candidate": results.candidate}
     return _Earlier(known, samples, baseline)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from halfbyte.checkpoint.folder import CONFIG, INDEX
 from halfbyte.checkpoint.hashing import Stamps, Watch, hash_files
@@ -97,10 +97,8 @@ def measured_in(folder: Path, watch: Watch | None = None) -> dict[str, Any]:
         return {}
 
 
-def changed_file(result: Mapping[str, Any], now: Mapping[str, str], *, weights_only: bool) -> str | None:
-    """Return the first file that changed since the measurement, or None. Raise KeyError if no files are listed."""
-    recorded: Any = result[MEASURED]
-    before = cast("dict[str, Any]", recorded) if isinstance(recorded, dict) else {}
+def changed_file(before: Mapping[str, str], now: Mapping[str, str], *, weights_only: bool) -> str | None:
+    """Return the first file that changed since a measurement on the files `before`, or None."""
     names = sorted({*before, *now}, key=lambda name: (not decides_weights(name), name))
     matter = [name for name in names if decides_weights(name) or not weights_only]
     return next((name for name in matter if before.get(name) != now.get(name)), None)

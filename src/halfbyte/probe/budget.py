@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from halfbyte.errors import UsageError
+from halfbyte.evidence.probes import OVER_BUDGET
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.client import BudgetEndedError
 from halfbyte.probe.context import entries, listed
-from halfbyte.probe.kinds import OVER_BUDGET, Cost, Probe, Setting
+from halfbyte.probe.kinds import Cost, Probe, Setting
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _FIRST_PROMPT_RATE, _FIRST_OUTPUT_RATE = 1000.0, 20.0  # tokens per second, until measured

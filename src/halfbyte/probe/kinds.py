@@ -7,16 +7,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from halfbyte.evidence.probes import Shown
+
 if TYPE_CHECKING:
     from halfbyte.probe.client import Client
     from halfbyte.probe.context import Lengths
     from halfbyte.probe.profiles import Profile
     from halfbyte.probe.tools.cases import Case
     from halfbyte.sandbox.tiers import Tier
-
-# Prefixes of skip reasons that say nothing about the server. Readers of probe.json match them.
-OVER_BUDGET = "does not fit the budget"
-UNREACHABLE = "the server does not answer any more"
 
 
 class Verdict(Enum):
@@ -54,17 +52,6 @@ class Setting:
     def context(self) -> int:
         """The context length in tokens: the served one, or the smaller one requested."""
         return self.lengths.limit
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """An offending text: its fault (`what`), position and trace row."""
-
-    text: str
-    what: str
-    start: int = 0
-    end: int = 0
-    trace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

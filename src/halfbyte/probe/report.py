@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from halfbyte.endpoint.client import values_without_keys
 from halfbyte.evidence.measured_files import measured_on
-from halfbyte.probe.coverage import coverage
+from halfbyte.evidence.probes import ProbeResult, Probes, coverage
 from halfbyte.probe.kinds import Finding, Probe, Verdict
 
 FILE = "probe.json"
-FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +23,24 @@ class Result:
     seconds: float = 0.0
     traces: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON object."""
+    def record(self) -> ProbeResult:
+        """Return the row of probe.json."""
         finding, probe = self.finding, self.probe
-        return {
-            "name": probe.name, "group": probe.group, "title": probe.title, "reason": probe.reason, "gate": probe.gate,
-            "verdict": finding.verdict.value, "measured": finding.measured, "threshold": finding.threshold,
-            "numbers": dict(finding.numbers), "shown": [asdict(text) for text in finding.shown], "cause": finding.cause,
-            "seconds": round(self.seconds, 2), "traces": list(self.traces),
-        }  # fmt: skip
+        return ProbeResult(
+            name=probe.name,
+            group=probe.group,
+            title=probe.title,
+            reason=probe.reason,
+            gate=probe.gate,
+            verdict=finding.verdict.value,
+            measured=finding.measured,
+            threshold=finding.threshold,
+            numbers=finding.numbers,
+            shown=finding.shown,
+            cause=finding.cause,
+            seconds=round(self.seconds, 2),
+            traces=self.traces,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class Report:
 
     def covered(self) -> str:
         """Return how many probes ran, in total and by group."""
-        covered = coverage([result.as_dict() for result in self.results])
+        covered = coverage([result.record() for result in self.results])
         groups = covered.by_group()
         return covered.sentence() + (f" (by group: {groups})" if groups else "")
 
@@ -67,22 +73,17 @@ class Report:
         note = "; skipped probes do not count as passed" if counts[Verdict.SKIPPED] else ""
         return f"{len(self.results)} probes: {listed}{note}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        return {
-            "format": FORMAT,
+    def record(self, measured: Mapping[str, Any] | None = None) -> Probes:
+        """Return the contents of probe.json; `measured` has the files it was measured on."""
+        return Probes(
             **self.head,
-            "accepted": self.accepted,
-            "counts": {verdict.value: self.counted(verdict) for verdict in Verdict},
-            "probes": [result.as_dict() for result in self.results],
-        }
+            accepted=self.accepted,
+            counts={verdict.value: self.counted(verdict) for verdict in Verdict},
+            probes=tuple(result.record() for result in self.results),
+            **(measured or {}),
+        )
 
 
 def write_report(folder: Path, report: Report) -> None:
     """Write probe.json atomically."""
-    part = folder / f"{FILE}.part"
-    text = json.dumps(
-        values_without_keys(report.as_dict() | measured_on(folder / FILE)), indent=2
-    )  # ASCII, because lone surrogates cannot be encoded
-    part.write_text(text + "\n", encoding="utf-8")
-    part.replace(folder / FILE)
+    report.record(measured_on(folder / FILE)).write(folder / FILE)

@@ -15,6 +15,7 @@ from halfbyte.endpoint.client import Endpoint, EndpointError, parse_url
 from halfbyte.endpoint.identity import Identity, identify
 from halfbyte.endpoint.metrics_page import read_page
 from halfbyte.errors import InterruptedRunError, UsageError
+from halfbyte.evidence.probes import UNREACHABLE
 from halfbyte.probe.budget import (
     Clock,
     Schedule,
@@ -27,7 +28,6 @@ from halfbyte.probe.client import LATE, BudgetEndedError, Client
 from halfbyte.probe.code import NEED_SANDBOX
 from halfbyte.probe.context import Lengths
 from halfbyte.probe.kinds import (
-    UNREACHABLE,
     Probe,
     Setting,
     Verdict,
@@ -110,7 +110,7 @@ def probe_endpoint(options: Asked, out: Output) -> Report:
         # Otherwise the server hung. If it recovers without a restart, its answers can be reused.
     head: dict[str, Any] = {
         "halfbyte": halfbyte.__version__, "profile": profile.name, "seed": options.seed, "context": lengths.limit,
-        "budget_s": budget_s, "endpoint": ours.as_dict(), "reference": theirs.as_dict() if theirs else None,
+        "budget_s": budget_s, "endpoint": ours, "reference": theirs,
         "sandbox": setting.sandbox.sentence if setting.sandbox else None,
         "started": started.isoformat(timespec="seconds"), "seconds": round(time.monotonic() - clock.start, 1),
     }  # fmt: skip

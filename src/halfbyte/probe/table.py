@@ -51,7 +51,7 @@ def _short(text: str) -> str:
 def show(out: Output, report: Report) -> None:
     """Print the table, then every failure with the wrong part marked and its known causes."""
     if out.as_json:
-        out.text("", _printable(report.as_dict()))
+        out.text("", _printable(report.record().as_json()))
         return
     out.table(rows(report.results), COLUMNS)
     for result in report.results:

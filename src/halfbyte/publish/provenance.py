@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import halfbyte
 from halfbyte.checkpoint.atomic_write import write_whole
@@ -23,21 +24,29 @@ from halfbyte.checkpoint.hashing import Hash, HashProgress, Stamps, hash_files
 from halfbyte.checkpoint.identity import identity as identity_of
 from halfbyte.checkpoint.identity import revision_of
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN, read_plan
-from halfbyte.checkpoint.untrusted_files import plain_bytes, read_json
+from halfbyte.checkpoint.untrusted_files import plain_bytes
 from halfbyte.engine.pipeline import STATS_SHA256
 from halfbyte.errors import CheckpointError, MachineError, UsageError
+from halfbyte.evidence.jsonl import encoded
+from halfbyte.evidence.provenance import (
+    CodeFacts,
+    EnvironmentFacts,
+    OutputFile,
+    Provenance,
+    RecipeFacts,
+    SourceFacts,
+)
+from halfbyte.evidence.record import InvalidRecordError, decoded
 from halfbyte.publish import contents
 from halfbyte.publish.contents import MOST_EVIDENCE_NBYTES, PROVENANCE, SBOM
 from halfbyte.publish.environment import code, environment
 from halfbyte.publish.sbom import sbom
 from halfbyte.ui.escape import pasted
 
-FORMAT = 1
 DIGEST = "digest"
 _SBOM = f"{FOLDER}/{SBOM}"
 _DATA = ("tokens_sha256", "rows", "domains")  # fields of plan.json's calibration
 
-Record = Mapping[str, Any]
 Watch = Callable[[str, HashProgress], None]  # "source" or "output", and the hashing progress
 
 
@@ -54,38 +63,38 @@ def write_provenance(out: Path, source: Path | None, watch: Watch | None = None)
     try:
         source_record = _source(plan, source, stamps, watch)
         hashes = hash_output(out, stamps, watch, skip=_SBOM)
-        record = _record(plan, source_record) | _hashes(hashes)
+        record = _record(plan, source_record, hashes)
         bill = sbom(record)
         if not _holds(out / _SBOM, bill):
             _write(out / _SBOM, bill)
         hashes |= hash_files({_SBOM: out / _SBOM}, stamps.outputs(), keep=stamps.keep("outputs"))
     finally:
         stamps.save()  # also after Ctrl-C, because hashing half a terabyte takes long
-    return _write(out / FOLDER / PROVENANCE, as_bytes(record | _hashes(hashes)))
+    bill_hash = {_SBOM: hashes[_SBOM].sha256}
+    evidence = dict(sorted({**record.evidence, **bill_hash}.items()))
+    record = replace(record, evidence=evidence, hashes=_origins(hashes))
+    return _write(out / FOLDER / PROVENANCE, as_bytes(record))
 
 
-def _record(plan: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "halfbyte": halfbyte.__version__,
-        "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "code": code(),
-        "source": source,
-        "recipe": {"name": plan["recipe"].get("name"), "sha256": plan["parts"].get("recipe")},
-        "plan": plan.get("fingerprint"),
-        "environment": environment(),
-        "statistics": plan.get(STATS_SHA256),
-        "data": {key: plan["calibration"].get(key) for key in _DATA} if plan.get("calibration") else None,
-    }
-
-
-def _hashes(hashes: Mapping[str, Hash]) -> dict[str, Any]:
+def _record(plan: Mapping[str, Any], source: SourceFacts, hashes: Mapping[str, Hash]) -> Provenance:
+    """Return the record without its digest."""
     kinds = {name: contents.kind(name) for name in sorted(hashes)}
-    return {
-        "evidence": {name: hashes[name].sha256 for name, kind in kinds.items() if kind in ("evidence", "trace")},
-        "outputs": {name: of_output(hashes[name]) for name, kind in kinds.items() if kind == "output"},
-        "hashes": _origins(hashes),
-    }
+    calibration = plan.get("calibration")
+    return Provenance(
+        halfbyte=halfbyte.__version__,
+        made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        code=decoded(CodeFacts, code()),
+        source=source,
+        recipe=RecipeFacts(name=plan["recipe"].get("name"), sha256=plan["parts"].get("recipe")),
+        plan=plan.get("fingerprint"),
+        environment=decoded(EnvironmentFacts, environment()),
+        statistics=plan.get(STATS_SHA256),
+        data={key: calibration.get(key) for key in _DATA} if calibration else None,
+        evidence={name: hashes[name].sha256 for name, kind in kinds.items() if kind in ("evidence", "trace")},
+        outputs={name: of_output(hashes[name]) for name, kind in kinds.items() if kind == "output"},
+        hashes=_origins(hashes),
+        digest="",
+    )
 
 
 def _holds(path: Path, data: bytes) -> bool:
@@ -115,25 +124,23 @@ def hash_output(out: Path, stamps: Stamps, watch: Watch | None = None, skip: str
     return hash_files(paths, stamps.outputs(), watch=_named(watch, "output"), keep=stamps.keep("outputs"))
 
 
-def of_output(hashed: Hash) -> dict[str, Any]:
+def of_output(hashed: Hash) -> OutputFile:
     """Return the record of an output file."""
-    return {"nbytes": hashed.nbytes, "sha256": hashed.sha256}
+    return OutputFile(nbytes=hashed.nbytes, sha256=hashed.sha256)
 
 
-def as_bytes(record: Record) -> bytes:
+def as_bytes(record: Provenance) -> bytes:
     """Return the file's bytes, with the digest of the record."""
-    bare = {key: value for key, value in record.items() if key != DIGEST}
-    text = json.dumps({**bare, DIGEST: digest(bare)}, indent=1, ensure_ascii=False) + "\n"
-    return text.encode("utf-8", "backslashreplace")  # file names may not be valid UTF-8
+    return encoded(replace(record, digest=digest(record)).as_json(), indent=1)
 
 
-def digest(record: Record) -> str:
+def digest(record: Provenance) -> str:
     """Return the SHA-256 of all fields except the digest, independent of the file's formatting."""
-    bare = {key: value for key, value in record.items() if key != DIGEST}
+    bare = {key: value for key, value in record.as_json().items() if key != DIGEST}
     return hashlib.sha256(json.dumps(bare, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def read_provenance(out: Path) -> Record:
+def read_provenance(out: Path) -> Provenance:
     """Return the record of a folder. Raise CheckpointError if it is missing or invalid.
 
     Only its structure is checked: the contents may have been edited.
@@ -141,42 +148,18 @@ def read_provenance(out: Path) -> Record:
     path = out / FOLDER / PROVENANCE
     fix = f"download it again, or create it: python -m halfbyte.release.write_provenance {pasted(out)} SRC"
     try:
-        record: Any = read_json(path)
+        return Provenance.read(path)
     except FileNotFoundError:
         if not (out / FOLDER / PLAN).is_file():  # may be a source folder, which must not be written to
             what = f"not an output folder of halfbyte: {FOLDER}/{PROVENANCE} is missing"
             fix = f"pass an output folder; for a download, include {FOLDER}/"
             raise CheckpointError(what, where=str(out), fix=fix) from None
         raise CheckpointError(f"{FOLDER}/{PROVENANCE} is missing", where=str(out), fix=fix) from None
-    except (OSError, ValueError):
-        raise CheckpointError(f"cannot read {PROVENANCE}", where=str(path), fix=fix) from None
-    if not _is_record(record):
-        raise CheckpointError(f"{PROVENANCE} does not match this version of halfbyte", where=str(path), fix=fix)
-    return cast("dict[str, Any]", record)
+    except InvalidRecordError as error:
+        raise CheckpointError(error.what, where=str(path), fix=fix) from None
 
 
-def _is_record(record: Any) -> bool:
-    try:
-        hashes = [
-            *record["evidence"].values(),
-            *(sha for sha in record["source"]["shards"].values() if sha is not None),
-        ]
-        outputs = list(record["outputs"].values())
-    except (KeyError, TypeError, AttributeError):
-        return False
-    is_ours = record.get("format") == FORMAT
-    return is_ours and all(isinstance(sha, str) for sha in hashes) and all(map(_is_output, outputs))
-
-
-def _is_output(entry: Any) -> bool:
-    match entry:
-        case {"nbytes": int(), "sha256": str()}:
-            return True
-        case _:
-            return False
-
-
-def _source(plan: Mapping[str, Any], source: Path | None, stamps: Stamps, watch: Watch | None) -> dict[str, Any]:
+def _source(plan: Mapping[str, Any], source: Path | None, stamps: Stamps, watch: Watch | None) -> SourceFacts:
     """Return the source's name, revision and shard hashes, as far as they are known."""
     identity: Mapping[str, str] = plan.get("source", {})
     if source is None:
@@ -184,7 +167,7 @@ def _source(plan: Mapping[str, Any], source: Path | None, stamps: Stamps, watch:
         shards = {name: known[name][0].sha256 if name in known else None for name in sorted(identity)}
         here = ((name, *known[name]) for name in identity if name in known)
         hashes = {name: Hash(hashed.nbytes, hashed.sha256, origin) for name, hashed, origin in here}
-        return {"name": None, "revision": None, "shards": shards, "identity": identity, "hashes": _origins(hashes)}
+        return SourceFacts(name=None, revision=None, shards=shards, identity=identity, hashes=_origins(hashes))
     checkpoint = open_checkpoint(source)
     if identity and dict(identity) != identity_of(checkpoint):
         what = "the output was not made from this source"
@@ -193,7 +176,7 @@ def _source(plan: Mapping[str, Any], source: Path | None, stamps: Stamps, watch:
     hashes = hash_files(paths, stamps.source(), watch=_named(watch, "source"), keep=stamps.keep("source"))
     name, revision = revision_of(source, paths)
     shards = {shard: hashed.sha256 for shard, hashed in hashes.items()}
-    return {"name": name, "revision": revision, "shards": shards, "identity": identity, "hashes": _origins(hashes)}
+    return SourceFacts(name=name, revision=revision, shards=shards, identity=identity, hashes=_origins(hashes))
 
 
 def _origins(hashes: Mapping[str, Hash]) -> dict[str, int]:

@@ -17,6 +17,7 @@ from importlib.metadata import Distribution
 from typing import Any
 from urllib.parse import quote
 
+from halfbyte.evidence.provenance import Provenance, SourceFacts
 from halfbyte.publish.closure import closure
 from halfbyte.publish.environment import PACKAGES
 
@@ -30,11 +31,11 @@ _LONGEST_LICENSE = 100  # some distributions put the full text in the name field
 _INSTALLED_SHA256 = "halfbyte:installed-files-sha256"  # over RECORD: differs between builds of a version
 
 
-def sbom(record: Mapping[str, Any]) -> bytes:
+def sbom(record: Provenance) -> bytes:
     """Return the contents of sbom.cdx.json for a provenance record."""
     needed = closure(_HALFBYTE) or closure(*PACKAGES)  # halfbyte may run from a source tree without being installed
     libraries = [_library(name, dist) for name, (dist, _) in needed.items() if name != _HALFBYTE]
-    ours, source = _ours(record), _source(record["source"])
+    ours, source = _ours(record), _source(record.source)
     references = {name: _purl(name, dist.version) for name, (dist, _) in needed.items()} | {_HALFBYTE: ours["bom-ref"]}
     depends_on = {references[name]: [references[need] for need in needs] for name, (_, needs) in needed.items()}
     depends_on.setdefault(ours["bom-ref"], [library["bom-ref"] for library in libraries])
@@ -60,10 +61,10 @@ def _serial(bill: Mapping[str, Any]) -> str:
     return uuid.uuid5(uuid.NAMESPACE_OID, f"halfbyte sbom {text}").urn
 
 
-def _output(record: Mapping[str, Any]) -> Component:
-    source, recipe = record["source"]["name"] or _SOURCE, record["recipe"]["name"] or "4 bits"
-    files = [_file(_OUTPUT, name, entry["sha256"]) for name, entry in record["outputs"].items()]
-    properties = {"halfbyte:plan": record["plan"], "halfbyte:recipe-sha256": record["recipe"]["sha256"]}
+def _output(record: Provenance) -> Component:
+    source, recipe = record.source.name or _SOURCE, record.recipe.name or "4 bits"
+    files = [_file(_OUTPUT, name, file.sha256) for name, file in record.outputs.items()]
+    properties = {"halfbyte:plan": record.plan, "halfbyte:recipe-sha256": record.recipe.sha256}
     return {
         "type": "machine-learning-model",
         "bom-ref": _OUTPUT,
@@ -73,14 +74,14 @@ def _output(record: Mapping[str, Any]) -> Component:
     }
 
 
-def _source(source: Mapping[str, Any]) -> Component:
-    name, revision = source["name"], source["revision"]
+def _source(source: SourceFacts) -> Component:
+    name, revision = source.name, source.revision
     component: Component = {"type": "machine-learning-model", "bom-ref": _SOURCE, "name": name or _SOURCE}
     if revision:
         component["version"] = revision
-        if name.count("/") == 1:  # a Hub repository
+        if name and name.count("/") == 1:  # a Hub repository
             component["purl"] = f"pkg:huggingface/{quote(name)}@{quote(revision, safe='')}"
-    return {**component, "components": [_file(_SOURCE, shard, sha256) for shard, sha256 in source["shards"].items()]}
+    return {**component, "components": [_file(_SOURCE, shard, sha256) for shard, sha256 in source.shards.items()]}
 
 
 def _file(of: str, name: str, sha256: str | None) -> Component:
@@ -88,21 +89,21 @@ def _file(of: str, name: str, sha256: str | None) -> Component:
     return {"type": "file", "bom-ref": f"{of}/{name}", "name": name, **hashes}
 
 
-def _ours(record: Mapping[str, Any]) -> Component:
-    code = record["code"]
-    properties = {"halfbyte:commit": code.get("commit"), "halfbyte:changed": "true" if code.get("changed") else None}
+def _ours(record: Provenance) -> Component:
+    code = record.code
+    properties = {"halfbyte:commit": code.commit, "halfbyte:changed": "true" if code.changed else None}
     return {
         "type": "application",
         "bom-ref": _HALFBYTE,
         "name": _HALFBYTE,
-        "version": code["version"],
+        "version": code.version,
         "licenses": [{"expression": "Apache-2.0"}],
         **_properties(properties),
     }
 
 
-def _python(record: Mapping[str, Any]) -> list[Component]:
-    version = record["environment"].get("python")
+def _python(record: Provenance) -> list[Component]:
+    version = record.environment.python
     return [{"type": "platform", "bom-ref": "python", "name": "Python", "version": version}] if version else []
 
 

@@ -14,9 +14,10 @@ from typing import Any, Literal
 from halfbyte.checkpoint.hashing import Hash, HashProgress, file_sha256, hash_files
 from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.checkpoint.untrusted_files import json_object
+from halfbyte.evidence.provenance import Provenance
 from halfbyte.publish import contents
 from halfbyte.publish.contents import CARD, CARD_HASH, CARD_RECORD, LATER, MOST_EVIDENCE_NBYTES, PROVENANCE
-from halfbyte.publish.provenance import DIGEST, Record, digest, read_provenance
+from halfbyte.publish.provenance import digest, read_provenance
 from halfbyte.publish.report.visible import visible
 from halfbyte.ui.console import Level
 
@@ -79,25 +80,25 @@ def verify(
     return _verify(out, read_provenance(out), None, quick, source, watch)
 
 
-def verify_hashed(out: Path, record: Record, hashed: Mapping[str, Hash]) -> Verified:
+def verify_hashed(out: Path, record: Provenance, hashed: Mapping[str, Hash]) -> Verified:
     """Compare a folder using known hashes; files without one are read."""
     return _verify(out, record, hashed, False, None, None)
 
 
 def _verify(
     out: Path,
-    record: Record,
+    record: Provenance,
     hashed: Mapping[str, Hash] | None,
     quick: bool,
     source: Path | None,
     watch: Callable[[HashProgress], None] | None,
 ) -> Verified:
     differences: list[Difference] = []
-    if record.get(DIGEST) != digest(record):
+    if record.digest != digest(record):
         text = "was edited: its digest does not match"
         differences.append(Difference("edited", f"{FOLDER}/{PROVENANCE}", text))
-    sizes: dict[str, int | None] = {name: entry["nbytes"] for name, entry in record["outputs"].items()}
-    hashes = {name: str(entry["sha256"]) for name, entry in record["outputs"].items()} | dict(record["evidence"])
+    sizes: dict[str, int | None] = {name: file.nbytes for name, file in record.outputs.items()}
+    hashes = {name: file.sha256 for name, file in record.outputs.items()} | dict(record.evidence)
     here = contents.files(out)
     recorded = _inside(hashes, differences)
     present = {name: out / name for name in recorded if (out / name).is_file()}
@@ -108,13 +109,13 @@ def _verify(
         differences += _compare_card(out)
     shards = None
     if source is not None:
-        shards = _compare_source(source, record["source"]["shards"], quick, watch, differences)
+        shards = _compare_source(source, record.source.shards, quick, watch, differences)
     return Verified(
         differences=tuple(differences),
         files=sum(not quick or name in sizes for name in present),  # evidence has no recorded size
         nbytes=sum(path.stat().st_size for path in present.values()),
-        digest=str(record.get(DIGEST)),
-        plan=record.get("plan"),
+        digest=record.digest,
+        plan=record.plan,
         quick=quick,
         not_covered=tuple(sorted(name for name in LATER if name in here and name not in hashes)),
         source_shards=shards,

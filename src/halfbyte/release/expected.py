@@ -10,10 +10,10 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from halfbyte.checkpoint.output_folder import FOLDER, RELEASE
-from halfbyte.checkpoint.untrusted_files import json_object
+from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.errors import HalfbyteError
-from halfbyte.release.record import Record, read_records
+from halfbyte.evidence.release import Release, StageRecord
+from halfbyte.release.record import read_records, read_release
 from halfbyte.release.stages import VERDICT, Stage
 
 _BUDGET = "--budget"
@@ -40,17 +40,19 @@ def _siblings(out: Path, recipe: str) -> list[Path]:
     """Return the sibling folder with the newest release of a recipe, if any."""
     here = out.absolute()
     with contextlib.suppress(OSError):
-        files = [path for path in here.parent.glob(f"*/{FOLDER}/{RELEASE}") if path.parents[1] != here]
+        files = [path for path in here.parent.glob(f"*/{FOLDER}/{Release.file}") if path.parents[1] != here]
         newest = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
-        return [path.parents[1] for path in newest if json_object(path).get("recipe") == recipe][:1]
+        folders = (path.parents[1] for path in newest)
+        releases = ((folder, read_release(folder)) for folder in folders)
+        return [folder for folder, release in releases if release is not None and release.recipe == recipe][:1]
     return []
 
 
-def _times(records: Mapping[str, Record]) -> dict[str, float]:
+def _times(records: Mapping[str, StageRecord]) -> dict[str, float]:
     return {
         name: float(record.seconds)
         for name, record in records.items()
-        if record.state in ("done", "kept") and isinstance(record.seconds, (int, float)) and record.seconds >= 0
+        if record.state in ("done", "kept") and record.seconds is not None and record.seconds >= 0
     }
 
 

@@ -14,13 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
-from halfbyte.evidence.verdict import Verdict, headline
-from halfbyte.probe.coverage import Coverage, coverage
-
-Outcome = Literal["passed", "failed", "anomalous", "infeasible", "not measured", "not run"]
+from halfbyte.evidence.audit import Audit
+from halfbyte.evidence.benchmark import Benchmark
+from halfbyte.evidence.comparison import Comparison
+from halfbyte.evidence.evaluation import WORST_FIRST, Evaluation
+from halfbyte.evidence.loops import Loops
+from halfbyte.evidence.probes import ProbeResult, Probes, coverage
+from halfbyte.evidence.record import Record
+from halfbyte.evidence.release import GateResult, Outcome, StageRecord, Verdict
+from halfbyte.evidence.verdict import headline
 
 # In order of precedence.
 _DECIDES: tuple[tuple[Outcome, Verdict], ...] = (
@@ -54,21 +59,6 @@ _NEXT: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class GateResult:
-    """The result of one gate."""
-
-    name: str
-    wanted: str
-    measured: str
-    outcome: Outcome
-    why: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the entry for release.json."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
 class Judged:
     """The verdict with its gates, reasons and next steps."""
 
@@ -78,33 +68,21 @@ class Judged:
     next: tuple[str, ...]
     headline: str  # the verdict, with a note if accuracy is inconclusive
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields for release.json."""
-        return {
-            "verdict": self.verdict,
-            "headline": self.headline,
-            "why": list(self.why),
-            "next": list(self.next),
-            "gates": [gate.as_dict() for gate in self.gates],
-        }
-
-
-class _UnreadableError(Exception):
-    """Evidence has an unexpected structure; the message is the key."""
-
 
 def judge(
     gates: Mapping[str, Any],
-    evidence: Mapping[str, Mapping[str, Any]],
-    stages: Mapping[str, Mapping[str, Any]] | None = None,
+    evidence: Mapping[str, Record],
+    stages: Mapping[str, StageRecord] | None = None,
+    unreadable: Mapping[str, str] | None = None,
 ) -> Judged:
     """Judge gates by evidence.
 
     `gates` are the gates of the recipe, such as {"audit": "passed", "compare": {"max_kl": 0.05}}. A gate named after a
-    stage in _NEEDS_MACHINE requires that stage to finish. `evidence` holds the contents of each kind's file; a missing
-    kind was not measured. `stages` holds the state, exit code and reason of each stage, as in release.json.
+    stage in _NEEDS_MACHINE requires that stage to finish. `evidence` holds the record of each kind; a missing kind was
+    not measured, or `unreadable` has the reason why its file is not evidence.
     """
-    results = [result for name, wanted in gates.items() for result in _gate(name, wanted, evidence, stages or {})]
+    basis = _Basis(evidence, stages or {}, unreadable or {})
+    results = [result for name, wanted in gates.items() for result in _gate(name, wanted, basis)]
     if not results:
         why = ("no gates are declared, so nothing can be accepted",)
         return Judged("ANOMALOUS", (), why, ("declare release.gates",), "ANOMALOUS")
@@ -115,7 +93,21 @@ def judge(
     if "not run" in outcomes:
         why = (*why, _not_run(results))
     why = why or (_all_passed(results) + _skipped_probes(gates, evidence),)
-    return Judged(verdict, tuple(results), why, _next(verdict, bad), headline(verdict, evidence.get("eval")))
+    return Judged(verdict, tuple(results), why, _next(verdict, bad), headline(verdict, _evaluation(evidence)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Basis:
+    """What gates are judged by."""
+
+    evidence: Mapping[str, Record]
+    stages: Mapping[str, StageRecord]
+    unreadable: Mapping[str, str]
+
+
+def _evaluation(evidence: Mapping[str, Record]) -> Evaluation | None:
+    record = evidence.get(Evaluation.kind)
+    return record if isinstance(record, Evaluation) else None
 
 
 def _all_passed(results: Sequence[GateResult]) -> str:
@@ -129,11 +121,12 @@ def _not_run(results: Sequence[GateResult]) -> str:
     return f"{passed} of {len(results)} gates passed; not run: {', '.join(names)}"
 
 
-def _skipped_probes(gates: Mapping[str, Any], evidence: Mapping[str, Mapping[str, Any]]) -> str:
+def _skipped_probes(gates: Mapping[str, Any], evidence: Mapping[str, Record]) -> str:
     """Return the end of the verdict's reason if probes were skipped."""
-    if not gates.keys() & {"probe", "probe_coverage"} or "probe" not in evidence:
+    report = evidence.get(Probes.kind)
+    if not gates.keys() & {"probe", "probe_coverage"} or not isinstance(report, Probes):
         return ""
-    covered = _coverage(evidence["probe"])
+    covered = coverage(report.probes)
     return f"; {covered.sentence()}" if len(covered.ran) < covered.asked else ""
 
 
@@ -148,51 +141,45 @@ def _next(verdict: Verdict, bad: Sequence[GateResult]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(step for step in steps if step))
 
 
-def _gate(
-    name: str, wanted: Any, evidence: Mapping[str, Mapping[str, Any]], stages: Mapping[str, Mapping[str, Any]]
-) -> list[GateResult]:
+def _gate(name: str, wanted: Any, basis: _Basis) -> list[GateResult]:
     """Return the results of a gate; a block of limits has one result per limit."""
     if name in _NEEDS_MACHINE:
-        return [_done(name, str(wanted), stages.get(name))]
-    limits = cast("Mapping[str, Any]", wanted).items() if isinstance(wanted, Mapping) else [("", wanted)]
-    return [_measured(name, limit, value, evidence, stages) for limit, value in limits if value is not None]
+        return [_done(name, str(wanted), basis.stages.get(name))]
+    limits = wanted.items() if _is_block(wanted) else [("", wanted)]
+    return [_measured(name, limit, value, basis) for limit, value in limits if value is not None]
 
 
-def _done(name: str, wanted: str, stage: Mapping[str, Any] | None) -> GateResult:
+def _is_block(wanted: Any) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(wanted, Mapping)
+
+
+def _done(name: str, wanted: str, stage: StageRecord | None) -> GateResult:
     """Judge a stage that builds or serves a checkpoint."""
-    state = None if stage is None else stage.get("state")
-    why = str((stage or {}).get("why") or "")
-    if state in ("done", "kept"):
+    why = stage.why if stage else ""
+    if stage is not None and stage.state in ("done", "kept"):
         return GateResult(name, wanted, "yes", "passed", "")
-    if state != "failed" or stage is None:
+    if stage is None or stage.state != "failed":
         return GateResult(name, wanted, "not measured", "not run", why or _NOT_RUN)
-    code = stage.get("exit_code")
+    code = stage.exit_code
     infeasible = code in _NEEDS_MACHINE[name] or code == _KILLED
     why = why or ("killed by SIGKILL, probably out of memory" if code == _KILLED else f"exit code {code}")
     return GateResult(name, wanted, "no", "infeasible" if infeasible else "anomalous", why)
 
 
-def _measured(
-    kind: str,
-    limit: str,
-    wanted: Any,
-    evidence: Mapping[str, Mapping[str, Any]],
-    stages: Mapping[str, Mapping[str, Any]],
-) -> GateResult:
+def _measured(kind: str, limit: str, wanted: Any, basis: _Basis) -> GateResult:
     name = f"{kind}.{limit}" if limit else kind
     sign = _SIGNS.get(limit or kind)
     shown = f"{sign} {wanted:g}" if sign and _is_number(wanted) else str(wanted)
     rule, by = _RULES.get(name), _MEASURED_BY.get(kind, kind)
     if rule is None:
         return GateResult(name, shown, "not measured", "not measured", "unknown gate in this version of halfbyte")
-    if by not in evidence:
-        stage = stages.get(by, {})
-        outcome: Outcome = "not run" if stage.get("state") in (None, "skipped") else "not measured"
-        return GateResult(name, shown, "not measured", outcome, str(stage.get("why") or "") or _NOT_RUN)
-    try:
-        measured, outcome, why = rule(evidence[by], wanted)
-    except _UnreadableError as error:
-        return GateResult(name, shown, "unreadable", "anomalous", f"unexpected structure in its file: {error}")
+    if by in basis.unreadable:
+        return GateResult(name, shown, "unreadable", "anomalous", basis.unreadable[by])
+    if by not in basis.evidence:
+        stage = basis.stages.get(by)
+        outcome: Outcome = "not run" if stage is None or stage.state == "skipped" else "not measured"
+        return GateResult(name, shown, "not measured", outcome, (stage.why if stage else "") or _NOT_RUN)
+    measured, outcome, why = rule(basis.evidence[by], wanted)
     return GateResult(name, shown, measured, outcome, why)
 
 
@@ -200,48 +187,45 @@ _SIGNS: Mapping[str, str] = {"max_kl": "<=", "min_top1": ">=", "max_rate": "<=",
 _Result = tuple[str, Outcome, str]  # the measured value, the outcome and the reason
 
 
-def _audit(audit: Mapping[str, Any], _: Any) -> _Result:
-    passed = _value(audit, "passed", bool)
-    findings = [_mapping(finding, "findings") for finding in _value(audit, "findings", list)]
-    bad = [finding for finding in findings if finding.get("level") == "bad"]
-    if passed and not bad:
-        return f"{sum(finding.get('level') == 'good' for finding in findings)} checks passed", "passed", ""
-    names = ", ".join(dict.fromkeys(str(finding.get("check")) for finding in bad)) or "unnamed check"
-    first = str(bad[0].get("text", "")) if bad else ""
+def _audit(audit: Audit, _: Any) -> _Result:
+    bad = [finding for finding in audit.findings if finding.level == "bad"]
+    if audit.passed and not bad:
+        return f"{sum(finding.level == 'good' for finding in audit.findings)} checks passed", "passed", ""
+    names = ", ".join(dict.fromkeys(finding.check for finding in bad)) or "unnamed check"
+    first = bad[0].text if bad else ""
     return f"failed: {names}", "anomalous", f"checks failed: {names}" + (f" ({first})" if first else "")
 
 
-def _max_kl(comparison: Mapping[str, Any], most: Any) -> _Result:
-    value = _estimate(comparison, "kl")
+def _max_kl(comparison: Comparison, most: Any) -> _Result:
+    value = comparison.total.kl.value
     if value <= most:
         return f"{value:.4g} nat", "passed", ""
     return f"{value:.4g} nat", "failed", f"KL {value:.4g} nat exceeds {most:g}"
 
 
-def _min_top1(comparison: Mapping[str, Any], least: Any) -> _Result:
-    value = _estimate(comparison, "top1")
+def _min_top1(comparison: Comparison, least: Any) -> _Result:
+    value = comparison.total.top1.value
     if value >= least:
         return f"{value:.2%}", "passed", ""
     return f"{value:.2%}", "failed", f"top-1 agreement {value:.2%} is below {least:.2%}"
 
 
-def _max_rate(report: Mapping[str, Any], most: Any) -> _Result:
-    texts, loops = (_count(report, key) for key in ("texts", "loops"))
+def _max_rate(report: Loops, most: Any) -> _Result:
+    texts, loops = report.texts, report.loops
     if not texts:
         return "0 texts", "anomalous", "no text was generated"
     measured = f"{loops} of {texts} texts"
+    if not 0 <= loops <= texts:
+        return measured, "anomalous", f"impossible counts: {measured}"
     if loops / texts <= most:
         return measured, "passed", ""
     return measured, "failed", f"{measured} loop: {loops / texts:.1%} exceeds {most:.1%}"
 
 
-def _probe(report: Mapping[str, Any], _: Any) -> _Result:
-    probes = [_mapping(probe, "probes") for probe in _value(report, "probes", list)]
-    if any(probe.get("verdict") not in _PROBE_VERDICTS for probe in probes):
-        raise _UnreadableError("probes.verdict")
-    gates = [probe for probe in probes if _value(probe, "gate", bool)]
-    names = {word: _names(probe for probe in gates if probe.get("verdict") == word) for word in ("failed", "broken")}
-    passed, covered = sum(probe.get("verdict") == "passed" for probe in probes), coverage(probes)
+def _probe(report: Probes, _: Any) -> _Result:
+    gates = [probe for probe in report.probes if probe.gate]
+    names = {word: _names(probe for probe in gates if probe.verdict == word) for word in ("failed", "broken")}
+    passed, covered = sum(probe.verdict == "passed" for probe in report.probes), coverage(report.probes)
     not_passed = ", ".join(f"{len(gated)} gates {word}" for word, gated in names.items() if gated)
     measured = f"{covered.sentence()}; {passed} passed" + (f", {not_passed}" if not_passed else "")
     failed = f"failed: {_some(names['failed'])}" if names["failed"] else ""
@@ -255,21 +239,14 @@ def _probe(report: Mapping[str, Any], _: Any) -> _Result:
         return measured, "failed", failed
     if not passed:
         return measured, "not measured", "every probe was skipped" if not covered.ran else "no probe passed"
-    if not _value(report, "accepted", bool):
+    if not report.accepted:
         return measured, "anomalous", "probe.json is not accepted although its probes passed"
     left = _names(covered.over_budget)
     return measured, "passed", f"omitted for the time budget: {', '.join(left)}" if left else ""
 
 
-_PROBE_VERDICTS = ("passed", "failed", "broken", "skipped")
-
-
-def _coverage(report: Mapping[str, Any]) -> Coverage:
-    return coverage([_mapping(probe, "probes") for probe in _value(report, "probes", list)])
-
-
-def _probe_coverage(report: Mapping[str, Any], least: Any) -> _Result:
-    covered = _coverage(report)
+def _probe_coverage(report: Probes, least: Any) -> _Result:
+    covered = coverage(report.probes)
     measured = f"{covered.share:.0%}: {covered.sentence()}"
     if covered.ran and covered.share >= least:
         return measured, "passed", ""
@@ -278,48 +255,44 @@ def _probe_coverage(report: Mapping[str, Any], least: Any) -> _Result:
     return measured, "not measured", why + (f"; not run: {_some(left)}" if left else "")
 
 
-def _names(probes: Iterable[Mapping[str, Any]]) -> list[str]:
-    return [str(probe.get("name")) for probe in probes]
+def _names(probes: Iterable[ProbeResult]) -> list[str]:
+    return [probe.name for probe in probes]
 
 
-def _eval(report: Mapping[str, Any], wanted: Any) -> _Result:
-    label = _value(report, "label", str)
-    tasks = [_mapping(task, "tasks") for task in _value(report, "tasks", list)]
-    if label not in _EVAL_LABELS or not tasks:
-        raise _UnreadableError("label" if tasks else "tasks")
-    labels = [task.get("label") for task in tasks]
-    if label != next((worst for worst in _EVAL_LABELS if worst in labels), None):
-        raise _UnreadableError("label")
-    names = _some([str(task.get("task")) for task in tasks if task.get("label") == label])
+def _eval(report: Evaluation, wanted: Any) -> _Result:
+    label, tasks = report.label, report.tasks
+    labels = [task.label for task in tasks]
+    worst = next((worst for worst in WORST_FIRST if worst in labels), None)
+    if label != worst:
+        why = f"eval.json is {label}, but its worst task is {worst}" if worst else "eval.json has no tasks"
+        return "unreadable", "anomalous", why
+    names = _some([task.task for task in tasks if task.label == label])
     measured = f"{label}: {names}" if label != "ACCEPT" else f"ACCEPT: {len(tasks)} of {len(tasks)} tasks"
     if label == "ANOMALOUS":
         return measured, "anomalous", f"not a valid score: {names}"
     if label == "REGRESSION":
         return measured, "failed", f"worse than the source: {names}"
     if "SCORED" in labels:
-        scored = _some([str(task.get("task")) for task in tasks if task.get("label") == "SCORED"])
+        scored = _some([task.task for task in tasks if task.label == "SCORED"])
         return measured, "not measured", f"scored without a reference: {scored}"
     if label == "INCONCLUSIVE" and wanted == "accept":
         return measured, "failed", f"inconclusive: {names}"
     return measured, "passed", ""
 
 
-_EVAL_LABELS = ("ANOMALOUS", "REGRESSION", "INCONCLUSIVE", "SCORED", "ACCEPT")  # worst first; a suite has its worst
-
-
-def _bench(report: Mapping[str, Any], _: Any) -> _Result:
-    points = [_mapping(point, "points") for point in _value(report, "points", list)]
+def _bench(report: Benchmark, _: Any) -> _Result:
+    points = report.points
     if not points:
         return "no points", "not measured", "nothing was measured"
-    failed, requests = (sum(_count(point, key) for point in points) for key in ("failed", "requests"))
-    empty = [str(point.get("where")) for point in points if point.get("tokens_per_second") is None]
+    failed, requests = sum(point.failed for point in points), sum(point.requests for point in points)
+    empty = [point.where for point in points if point.tokens_per_second is None]
     measured = f"{failed} of {requests} requests failed"
     if failed or empty:
         return measured, "anomalous", measured if failed else f"nothing was measured at {_some(empty)}"
     return measured, "passed", ""
 
 
-_RULES: Mapping[str, Callable[[Mapping[str, Any], Any], _Result]] = {
+_RULES: Mapping[str, Callable[[Any, Any], _Result]] = {
     "audit": _audit,
     "compare.max_kl": _max_kl,
     "compare.min_top1": _min_top1,
@@ -337,32 +310,3 @@ def _some(names: Sequence[str], most: int = 5) -> str:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _value(report: Mapping[str, Any], key: str, kind: type) -> Any:
-    value = report.get(key)
-    if not isinstance(value, kind):
-        raise _UnreadableError(key)
-    return value
-
-
-def _mapping(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise _UnreadableError(where)
-    return cast("Mapping[str, Any]", value)
-
-
-def _count(report: Mapping[str, Any], key: str) -> int:
-    value = report.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise _UnreadableError(key)
-    return value
-
-
-def _estimate(comparison: Mapping[str, Any], key: str) -> float:
-    """Return a finite value from the totals of compare.json."""
-    total = _mapping(comparison.get("total"), "total")
-    value = _mapping(total.get(key), f"total.{key}").get("value")
-    if not _is_number(value):
-        raise _UnreadableError(f"total.{key}.value")
-    return float(cast("float", value))

@@ -15,8 +15,8 @@ from typing import Any
 from halfbyte.checkpoint.hashing import Stamps, file_sha256
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN
 from halfbyte.checkpoint.untrusted_files import json_object
+from halfbyte.evidence.folder import KINDS
 from halfbyte.evidence.measured_files import content, decides_weights, measured_paths
-from halfbyte.publish.evidence import PLACES
 from halfbyte.publish.provenance import hash_output
 from halfbyte.release.stages import ASKS_SERVER, SERVE, Stage
 
@@ -73,7 +73,7 @@ def _result(stage: Stage | None, out: Path) -> str | None:
 
 def _evidence(out: Path, result: str | None) -> Mapping[str, str | None]:
     """Return the hashes of all evidence except a stage's own result; without a result, of card and report too."""
-    files = [f"{FOLDER}/{place.file}" for place in PLACES.values()]
+    files = [f"{FOLDER}/{kind.file}" for kind in KINDS.values()]
     files += () if result is not None else _WRITTEN  # `publish` has no result and sends everything
     return {name: result_sha256(out / name) for name in files if name != result}
 

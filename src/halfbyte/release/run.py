@@ -16,13 +16,16 @@ import halfbyte
 from halfbyte.checkpoint.folder import CONFIG
 from halfbyte.checkpoint.output_folder import FOLDER, RELEASE_LOGS, alone_measuring
 from halfbyte.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, InterruptedRunError
+from halfbyte.evidence import release as evidence
+from halfbyte.evidence.folder import NOT_MEASURED, read_evidence
 from halfbyte.evidence.measured_files import measured_in
-from halfbyte.publish.evidence import read_evidence
+from halfbyte.evidence.record import Record
+from halfbyte.evidence.release import StageRecord
 from halfbyte.release.child import StageLog, run_child
 from halfbyte.release.expected import expected_seconds, quantize_seconds_left
 from halfbyte.release.gate import Judged, judge
 from halfbyte.release.keys import digest, key_of, made_files, plan_of, result_sha256
-from halfbyte.release.record import Record, Records
+from halfbyte.release.record import Records
 from halfbyte.release.server import Ready, Server, wait_for_earlier
 from halfbyte.release.stages import (
     AFTER_VERDICT,
@@ -64,8 +67,8 @@ class Ended:
     """The result of a release run."""
 
     judged: Judged
-    records: Mapping[str, Record]
-    value: Mapping[str, Any]
+    records: Mapping[str, StageRecord]
+    release: evidence.Release
     stopped: bool  # by --stop-after
 
 
@@ -150,7 +153,7 @@ class Release:
                 break
         stopped = any(stage.name not in self.records.now for stage in self.stages)
         judged = self._judge()
-        return Ended(judged, self.records.now, self._value(judged), stopped)
+        return Ended(judged, self.records.now, self._release(judged), stopped)
 
     def _names(self) -> list[str]:
         """Return the stages to run, up to --stop-after."""
@@ -174,7 +177,7 @@ class Release:
         self._write(stage)  # invalidates an earlier verdict
         self._end(self._ran(stage, key, view), view)
 
-    def _ran(self, stage: Stage, key: str, view: View) -> Record:
+    def _ran(self, stage: Stage, key: str, view: View) -> StageRecord:
         """Run a stage and return its record."""
         self._clear(stage, key)
         places = self.folders.shown() | ({URL: self._ready.url} if self._ready else {})
@@ -245,7 +248,7 @@ class Release:
             self._server.stop()
             self._server = self._ready = None
 
-    def _server_failed(self, record: Record) -> Record:
+    def _server_failed(self, record: StageRecord) -> StageRecord:
         assert self._server is not None
         return replace(record, exit_code=self._server.exit_code(), why=self._portable(self._server.log.error()))
 
@@ -253,7 +256,7 @@ class Release:
         judged = self._judge()
         key = digest([self.gates, [record.sha256 for record in self.records.now.values()]])
         why, code = f"{judged.headline}: {judged.why[0]}", int(judged.verdict != "ACCEPT")
-        record = Record(name=VERDICT, command=[], key=key, exit_code=code, state="done", why=why)
+        record = StageRecord(name=VERDICT, command=(), key=key, exit_code=code, state="done", why=why)
         self._end(record, view)
         return judged
 
@@ -261,33 +264,41 @@ class Release:
         """Judge by evidence that was measured or kept in this run, ignoring older files."""
         out, now = self.folders.out, self.records.now
         measured = {name for name, record in now.items() if record.sha256 is not None and record.state != "skipped"}
-        evidence: dict[str, Mapping[str, Any]] = {}
+        found: dict[str, Record] = {}
+        unreadable: dict[str, str] = {}
         if (out / CONFIG).is_file():
-            evidence = {kind: held for kind, held in read_evidence(out).found.items() if kind in measured}
+            here = read_evidence(out)
+            found = {kind: record for kind, record in here.found.items() if kind in measured}
+            gaps = {kind: gap.why for kind, gap in here.missing.items() if kind in measured}
+            unreadable = {kind: why for kind, why in gaps.items() if why != NOT_MEASURED}
         names = {stage.name for stage in self.stages}
         gates = {name: wanted for name, wanted in _IMPLIED.items() if name in names} | dict(self.gates)
-        return judge(gates, evidence, {name: record.as_dict() for name, record in now.items()})
+        return judge(gates, found, now, unreadable)
 
-    def _value(self, judged: Judged, running: Stage | None = None) -> dict[str, Any]:
-        names = {stage.name for stage in self.stages}
-        about = {
-            "halfbyte": halfbyte.__version__,
-            "plan": plan_of(self.folders.out),
-            "recipe": self.recipe,
+    def _release(self, judged: Judged, running: Stage | None = None) -> evidence.Release:
+        names = [stage.name for stage in self.stages]
+        return evidence.Release(
+            halfbyte=halfbyte.__version__,
+            plan=plan_of(self.folders.out),
+            recipe=self.recipe,
+            forced=self.force and "publish" in names and judged.verdict != "ACCEPT",
+            verdict=judged.verdict,
+            headline=judged.headline,
+            why=judged.why,
+            next=judged.next,
+            gates=judged.gates,
+            stages=self.records.up_to_verdict(names, but=running.name if running else None),
             **(measured_in(self.folders.out) if (self.folders.out / CONFIG).is_file() else {}),
-            "forced": self.force and "publish" in names and judged.verdict != "ACCEPT",
-        }
-        order = [stage.name for stage in self.stages]
-        return self.records.value(order, about | judged.as_dict(), but=running.name if running else None)
+        )
 
     def _write(self, running: Stage | None = None) -> None:
         """Write the current state; stages that have not run yet keep their earlier records."""
         order = [stage.name for stage in self.stages]
         if running is None or running.name not in AFTER_VERDICT:
-            self.records.write(self._value(self._judge(), running))
+            self.records.write(self._release(self._judge(), running))
         self.records.write_after(order)
 
-    def _end(self, record: Record, view: View) -> None:
+    def _end(self, record: StageRecord, view: View) -> None:
         self.records.add(record)
         view.end(record)
         if record.name in AFTER_VERDICT:
@@ -298,10 +309,10 @@ class Release:
     def _key(self, stage: Stage) -> str:
         return key_of(stage, self.stages, self.folders.out, self.folders.source, self.fingerprint)
 
-    def _record(self, stage: Stage, key: str, **ended: Any) -> Record:
+    def _record(self, stage: Stage, key: str, **ended: Any) -> StageRecord:
         """Return a record whose command contains no local paths and no URLs, which may contain an API key."""
         words = [_ADDRESS.sub("URL", word) for word in stage.typed_command({OUT: "OUT", SOURCE: "SRC", URL: "URL"})]
-        return Record(name=stage.name, command=words, key=key, result=stage.result, **ended)
+        return StageRecord(name=stage.name, command=tuple(words), key=key, result=stage.result, **ended)
 
     def _is_kept(self, stage: Stage, key: str) -> bool:
         earlier = self.records.earlier(stage.name)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from halfbyte.checkpoint.atomic_write import Journal
 from halfbyte.checkpoint.folder import CONFIG
-from halfbyte.checkpoint.output_folder import FOLDER, PLAN, RELEASE, read_plan
-from halfbyte.checkpoint.untrusted_files import json_object
+from halfbyte.checkpoint.output_folder import FOLDER, PLAN, read_plan
 from halfbyte.engine.pipeline import JOURNAL
 from halfbyte.errors import UsageError
-from halfbyte.evidence.verdict import Verdict
-from halfbyte.release.record import read_records
+from halfbyte.release.record import read_records, read_release
 
 _MOST = 2**63  # bytes or seconds
 _FEWEST_SAMPLES = 3  # required for an ETA
@@ -55,7 +53,7 @@ def read_status(out: Path) -> Status:
     done = {name: line for name, line in lines.items() if name in sizes and (out / name).is_file()}
     nbytes_done, nbytes = sum(sizes[name] for name in done), sum(sizes.values())
     rate = _rate(list(done.values())) if nbytes_done < nbytes else None
-    verdict = json_object(out / FOLDER / RELEASE).get("verdict")
+    release = read_release(out)
     return Status(
         fingerprint=plan["fingerprint"],
         recipe=plan["recipe"]["name"],
@@ -66,7 +64,7 @@ def read_status(out: Path) -> Status:
         whole=len(done) == len(sizes) and (out / CONFIG).is_file(),
         eta_seconds=(nbytes - nbytes_done) / rate if rate else None,
         stages={name: str(record.state) for name, record in read_records(out).items()},
-        verdict=verdict if verdict in get_args(Verdict) else None,
+        verdict=release.verdict if release else None,
     )
 
 

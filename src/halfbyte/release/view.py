@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from halfbyte.release.record import Record
+from halfbyte.evidence.release import StageRecord
 from halfbyte.ui.console import SYMBOLS, Output
 from halfbyte.ui.escape import harmless
 from halfbyte.ui.units import duration
@@ -118,7 +118,7 @@ class View:
 
         return watch
 
-    def end(self, record: Record) -> None:
+    def end(self, record: StageRecord) -> None:
         """Show the result of a stage."""
         mark, text = _ended(record)
         kept = record.state in ("kept", "skipped")
@@ -176,7 +176,7 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _ended(record: Record) -> tuple[str, str]:
+def _ended(record: StageRecord) -> tuple[str, str]:
     if record.state == "skipped":
         return _SKIPPED, f"skipped: {record.why}"
     if record.state == "failed":

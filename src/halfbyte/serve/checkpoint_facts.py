@@ -17,12 +17,13 @@ from typing import Any, cast
 from halfbyte.audit.checks import config, ignore, structure
 from halfbyte.audit.findings import Finding
 from halfbyte.audit.inputs import Contents, Evidence
-from halfbyte.audit.run import RESULT
 from halfbyte.checkpoint.folder import CONFIG, Checkpoint, open_checkpoint
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN
 from halfbyte.checkpoint.untrusted_files import json_object
 from halfbyte.errors import CheckFailedError, CheckpointError
-from halfbyte.evidence.measured_files import MEASURED, changed_file, content, unread_nbytes
+from halfbyte.evidence.audit import Audit
+from halfbyte.evidence.measured_files import changed_file, content, unread_nbytes
+from halfbyte.evidence.record import InvalidRecordError
 from halfbyte.families.declared_formats import HF_QUANT_CONFIG, quantization_config, refuse_other_config
 from halfbyte.families.linears import PLAIN
 from halfbyte.families.model import Model, describe
@@ -248,31 +249,30 @@ def audited(folder: Path) -> list[str]:
     if not (folder / FOLDER / PLAN).exists():
         limit = "its result is stored only for checkpoints that halfbyte wrote"
         return [f"no audit result found: `{command}` checks more than the headers; {limit}"]
-    audit = json_object(folder / FOLDER / RESULT)
-    if not audit or audit.get("plan") != json_object(folder / FOLDER / PLAN).get("fingerprint"):
+    path = folder / FOLDER / Audit.file
+    try:
+        audit = Audit.read(path)
+    except (FileNotFoundError, InvalidRecordError):
+        audit = None
+    if audit is None or audit.plan != json_object(folder / FOLDER / PLAN).get("fingerprint"):
         return [f"not audited: only the headers were checked, `{command}` checks the values too"]
-    findings = cast("list[Any]", audit["findings"]) if isinstance(audit.get("findings"), list) else []
-    rows = [cast("dict[str, Any]", row) for row in findings if isinstance(row, dict)]
-    failed = [row for row in rows if row.get("level") == "bad"]
-    for row in failed:
-        if row.get("check") in _GARBAGE:
-            what = f"its last audit failed: {row.get('check')}: {row.get('text')}"
-            raise CheckFailedError(what, where=str(folder / FOLDER / RESULT), fix=f"fix it, then run {command}")
+    failed = [finding for finding in audit.findings if finding.level == "bad"]
+    for finding in failed:
+        if finding.check in _GARBAGE:
+            what = f"its last audit failed: {finding.check}: {finding.text}"
+            raise CheckFailedError(what, where=str(path), fix=f"fix it, then run {command}")
     why = _other_files(folder, audit)  # failures count until another audit passes, even if files changed
     changed = [f"{why}: {command}"] if why else []
-    return [
-        *(f"! its last audit failed: {row.get('check')}: {row.get('text')}; once fixed: {command}" for row in failed),
-        *changed,
-    ]
+    return [*(f"! its last audit failed: {bad.check}: {bad.text}; once fixed: {command}" for bad in failed), *changed]
 
 
-def _other_files(folder: Path, audit: Mapping[str, Any]) -> str:
+def _other_files(folder: Path, audit: Audit) -> str:
     """Return why the audit may not apply to the current files; empty if it does."""
     if unread_nbytes(folder) > _MOST_HASHED_NBYTES:
         return "its files were copied or changed after the audit and not hashed again"
-    if not audit.get(MEASURED):
+    if not audit.measured_files:
         return "its audit does not record which files it checked"
-    changed = changed_file(audit, content(folder), weights_only=True)
+    changed = changed_file(audit.measured_files, content(folder), weights_only=True)
     return f"not audited since {changed} changed" if changed else ""
 
 

@@ -6,17 +6,16 @@ Scripts take MODEL and PORT from the environment if set, and pass further argume
 from __future__ import annotations
 
 import ipaddress
-import json
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from halfbyte.checkpoint.atomic_write import disk_error, write_whole
 from halfbyte.checkpoint.output_folder import refuse_unwritable, without_parts
 from halfbyte.errors import UsageError
+from halfbyte.evidence.launches import Launches
 from halfbyte.serve.fit import Fit
 from halfbyte.serve.launch import MODEL_IN_CONTAINER, Launch
 from halfbyte.serve.memory_per_gpu import Share
@@ -141,12 +140,12 @@ def docker_problem(launch: Launch) -> UsageError | None:
     return None
 
 
-def as_json(launches: Sequence[Launch]) -> dict[str, Any]:
-    """Return all launches as plain data, best first."""
+def launch_record(launches: Sequence[Launch]) -> Launches:
+    """Return the contents of serve.json, best launch first."""
     rows = [
         {**launch.as_dict(), "docker": None if docker_problem(launch) else docker_words(launch)} for launch in launches
     ]
-    return {"written_by": WRITTEN_BY, "launches": rows}
+    return Launches.build({"written_by": WRITTEN_BY, "launches": rows})
 
 
 def files(launches: Sequence[Launch]) -> dict[str, str]:
@@ -157,7 +156,7 @@ def files(launches: Sequence[Launch]) -> dict[str, str]:
         if docker_problem(launch) is None:
             name = "docker-run.sh" if launch is launches[0] else f"docker-run-{launch.engine}.sh"
             texts[name] = docker_script(launch)
-    texts[JSON_FILE] = json.dumps(as_json(launches), indent=2, ensure_ascii=False) + "\n"
+    texts[JSON_FILE] = launch_record(launches).as_bytes().decode()
     return texts
 
 

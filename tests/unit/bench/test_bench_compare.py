@@ -49,7 +49,7 @@ def test_a_claim_names_its_point_and_is_the_lower_bound():
     assert low < one.alone.interval[0], "the best of several has the wider interval"
     assert f"at least {int(1000 * (low - 1)) / 10:g} % more" in said[0]
     assert "all 4 ratios together" in said[0]
-    assert found.as_dict()["headlines"] == said
+    assert found.record().as_json()["headlines"] == said
 
 
 def test_a_slowdown_of_30_percent_is_found():

@@ -32,10 +32,10 @@ def test_a_counter_that_agrees_or_is_not_there_is_no_doubt(made):
 
 
 def test_tokens_that_others_asked_for_are_seen_and_the_claim_is_gone():
-    assert make_report(turns(), {}, design="abba", slo={}).as_dict()["headlines"], "without a doubt there is a claim"
+    assert make_report(turns(), {}, design="abba", slo={}).record().headlines, "without a doubt there is a claim"
     for made, why in ((1200.0, "other clients used the server"), (500.0, "the server's counter shows 500 tokens")):
         found = make_report(turns(made=made), {}, design="abba", slo={})
-        assert found.as_dict()["headlines"] == []
+        assert found.record().as_json()["headlines"] == []
         assert any(why in sentence for _, sentence in found.sentences())
 
 
@@ -43,7 +43,7 @@ def test_an_answer_that_comes_at_once_is_no_stream():
     assert "10 of 10 responses arrived all at once" in doubt_of(block(tpot=1e-6))
     assert "10 of 10 responses arrived all at once" in doubt_of(block(tpot=0.0))
     assert doubt_of(block(tpot=1e-3)) == ""
-    assert make_report(turns(tpot=1e-6), {}, design="abba", slo={}).as_dict()["headlines"] == []
+    assert make_report(turns(tpot=1e-6), {}, design="abba", slo={}).record().as_json()["headlines"] == []
 
 
 def test_a_failed_block_is_an_error_and_no_doubt():
@@ -58,5 +58,5 @@ def test_one_server_under_two_names_is_said_to_be_one(url, started, same):
         for at, since in (("http://a", None if started is None else 1.0), (url, started))
     )
     found = make_report([], {"A": a, "B": b}, design="abba", slo={})
-    assert found.as_dict()["same_server"] == same
+    assert found.record().same_server == same
     assert any(SAME_SERVER in sentence for _, sentence in found.sentences()) == same

@@ -55,7 +55,7 @@ def test_the_time_to_start_is_told_where_halfbyte_started_it_and_said_to_be_unkn
             monkeypatch.setenv(VARIABLE, json.dumps(asdict(boot)))
         found = make_report([], {"A": inspect_server(url)}, design="abba", slo={})
         said = " ".join(sentence for _, sentence in found.sentences())
-        told = found.as_dict()["servers"]["A"]["boot"]
+        told = found.record().as_json()["servers"]["A"]["boot"]
         if boot:
             assert "A: answered 27 s after its start (cold, 1% of the checkpoint in the page cache before)" in said
             assert told == {"url": url, "seconds": 27.4, "cached": 0.01, "kind": "cold"}

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from halfbyte.compare import intervals
-from halfbyte.compare.intervals import FEWEST, Estimate, ratio
+from halfbyte.compare.intervals import FEWEST, ratio
+from halfbyte.evidence.comparison import Estimate
 
 
 def _documents(random, count, sigma):

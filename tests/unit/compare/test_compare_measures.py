@@ -16,6 +16,7 @@ from halfbyte.calibrate.token_rows import (
 from halfbyte.compare.answer_tokens import answers
 from halfbyte.compare.measures import Choices, by_position, difference, predict, predicting
 from halfbyte.errors import UsageError
+from halfbyte.evidence.comparison import Positions
 
 
 def _share(*lengths, rows, domain="a", first=10):
@@ -42,8 +43,8 @@ def test_packed_documents_do_not_predict_across_nor_from_their_last_token():
 def test_positions_count_from_where_a_text_begins_in_its_row():
     rows = packed_rows([_share(3, 4, 1, 2, rows=2)], 5, 0)
     assert predicting(rows).position.tolist() == [0, 1, 0, 0, 0]
-    found = by_position(np.array([0, 1, 2, 3, 4, 7, 8, 0]), np.arange(8.0)).as_dict()
-    assert found == {"begin": [0, 1, 2, 4, 8], "tokens": [2, 1, 2, 2, 1], "kl": [3.5, 1.0, 2.5, 4.5, 6.0]}
+    found = by_position(np.array([0, 1, 2, 3, 4, 7, 8, 0]), np.arange(8.0)).means()
+    assert found == Positions((0, 1, 2, 4, 8), (2, 1, 2, 2, 1), (3.5, 1.0, 2.5, 4.5, 6.0))
 
 
 def test_padding_counts_nowhere():

@@ -62,7 +62,7 @@ def folders(tmp_path_factory):
 
 
 def _numbers(report):
-    found = report.as_dict()
+    found = report.record("all").as_json()
     return {key: value for key, value in found.items() if key not in ("seconds", "second", "emulated")}
 
 
@@ -167,9 +167,10 @@ def test_sums_by_document_make_the_numbers(mxfp4_reports):
     )
     difference = (documents.nll_second - documents.nll_first).sum() / documents.tokens.sum()
     assert found.total.perplexity_ratio.value == pytest.approx(np.exp(difference), rel=1e-12)
-    plot = found.plot_data()
-    assert plot["by_layer"]["layer"] == [0, 1, 2]
-    assert len(plot["by_document"]["kl"]) == len(documents.number) == found.total.documents
+    plot = found.whole_record("all")
+    assert plot.by_layer is not None and plot.by_document is not None
+    assert plot.by_layer["layer"] == (0, 1, 2)
+    assert len(plot.by_document.kl) == len(documents.number) == found.total.documents
 
 
 def test_padding_counts_nowhere(folders):

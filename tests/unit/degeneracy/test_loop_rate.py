@@ -133,7 +133,7 @@ def test_counting():
     assert (found.texts, found.loops, found.short, found.unfinished) == (8, 3, 1, 1)
     assert found.by_temperature == ((0.0, 2), (0.7, 1))
     assert found.by_prompt == (0, 1, 2, 1)
-    assert found.as_dict()["share"] == 3 / 8
+    assert found.counts().share == 3 / 8
 
 
 def test_a_text_that_the_limit_cut_inside_a_loop_is_one():

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from release_folder import QUICK_ENVIRONMENT, make_folder
 
+from halfbyte.evidence.folder import KINDS
 from halfbyte.publish import provenance
 from halfbyte.publish.card.write import write_card
-from halfbyte.publish.evidence import PLACES
 from halfbyte.publish.hub.run import prepare
 from halfbyte.publish.provenance import write_provenance
 from halfbyte.publish.report.page import write_report
@@ -38,7 +38,7 @@ def test_card_and_report(survives, measured):
     @given(found=damaged_one(EVIDENCE))
     def fuzz(found):
         kind, raw = found
-        path = measured / "halfbyte" / PLACES[kind].file
+        path = measured / "halfbyte" / KINDS[kind].file
         before = path.read_bytes()
         path.write_bytes(raw)
         survives(write_card, measured)

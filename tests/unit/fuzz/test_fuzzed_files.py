@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import pytest
 from attacks.damage import damaged_bytes, damaged_json, damaged_lines
+from card_evidence import evaluation
 from hypothesis import given
 from pico import write_pico
 
@@ -15,7 +16,8 @@ from halfbyte.checkpoint.output_folder import FOLDER, read_plan
 from halfbyte.checkpoint.untrusted_files import json_object
 from halfbyte.cli import pipeline_output as show
 from halfbyte.engine.pipeline import quantize
-from halfbyte.evaluate.results import read_head, refuse_missing_items, refuse_other_questions
+from halfbyte.evaluate.parity import known_then
+from halfbyte.evaluate.results import read_baseline, refuse_missing_items, refuse_other_questions
 from halfbyte.evaluate.samples import Sample, check_pairs, load_samples
 from halfbyte.evaluate.store import Store
 from halfbyte.plan.plan_file import read_plan_file
@@ -39,7 +41,9 @@ SAMPLE = asdict(
            0.1, 1, None)
 )  # fmt: skip
 SUITE = {"name": "quick", "hash": "abc", "data": {"t": "d"}}
-HEAD = {"format": 1, "suite": SUITE, "arguments": {"limit": 4}, "tasks": [{"candidate": {"samples": 1}}]}
+HEAD = evaluation()
+HEAD |= {"suite": HEAD["suite"] | SUITE, "arguments": HEAD["arguments"] | {"limit": 4}, "tasks": HEAD["tasks"][2:]}
+HEAD["tasks"][0]["candidate"]["samples"] = 1
 REQUEST = {"kind": "request", "id": "a", "again": False, "answer": "x", "error": None, "key": "k"}
 TRACE = [{"kind": "run", "asked": {"url": "http://x"}}, REQUEST, {"kind": "finished"}, REQUEST]
 STORED = [
@@ -59,9 +63,10 @@ CASES = [{"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "fu
 
 
 def earlier_head(path):
-    head = read_head(path.parent)
-    refuse_other_questions(head, path.parent, SUITE, 4)
-    refuse_missing_items(head, path.parent, 1)
+    results = read_baseline(path.parent)
+    refuse_other_questions(results, path.parent, SUITE, 4)
+    refuse_missing_items(results, path.parent, 1)
+    known_then(results)
 
 
 def earlier_samples(path):

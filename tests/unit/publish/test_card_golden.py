@@ -15,10 +15,11 @@ from card_evidence import SOURCE_README, everything, pruned, put, regression, wr
 from huggingface_hub import ModelCard, ModelCardData
 
 from halfbyte.errors import UsageError
+from halfbyte.evidence.audit import Audit
+from halfbyte.evidence.folder import read_evidence
 from halfbyte.evidence.measured_files import MEASURED
 from halfbyte.publish.card.facts import Said
 from halfbyte.publish.card.write import write_card
-from halfbyte.publish.evidence import read_evidence
 
 CARDS = Path(__file__).parent / "cards"
 CASES = {"everything": everything, "nothing": dict, "pruned": pruned, "regression": regression}
@@ -130,7 +131,7 @@ def test_a_link_is_not_followed(out: Path, tmp_path: Path) -> None:
 
 def test_the_audit_is_as_fresh_after_the_card_as_before(out: Path) -> None:
     write_card(out)
-    assert read_evidence(out).get("audit") is not None
+    assert read_evidence(out).get(Audit) is not None
 
 
 def test_old_evidence_is_not_printed_and_it_is_said_why(out: Path) -> None:

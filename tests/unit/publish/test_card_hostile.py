@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from card_evidence import everything, pruned, put, write_out
+from card_evidence import everything, measured, pruned, put, write_out
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from halfbyte.evidence.folder import KINDS, Missing
+from halfbyte.evidence.record import InvalidRecordError
 from halfbyte.publish.card.facts import Said, read_facts
 from halfbyte.publish.card.markdown import (
     MOST_CHARACTERS,
@@ -166,11 +168,24 @@ def sound(text: str, plain: str) -> None:
 def test_hostile_text_in_every_field_changes_no_structure(tmp_path: Path, make: Any) -> None:
     plain = write_card(write_out(tmp_path / "plain", make())).read_text()
     evidence = poisoned(make())
-    for keep in (("release", "verdict"), ("provenance", "source", "name"), ("probe", "probes")):
+    for keep in (
+        ("release", "verdict"), ("release", "gates"), ("release", "stages"), ("provenance", "source", "name"),
+        ("probe", "probes"), ("audit", "findings"), ("eval", "label"), ("eval", "tasks"), ("bench", "design"),
+        ("loops", "level"), ("plan", "fingerprint"), ("release", "plan"), ("audit", "plan"), ("provenance", "plan"),
+    ):  # fmt: skip
         restore(evidence, make(), keep)
     for row in evidence.get("probe", {}).get("probes", []):
         row |= {key: f"{row[key]} {HOSTILE}" for key in ("title", "measured", "threshold")}
         row["shown"] = poisoned(row["shown"])
+    for row in evidence.get("release", {}).get("gates", []):
+        row |= {key: f"{row[key]} {HOSTILE}" for key in ("name", "wanted", "measured", "why")}
+    for row in evidence.get("release", {}).get("stages", []):
+        row["command"] = poisoned(row["command"])
+    for row in evidence.get("audit", {}).get("findings", []):
+        row |= {key: f"{row[key]} {HOSTILE}" for key in ("check", "text")}
+    for row in evidence.get("eval", {}).get("tasks", []):
+        row |= {key: f"{row[key]} {HOSTILE}" for key in ("task", "asked_as")}
+        row |= {key: poisoned(row[key]) for key in ("anomalies", "notes")}
     text = write_card(write_out(tmp_path / "out", evidence)).read_text()
     sound(text.replace("# out\n", "# plain\n"), plain)
     assert "evil.example" in text  # it was there
@@ -225,6 +240,7 @@ def test_values_of_other_kinds_stop_no_card(tmp_path: Path, make: Any) -> None:
     """Each value in each file is replaced by one of another kind, one at a time; there is a card all the same."""
     known = read_facts(write_out(tmp_path / "out", make()), Said())
     render(known)
+    refused = 0
     for kind, held in make().items():
         prefixes = {path[:depth] for path in paths(held) for depth in range(1, len(path) + 1)}
         for way, wrong in zip(sorted(prefixes, key=str), itertools.cycle(WRONG), strict=False):
@@ -233,9 +249,17 @@ def test_values_of_other_kinds_stop_no_card(tmp_path: Path, make: Any) -> None:
             for key in way[:-1]:
                 inner = inner[key]
             inner[way[-1]] = wrong
-            found = {**known.evidence.found, kind: broken}
-            card = render(replace(known, evidence=replace(known.evidence, found=found)))
+            found, missing = dict(known.evidence.found), dict(known.evidence.missing)
+            try:
+                found[kind] = KINDS[kind].of({**measured(known.evidence.out, kind, broken)})
+            except InvalidRecordError as error:
+                assert error.what.startswith(f"{Path(KINDS[kind].file).name} "), error
+                del found[kind]
+                missing[kind] = Missing(error.what, "")
+                refused += 1
+            card = render(replace(known, evidence=replace(known.evidence, found=found, missing=missing)))
             assert card.startswith("---\n"), (kind, way, wrong)
+    assert refused > 50
 
 
 @pytest.mark.parametrize("text", ["---\na: &a [1]\nb: *a\n---\n", "---\n- list\n---\n", "---\n{{{\n---\n", "---\n", ""])

@@ -12,9 +12,9 @@ from huggingface_hub import ModelCard
 from pico import write_pico
 
 from halfbyte.errors import UsageError
+from halfbyte.evidence.folder import read_evidence
 from halfbyte.publish.card.facts import Said
 from halfbyte.publish.card.write import write_card
-from halfbyte.publish.evidence import read_evidence
 from halfbyte.publish.hub.checks import Check, before_hashing
 from halfbyte.publish.report.page import write_report
 

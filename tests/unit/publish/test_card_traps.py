@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from card_evidence import everything, pruned, put, write_out
 
+from halfbyte.evidence.benchmark import Benchmark
+from halfbyte.evidence.evaluation import Evaluation
+from halfbyte.evidence.record import plain
 from halfbyte.publish.card.figures import storage
 from halfbyte.publish.card.sections import speed
 from halfbyte.publish.card.sections.evaluation import contradicts_itself
@@ -115,12 +119,11 @@ def test_a_difference_that_does_not_follow_is_not_printed(tmp_path: Path) -> Non
 
 
 def test_what_contradicts_itself() -> None:
-    pair = {"candidate": 0.9355, "reference": 0.9396, "difference": 0.9355 - 0.9396, "interval": [-0.0121, 0.0039]}
+    pair = Evaluation.of(everything()["eval"]).tasks[0].deciding("exact_match,strict-match")
+    assert pair is not None
     assert not contradicts_itself(pair)
-    assert contradicts_itself(pair | {"difference": 0.0040})
-    assert contradicts_itself(pair | {"interval": [0.001, 0.002]})
-    assert contradicts_itself(pair | {"reference": None})
-    assert contradicts_itself({})
+    assert contradicts_itself(replace(pair, difference=0.0040))
+    assert contradicts_itself(replace(pair, interval=(0.001, 0.002)))
 
 
 def test_no_z_is_printed(card: str) -> None:
@@ -136,7 +139,8 @@ def test_no_z_is_printed(card: str) -> None:
 )
 def test_an_emulated_server_supports_no_claim_even_if_the_file_forgot(tmp_path: Path, server: dict, why: str) -> None:
     evidence = everything()
-    evidence["bench"] |= {"servers": {"A": server}, "no_claim_because": ""}
+    evidence["bench"]["servers"]["A"] |= {"emulated": False, **server}
+    evidence["bench"]["no_claim_because"] = ""
     text = write_card(write_out(tmp_path / "out", evidence)).read_text()
     assert "**No performance claim**, because the server " + why in text
     assert "14.4 %" not in text
@@ -144,8 +148,9 @@ def test_an_emulated_server_supports_no_claim_even_if_the_file_forgot(tmp_path: 
 
 def test_a_gpu_that_computes_the_format_may_claim(tmp_path: Path) -> None:
     evidence = everything()
-    evidence["bench"] |= {"servers": {"A": {"emulated": False, "device": "gpu"}}, "no_claim_because": ""}
-    assert speed.no_claim_because(evidence["bench"]) is None
+    evidence["bench"]["servers"]["A"] |= {"emulated": False, "device": "gpu"}
+    evidence["bench"]["no_claim_because"] = ""
+    assert speed.no_claim_because(Benchmark.of(evidence["bench"])) is None
     text = write_card(write_out(tmp_path / "out", evidence)).read_text()
     assert "No performance claim" not in text
     assert "- A gives at least 14.4 % more output tokens a second" in text
@@ -213,7 +218,7 @@ def test_a_forced_release_says_so(tmp_path: Path, forced: bool) -> None:
 def test_an_unfinished_release_lists_each_gate_once_and_is_not_called_published(tmp_path: Path) -> None:
     judged = judge({"audit": "passed", "compare": {"max_kl": 0.1}, "bench": "passed"}, {})
     evidence = everything()
-    evidence["release"] |= judged.as_dict() | {"forced": False}
+    evidence["release"] |= plain(judged) | {"forced": False}
     text = write_card(write_out(tmp_path / "out", evidence)).read_text()
     box = text[text.index("> [!CAUTION]") : text.index("| Gate |")]
     assert "not accepted.** 0 of 3 gates passed; not run: audit, compare, bench.\n" in box

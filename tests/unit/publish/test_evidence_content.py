@@ -13,8 +13,8 @@ from card_evidence import BENCH, COMPARE, PROBE, evaluation, put
 from release_folder import make_folder, skip_probes
 
 from halfbyte.checkpoint import hashing
+from halfbyte.evidence.folder import read_evidence
 from halfbyte.evidence.measured_files import MEASURED, measured_on
-from halfbyte.publish.evidence import read_evidence
 from halfbyte.publish.provenance import write_provenance
 from halfbyte.serve.checkpoint_facts import audited
 

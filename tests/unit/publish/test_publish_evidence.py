@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
+from card_evidence import everything, pruned
 from card_evidence import measured as measured_here
 
 from halfbyte.errors import CheckpointError
+from halfbyte.evidence import record
+from halfbyte.evidence.evaluation import Evaluation
+from halfbyte.evidence.folder import KINDS, Evidence, read_evidence, to_measure
+from halfbyte.evidence.launches import Launches
 from halfbyte.evidence.measured_files import MEASURED
-from halfbyte.publish import evidence as evidence_module
-from halfbyte.publish.evidence import PLACES, Evidence, read_evidence, to_measure
+from halfbyte.evidence.plan import PlanSummary
+
+WHOLE = pruned() | everything()  # each kind, as its command writes it
 
 
 @pytest.fixture
@@ -24,30 +28,27 @@ def out(tmp_path: Path) -> Path:
 
 
 def put(out: Path, kind: str, text: str, *, measured: bool = True) -> Evidence:
-    path = out / "halfbyte" / PLACES[kind].file
+    path = out / "halfbyte" / KINDS[kind].file
     path.parent.mkdir(parents=True, exist_ok=True)
-    if measured and text.startswith("{") and text.endswith("}") and "N" not in text and "999" not in text:
-        text = json.dumps(measured_here(out, kind, json.loads(text)))
+    if text.startswith("{") and text.endswith("}") and "N" not in text and "999" not in text:
+        value = WHOLE[kind] | json.loads(text)
+        text = json.dumps(measured_here(out, kind, value) if measured else value)
     path.write_text(text)
     return read_evidence(out)
 
 
-def without_files(held: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if held is None else {key: value for key, value in held.items() if key not in (MEASURED, "outputs")}
-
-
 def test_every_kind_is_found_where_its_command_writes_it(out: Path) -> None:
-    for kind in PLACES:
-        put(out, kind, '{"n": 1}')
+    for kind in KINDS:
+        put(out, kind, "{}")
     evidence = read_evidence(out)
-    assert set(evidence.found) == set(PLACES)
+    assert set(evidence.found) == set(KINDS)
     assert not evidence.missing
 
 
 def test_nothing_measured_names_a_command_for_each(out: Path) -> None:
     evidence = read_evidence(out)
     assert not evidence.found
-    assert {kind: missing.why for kind, missing in evidence.missing.items()} == dict.fromkeys(PLACES, "not measured")
+    assert {kind: missing.why for kind, missing in evidence.missing.items()} == dict.fromkeys(KINDS, "not measured")
     assert all(missing.command.startswith("halfbyte ") for missing in evidence.missing.values())
     assert str(out) in evidence.missing["probe"].command
 
@@ -65,14 +66,14 @@ def test_nothing_measured_names_a_command_for_each(out: Path) -> None:
 )
 def test_damaged_files_are_no_evidence(out: Path, text: str, why: str) -> None:
     evidence = put(out, "eval", text)
-    assert evidence.get("eval") is None
+    assert evidence.get(Evaluation) is None
     assert why in evidence.missing["eval"].why
 
 
 def test_what_names_no_files_is_no_measurement(out: Path) -> None:
     why = "it does not list the files it was measured on"
     assert put(out, "bench", "{}", measured=False).missing["bench"].why == why
-    assert put(out, "plan", "{}", measured=False).get("plan") == {}  # a plan comes before the weights
+    assert put(out, "plan", "{}", measured=False).get(PlanSummary)  # a plan comes before the weights
 
 
 def test_an_audit_of_other_files_is_no_evidence(out: Path) -> None:
@@ -84,19 +85,21 @@ def test_an_audit_of_other_files_is_no_evidence(out: Path) -> None:
 @pytest.mark.parametrize("kind", ["release", "audit", "provenance"])
 def test_what_says_that_it_is_of_another_plan_is_no_evidence(out: Path, kind: str) -> None:
     put(out, "plan", '{"fingerprint": "ours"}')
-    assert without_files(put(out, kind, '{"plan": "ours"}').get(kind)) == {"plan": "ours"}
+    assert kind in put(out, kind, '{"plan": "ours"}').found
     found = put(out, kind, '{"plan": "theirs"}')
-    assert found.get(kind) is None
+    assert kind not in found.found
     assert found.missing[kind].why == "it belongs to another plan, theirs"
-    assert without_files(put(out, kind, "{}").get(kind)) == {}
+    assert kind in put(out, kind, '{"plan": null}').found
     put(out, "plan", "{")
-    assert put(out, kind, '{"plan": "theirs"}').get(kind) is not None  # our own plan is unknown
+    assert kind in put(out, kind, '{"plan": "theirs"}').found  # our own plan is unknown
 
 
 def test_a_file_too_large_to_read_is_no_evidence(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence_module, "MOST_NBYTES", 8)
-    assert put(out, "serve", '{"a": 1}').get("serve") == {"a": 1}
-    assert "is larger than" in put(out, "serve", '{"a": 12}').missing["serve"].why
+    found = put(out, "serve", "{}")
+    assert found.get(Launches)
+    monkeypatch.setattr(record, "MOST_NBYTES", found.path(Launches).stat().st_size)
+    assert put(out, "serve", "{}").get(Launches)
+    assert "is larger than" in put(out, "serve", '{"more": 1}').missing["serve"].why
 
 
 def test_an_unfinished_folder_is_refused(tmp_path: Path) -> None:
@@ -107,18 +110,20 @@ def test_an_unfinished_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("calibrates", [True, False])
 @pytest.mark.parametrize("prunes", [True, False])
 def test_only_what_the_recipe_does_is_still_to_measure(out: Path, calibrates: bool, prunes: bool) -> None:
-    recipe = {"calibrate": {"samples": 1} if calibrates else None, "prune": {"keep": 1} if prunes else None}
-    wanted = to_measure(put(out, "plan", json.dumps({"recipe": recipe})))
+    recipe = WHOLE["plan"]["recipe"] | {
+        "calibrate": {"samples": 1} if calibrates else None, "prune": {"keep": 1} if prunes else None,
+    }  # fmt: skip
+    wanted = to_measure(put(out, "plan", json.dumps(WHOLE["plan"] | {"recipe": recipe})))
     assert ("coverage" in wanted, "prune" in wanted) == (calibrates, prunes)
-    assert wanted.keys() | {"coverage", "prune"} == PLACES.keys() - {"plan"}
+    assert wanted.keys() | {"coverage", "prune"} == KINDS.keys() - {"plan"}
     assert not [one.command for one in wanted.values() if "one that" in one.command]
 
 
 def test_a_damaged_file_is_to_measure_whatever_the_recipe_does(out: Path) -> None:
-    put(out, "plan", '{"recipe": {"calibrate": null}}')
+    put(out, "plan", json.dumps(WHOLE["plan"] | {"recipe": WHOLE["plan"]["recipe"] | {"calibrate": None}}))
     assert "cannot read" in to_measure(put(out, "coverage", "{"))["coverage"].why
 
 
-@pytest.mark.parametrize("plan", ["{", "{}", '{"recipe": 1, "calibration": 2}'])
+@pytest.mark.parametrize("plan", ["{", "[]", '{"recipe": 1, "calibration": 2}'])
 def test_without_a_recipe_nothing_says_that_it_calibrates_or_prunes(out: Path, plan: str) -> None:
     assert not {"coverage", "prune"} & to_measure(put(out, "plan", plan)).keys()

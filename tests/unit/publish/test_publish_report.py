@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from card_evidence import put
+from card_evidence import SERVE, put
 from pico import write_pico
 from report_evidence import add_evidence, write_output
 
@@ -87,7 +87,8 @@ def test_a_file_of_another_shape_costs_its_section_only(output):
     add_evidence(output, 5, 8)
     put(output, {"bench": {"points": [{}]}, "probe": {"probes": 3, "counts": {}, "accepted": True}})
     text = write_report(output).read_text()
-    assert text.count("a file has an unexpected structure") == 2
+    assert "bench.json is not a valid bench record: servers is missing" in text
+    assert "probe.json is not a valid probe record: halfbyte is missing" in text
     assert "Difference from the source" in text
 
 
@@ -172,7 +173,8 @@ def test_no_folder_of_this_machine_is_told(output, tmp_path):
     place = tmp_path / "with space" / "out"
     launch = {"engine": "vllm", "gpus": "1xB200", "model": str(place), "command": ["vllm", "serve", str(place), "-a"]}
     (out / "halfbyte/serve").mkdir(exist_ok=True)
-    (out / "halfbyte/serve/serve.json").write_text(json.dumps({"launches": [launch]}))
+    launch = SERVE["launches"][0] | launch
+    (out / "halfbyte/serve/serve.json").write_text(json.dumps(SERVE | {"launches": [launch]}))
     plan = json.loads((out / "halfbyte/plan.json").read_text())
     plan["recipe"]["calibrate"] = {"datasets": [{"source": "/data/jane doe/texts/rows.jsonl"}], "home": "/home/jane"}
     (out / "halfbyte/plan.json").write_text(json.dumps(plan))

@@ -7,11 +7,13 @@ from importlib.metadata import distribution, version
 from pathlib import Path
 
 import pytest
+from card_evidence import PROVENANCE
 from jsonschema import Draft7Validator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from referencing import Registry, Resource
 
+from halfbyte.evidence.provenance import Provenance
 from halfbyte.publish import sbom as module
 from halfbyte.publish.closure import closure
 from halfbyte.publish.hub.secrets import telling_host
@@ -20,14 +22,17 @@ from halfbyte.publish.sbom import sbom
 from halfbyte.publish.verify import verify
 
 SCHEMAS = Path(__file__).parents[2] / "golden" / "cyclonedx"
-RECORD = {
-    "code": {"version": "0.1.0", "commit": "c" * 40, "changed": True},
-    "source": {"name": "maker/Model", "revision": "r" * 40, "shards": {"a.safetensors": "a" * 64, "b": None}},
-    "recipe": {"name": "nvfp4", "sha256": "f" * 64},
-    "plan": "p" * 16,
-    "environment": {"python": "3.11.7"},
-    "outputs": {"config.json": {"nbytes": 2, "sha256": "b" * 64}},
-}
+RECORD = Provenance.of(
+    PROVENANCE
+    | {
+        "code": {"version": "0.1.0", "commit": "c" * 40, "changed": True},
+        "source": {"name": "maker/Model", "revision": "r" * 40, "shards": {"a.safetensors": "a" * 64, "b": None},
+                   "identity": {}, "hashes": {}},
+        "recipe": {"name": "nvfp4", "sha256": "f" * 64},
+        "plan": "p" * 16,
+        "outputs": {"config.json": {"nbytes": 2, "sha256": "b" * 64}},
+    }
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pytest
 from halfbyte.checkpoint import hashing
 from halfbyte.checkpoint.hashing import HashProgress
 from halfbyte.cli import hash_progress as show_hashing
+from halfbyte.evidence.provenance import Provenance
 from halfbyte.publish.card.write import write_card
 from halfbyte.publish.provenance import as_bytes, write_provenance
 from halfbyte.publish.verify import verify
@@ -119,7 +120,7 @@ def test_a_hostile_record_reads_nothing_outside(recorded, name, monkeypatch):
     path = recorded / "halfbyte/provenance.json"
     record = json.loads(path.read_text())
     record["outputs"][name] = {"nbytes": 1, "sha256": "0" * 64}
-    path.write_bytes(as_bytes(record))
+    path.write_bytes(as_bytes(Provenance.of(record)))
     seen = []
     real = hashing.stamp
     monkeypatch.setattr(hashing, "stamp", lambda path, *rest: seen.append(Path(path)) or real(path, *rest))
@@ -168,7 +169,7 @@ def test_a_source_without_recorded_hashes_cannot_be_compared(recorded, source):
     record = json.loads(path.read_text())
     name = shard(source).name
     record["source"]["shards"][name] = None
-    path.write_bytes(as_bytes(record))
+    path.write_bytes(as_bytes(Provenance.of(record)))
     assert problems(recorded) == set()
     assert problems(recorded, source=source) == {("changed", f"source/{name}")}
 
@@ -193,7 +194,7 @@ def test_hostile_names_of_a_record_change_no_terminal(halfbyte, recorded):
     path = recorded / "halfbyte/provenance.json"
     record = json.loads(path.read_text())
     record["outputs"]["a\x1b[31m\u202eb"] = {"nbytes": 1, "sha256": "0" * 64}
-    path.write_bytes(as_bytes(record))
+    path.write_bytes(as_bytes(Provenance.of(record)))
     code, said, error = halfbyte("verify", recorded)
     assert code == 1
     assert "is missing" in said

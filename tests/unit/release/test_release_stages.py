@@ -26,7 +26,7 @@ BLOCK = {
     "gates": {"audit": "passed"},
     "provenance": True, "card": True, "report": True, "publish": {"repo": "org/name", "private": True},
 }  # fmt: skip
-PLACES = {OUT: "OUT", SOURCE: "SRC", URL: "http://127.0.0.1:8000"}
+KINDS = {OUT: "OUT", SOURCE: "SRC", URL: "http://127.0.0.1:8000"}
 STAGES = {stage.name: stage for stage in make_stages(Asked(recipe="kimi-k2.6-nvfp4a16", block=BLOCK, force=True))}
 
 
@@ -41,7 +41,7 @@ def parses(words: list[str]) -> None:
 
 @pytest.mark.parametrize("name", [name for name in STAGES if name not in (VERDICT, "provenance")])
 def test_every_recorded_command_is_one_that_halfbyte_reads(name):
-    parses(STAGES[name].typed_command(PLACES))
+    parses(STAGES[name].typed_command(KINDS))
 
 
 def test_the_card_is_told_the_repository_that_is_published_to_and_what_the_recipe_says():
@@ -49,7 +49,7 @@ def test_the_card_is_told_the_repository_that_is_published_to_and_what_the_recip
     block = {"gates": {"audit": "passed"}, "card": {"name": "kimi-mini-NVFP4", "quantized_by": "me"}}
     card = make_stages(Asked(recipe="kimi-k2.6-nvfp4a16", block=block))[-1]
     assert card.words == ("card", OUT, "--name", "kimi-mini-NVFP4", "--quantized-by", "me")
-    parses(card.typed_command(PLACES))
+    parses(card.typed_command(KINDS))
 
 
 def test_every_kind_of_stage_is_here():
@@ -59,7 +59,7 @@ def test_every_kind_of_stage_is_here():
 
 
 def test_the_verdict_is_no_command():
-    assert (STAGES[VERDICT].typed_command(PLACES), shown(STAGES[VERDICT], PLACES)) == ([], "")
+    assert (STAGES[VERDICT].typed_command(KINDS), shown(STAGES[VERDICT], KINDS)) == ([], "")
 
 
 def test_the_command_that_writes_provenance_can_be_pasted(tmp_path):

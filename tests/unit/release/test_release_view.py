@@ -6,7 +6,7 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from halfbyte.release.record import Record
+from halfbyte.evidence.release import StageRecord
 from halfbyte.release.view import View
 from halfbyte.ui.console import Output
 from halfbyte.ui.units import duration
@@ -37,7 +37,7 @@ def screen(monkeypatch):
 
 
 def done(name, seconds, why=""):
-    return Record(name=name, command=["halfbyte"], key="k", result=None, state="done", seconds=seconds, why=why)
+    return StageRecord(name=name, command=["halfbyte"], key="k", result=None, state="done", seconds=seconds, why=why)
 
 
 def test_names_and_times_are_whole_beside_a_long_line(screen):

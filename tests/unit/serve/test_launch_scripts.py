@@ -14,7 +14,7 @@ from halfbyte.errors import UsageError
 from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.launch import engines_for, launch
-from halfbyte.serve.render import as_json, docker_script, docker_words, files, script, write_files
+from halfbyte.serve.render import docker_script, docker_words, files, launch_record, script, write_files
 from halfbyte.serve.settings import Note
 
 AWKWARD = 'it\'s a "model" $HOME `id` & more\\ü'
@@ -119,8 +119,8 @@ def test_docker_can_be_reached_whatever_the_engine_s_own_host_is(run_script, mac
 
 def test_json_has_the_docker_command_where_there_is_one(tmp_path):
     found = chosen_launch()
-    assert as_json([found])["launches"][0]["docker"] == docker_words(found)
-    assert as_json([chosen_launch(served=kimi("int4", folder=Path("/a:b")))])["launches"][0]["docker"] is None
+    assert launch_record([found]).launches[0].docker == tuple(docker_words(found))
+    assert launch_record([chosen_launch(served=kimi("int4", folder=Path("/a:b")))]).launches[0].docker is None
     hub = chosen_launch("8xB300", kimi(), hub="a/b@" + "1" * 40)
     assert docker_words(hub)[docker_words(hub).index("vllm/vllm-openai:v0.32.0") + 1] == "a/b"
 

@@ -6,24 +6,34 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.output_folder import FOLDER, README, SOURCE_README
 from halfbyte.checkpoint.untrusted_files import json_object
-from halfbyte.evidence.fields import mapping, rows, words
+from halfbyte.evidence.audit import Audit
+from halfbyte.evidence.benchmark import Benchmark
+from halfbyte.evidence.evaluation import Evaluation
+from halfbyte.evidence.fields import rows, words
+from halfbyte.evidence.folder import Evidence, read_evidence
+from halfbyte.evidence.launches import Launches
+from halfbyte.evidence.plan import PlanSummary, PruneSummary, QuantizeChoice, RecipeChoices
+from halfbyte.evidence.probes import Probes
+from halfbyte.evidence.provenance import Provenance
+from halfbyte.evidence.record import MeasuredRecord, Record
+from halfbyte.evidence.release import Release
 from halfbyte.families.declared_formats import quantization_config
 from halfbyte.families.model import Model, describe
 from halfbyte.inspect.inspection import Inspection, inspect
 from halfbyte.publish.card.figures import NOT_MEASURED
 from halfbyte.publish.card.markdown import Markdown, code, inline, phrase
 from halfbyte.publish.card.source_card import hub_name, license_place, read_card, repository_name, short
-from halfbyte.publish.evidence import PLACES, Evidence, read_evidence
 from halfbyte.serve.checkpoint_facts import Served, served_checkpoint
 
 HUB = "https://huggingface.co"
 _FORMAT_AT_END = re.compile(r"[-_](?:BF16|FP16|FP8|INT8|INT4|W4A16|NVFP4|MXFP4)$", re.IGNORECASE)
-_NOT_MEASUREMENTS = ("plan", "serve", "release", "provenance")
+_NOT_MEASUREMENTS = (PlanSummary, Launches, Release, Provenance)
+_R = TypeVar("_R", bound=Record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,34 +67,45 @@ class CardFacts:
     block: Mapping[str, Any]  # config.json's quantization_config
     text: Mapping[str, Any]  # the text model's part of config.json
 
-    def get(self, kind: str) -> Mapping[str, Any] | None:
+    def get(self, kind: type[_R]) -> _R | None:
         """Return a kind of evidence, or None if it was not measured."""
         return self.evidence.get(kind)
 
-    def missing(self, kind: str) -> Markdown:
+    def missing(self, kind: type[Record]) -> Markdown:
         """Return a note that evidence is missing, and why. `halfbyte card` prints the command that creates it."""
         return phrase("**Not {}**{}", "available" if kind in _NOT_MEASUREMENTS else "measured", self.why_missing(kind))
 
-    def why_missing(self, kind: str) -> Markdown:
+    def why_missing(self, kind: type[Record]) -> Markdown:
         """Return the end of a sentence about missing evidence: the reason in parentheses, and the full stop."""
-        missing = self.evidence.missing.get(kind)
-        why = missing.why if missing else f"not recorded in {PLACES[kind].file}"
+        missing = self.evidence.missing.get(kind.kind)
+        why = missing.why if missing else f"not recorded in {kind.file}"
         return Markdown("." if why == NOT_MEASURED else f" ({inline(why)}).")
 
     @property
-    def plan(self) -> Mapping[str, Any]:
-        """The plan that produced the weights; empty if there is none."""
-        return self.get("plan") or {}
+    def plan(self) -> PlanSummary | None:
+        """The plan that produced the weights."""
+        return self.get(PlanSummary)
 
     @property
-    def recipe(self) -> Mapping[str, Any]:
-        """The recipe in the plan."""
-        return mapping(self.plan, "recipe")
+    def recipe(self) -> RecipeChoices | None:
+        """The choices of the recipe in the plan."""
+        return self.plan.choices if self.plan else None
+
+    @property
+    def quantize(self) -> QuantizeChoice | None:
+        """The quantization in the recipe."""
+        return self.recipe.quantize if self.recipe else None
 
     @property
     def quantizes(self) -> bool:
         """Whether the plan quantizes, rather than only prunes or decodes. True without a plan."""
-        return bool(mapping(self.recipe, "quantize")) or not self.plan
+        return self.plan is None or self.quantize is not None
+
+    @property
+    def prune_method(self) -> str:
+        """How the experts were selected."""
+        prune = self.get(PruneSummary)
+        return (prune.rule.method if prune and prune.rule else None) or "reap"
 
     @property
     def repository(self) -> str | None:
@@ -112,8 +133,8 @@ class CardFacts:
     @property
     def _suffix(self) -> str:
         """The suffix for pruning and number format, such as -REAP192-NVFP4."""
-        method = words(self.get("prune"), "rule", "method") or "reap"
-        pruned = f"-{'REAP' if method == 'reap' else 'pruned'}{self.model.experts}" if self.pruned else ""
+        method = "REAP" if self.prune_method == "reap" else "pruned"
+        pruned = f"-{method}{self.model.experts}" if self.pruned else ""
         kept = self.pruned and not self.quantizes  # the source's own format
         return pruned + ("" if kept else f"-{self.served.quantization.partition('-')[0].upper()}")
 
@@ -122,17 +143,22 @@ class CardFacts:
         """The source's Hub repository, if any input names it."""
         config = self.checkpoint.config
         paths = (config.get("_name_or_path"), self.text.get("_name_or_path"))
-        candidates = (self.said.base_model, words(self.get("provenance"), "source", "name"), *paths)
+        candidates = (self.said.base_model, self._recorded_source, *paths)
         return next((name for candidate in candidates if (name := hub_name(candidate))), None)
+
+    @property
+    def _recorded_source(self) -> str | None:
+        provenance = self.get(Provenance)
+        return provenance.source.name if provenance else None
 
     @property
     def base_name(self) -> str | None:
         """The source's name, from the first input that has one."""
         index = rows(self.front, "model-index")
-        against = words(self.get("audit"), "against")
+        audit = self.get(Audit)
         # The source's own card comes before the name of its folder.
-        candidates = (self.said.base_model, self.base_repository, words(index, 0, "name"),
-                      words(self.get("provenance"), "source", "name"), self.heading, against)  # fmt: skip
+        candidates = (self.said.base_model, self.base_repository, words(index, 0, "name"), self._recorded_source,
+                      self.heading, audit.against if audit else None)  # fmt: skip
         return next((name for candidate in candidates if (name := short(candidate))), None)
 
     @property
@@ -164,23 +190,28 @@ class CardFacts:
     @property
     def pruned(self) -> bool:
         """Whether experts were removed."""
-        missing = self.evidence.missing.get("prune")  # an unreadable prune plan still means pruned
+        missing = self.evidence.missing.get(PruneSummary.kind)  # an unreadable prune plan still means pruned
         return missing is None or missing.why != NOT_MEASURED or self.served.source_experts is not None
 
-    def served_as(self, kind: str) -> str | None:
-        """Return the name of the folder that a measured server reported, or None."""
-        path = {"eval": ("candidate", "told", "root"), "probe": ("endpoint", "told", "root"),
-                "bench": ("servers", "A", "root")}[kind]  # fmt: skip
-        root = words(self.get(kind), *path)
-        return PurePath(root).name or None if root else None
+    @property
+    def served_folders(self) -> dict[type[MeasuredRecord], str]:
+        """The name of the folder that each measured server reported."""
+        evaluation, probes, bench = self.get(Evaluation), self.get(Probes), self.get(Benchmark)
+        roots: dict[type[MeasuredRecord], str | None] = {
+            Evaluation: evaluation.candidate.told.get("root") if evaluation else None,
+            Probes: probes.endpoint.told.get("root") if probes else None,
+            Benchmark: bench.servers["A"].root if bench and "A" in bench.servers else None,
+        }
+        return {kind: name for kind, root in roots.items() if root and (name := PurePath(root).name)}
 
     @property
     def emulated(self) -> bool:
         """Whether a measured server emulated its number format."""
-        servers = mapping(self.get("bench"), "servers").values()
-        reports = [mapping(self.get("eval"), "candidate", "told"), mapping(self.get("probe"), "endpoint", "told")]
+        evaluation, probes, bench = self.get(Evaluation), self.get(Probes), self.get(Benchmark)
+        reports = [evaluation.candidate.told] if evaluation else []
+        reports += [probes.endpoint.told] if probes else []
         reported = any("halfbyte_emul" in f"{key} {value}" for report in reports for key, value in report.items())
-        return reported or any(mapping(server).get("emulated") is True for server in servers)
+        return reported or any(server.emulated for server in (bench.servers.values() if bench else ()))
 
 
 def read_facts(out: Path, said: Said) -> CardFacts:

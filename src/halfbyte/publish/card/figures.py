@@ -1,11 +1,6 @@
-"""Number formatting for the card. Missing or invalid values become "not measured"."""
+"""Number formatting for the card. Missing values become "not measured"."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
-from halfbyte.evidence.fields import number
 
 NOT_MEASURED = "not measured"
 _DECIMAL = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"))
@@ -30,49 +25,40 @@ def parameters(count: int) -> str:
     return f"{count:,}"
 
 
-def counted(value: Any, *path: str | int) -> str:
+def counted(value: float | None) -> str:
     """Return a count."""
-    parsed = number(value, *path)
-    if parsed is None:
+    if value is None:
         return NOT_MEASURED
-    return f"{parsed:,}" if isinstance(parsed, int) or not parsed.is_integer() else f"{int(parsed):,}"
+    return f"{value:,}" if isinstance(value, int) or not value.is_integer() else f"{int(value):,}"
 
 
-def percent(value: Any, *path: str | int, decimals: int = 2) -> str:
+def percent(value: float | None, *, decimals: int = 2) -> str:
     """Return a fraction as a percentage."""
-    parsed = number(value, *path)
-    return NOT_MEASURED if parsed is None else f"{100 * parsed:.{decimals}f}%"
+    return NOT_MEASURED if value is None else f"{100 * value:.{decimals}f}%"
 
 
-def points(value: Any, *path: str | int) -> str:
+def points(value: float | None) -> str:
     """Return a signed difference in percentage points."""
-    parsed = number(value, *path)
-    return NOT_MEASURED if parsed is None else f"{100 * parsed:+.2f} pp"
+    return NOT_MEASURED if value is None else f"{100 * value:+.2f} pp"
 
 
-def figure(value: Any, *path: str | int, digits: int = 4) -> str:
+def figure(value: float | None, *, digits: int = 4) -> str:
     """Return a number with this many significant digits."""
-    parsed = number(value, *path)
-    return NOT_MEASURED if parsed is None else f"{parsed:,.{digits}g}" if abs(parsed) < 10**digits else f"{parsed:,.0f}"
-
-
-def milliseconds(value: Any, *path: str | int) -> str:
-    """Return seconds in milliseconds."""
-    parsed = number(value, *path)
-    return NOT_MEASURED if parsed is None else f"{1000 * parsed:,.1f}"
-
-
-def between(ends: Sequence[Any], *, percents: bool = False, signed: bool = False) -> str:
-    """Return an interval."""
-    low, high = number(ends, 0), number(ends, 1)
-    if low is None or high is None:
+    if value is None:
         return NOT_MEASURED
-    if percents:
-        return f"{100 * low:+.2f} to {100 * high:+.2f}" if signed else f"{100 * low:.2f} to {100 * high:.2f}"
-    return f"{figure(low)} to {figure(high)}"
+    return f"{value:,.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"
 
 
-def p_value(value: Any, *path: str | int) -> str:
+def milliseconds(value: float | None) -> str:
+    """Return seconds in milliseconds."""
+    return NOT_MEASURED if value is None else f"{1000 * value:,.1f}"
+
+
+def between(low: float, high: float) -> str:
+    """Return an interval of differences in percentage points."""
+    return f"{100 * low:+.2f} to {100 * high:+.2f}"
+
+
+def p_value(value: float) -> str:
     """Return a p-value."""
-    parsed = number(value, *path)
-    return NOT_MEASURED if parsed is None else f"{parsed:.2g}"
+    return f"{value:.2g}"

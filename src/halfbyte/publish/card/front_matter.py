@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from halfbyte.evidence.fields import number, rows, texts, whole, words
+from halfbyte.evidence.evaluation import Evaluation
+from halfbyte.evidence.fields import texts, words
 from halfbyte.formats.registry import FORMATS
 from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.source_card import short
@@ -91,13 +92,13 @@ def _results(card: CardFacts) -> Iterator[EvalResult]:
     """Yield one result per task with a valid score on its primary metric."""
     from huggingface_hub import EvalResult  # noqa: PLC0415
 
-    for task in rows(card.get("eval"), "tasks"):
-        name, primary, label = (words(task, key) for key in ("task", "primary", "label"))
-        value = number(task, "candidate", "by_metric", primary or "", "value")
-        if not name or not primary or value is None or label in (None, "ANOMALOUS"):
+    evaluation = card.get(Evaluation)
+    for task in evaluation.tasks if evaluation else ():
+        score = task.candidate.by_metric.get(task.primary)
+        if score is None or task.label == "ANOMALOUS":
             continue
-        metric, _, filter_name = primary.partition(",")
-        shots = whole(task, "shots")
+        name, shots = task.task, task.shots
+        metric, _, filter_name = task.primary.partition(",")
         yield EvalResult(
             task_type="text-generation",
             dataset_type=short(name) or name,
@@ -105,5 +106,5 @@ def _results(card: CardFacts) -> Iterator[EvalResult]:
             dataset_args=None if shots is None else {"num_few_shot": shots},
             metric_type=short(metric) or metric,
             metric_name=short(f"{metric} {filter_name}" if filter_name not in ("", "none") else metric),
-            metric_value=round(value, 4),
+            metric_value=round(score.value, 4),
         )

@@ -18,10 +18,10 @@ from halfbyte.checkpoint.output_folder import FOLDER, README, SOURCE_README
 from halfbyte.checkpoint.untrusted_files import json_object, plain_bytes
 from halfbyte.errors import UsageError
 from halfbyte.evidence.fields import mapping, words
+from halfbyte.evidence.folder import KINDS, Evidence
 from halfbyte.publish.card.facts import CardFacts, Said, read_facts
 from halfbyte.publish.card.render import render
 from halfbyte.publish.contents import CARD_EVIDENCE, CARD_HASH, CARD_RECORD
-from halfbyte.publish.evidence import Evidence
 
 _FORMAT = 1
 
@@ -63,7 +63,7 @@ def title_of(out: Path) -> str:
 
 def evidence_hashes(evidence: Evidence) -> dict[str, str]:
     """Return the SHA-256 of each evidence file behind a card."""
-    return {kind: file_sha256(evidence.path(kind)) for kind in sorted(evidence.found)}
+    return {kind: file_sha256(evidence.path(KINDS[kind])) for kind in sorted(evidence.found)}
 
 
 def _old(path: Path) -> bytes | None:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN
 from halfbyte.checkpoint.untrusted_files import json_object, plain_bytes
 from halfbyte.errors import CheckpointError
+from halfbyte.evidence.audit import Audit
 from halfbyte.evidence.fields import mapping
+from halfbyte.evidence.folder import KINDS, NOT_MEASURED, Evidence
 from halfbyte.evidence.measured_files import changed_file, content
+from halfbyte.evidence.plan import PlanSummary
+from halfbyte.evidence.provenance import Provenance
+from halfbyte.evidence.release import Release
+from halfbyte.evidence.verdict import ACCEPT
 from halfbyte.publish import contents
 from halfbyte.publish.card.source_card import hub_name, read_card, repository_name, unstated
 from halfbyte.publish.card.write import evidence_hashes
 from halfbyte.publish.contents import CARD, CARD_EVIDENCE, CARD_RECORD, PROVENANCE
-from halfbyte.publish.evidence import NOT_MEASURED, PLACES, Evidence
 from halfbyte.publish.hub.secrets import Leak, local_paths, secrets, telling_host
 from halfbyte.publish.hub.staging import (
     MOST_TEXT_NBYTES,
@@ -34,7 +39,6 @@ from halfbyte.publish.verify import Verified
 from halfbyte.ui.console import Level
 from halfbyte.ui.escape import key_variables, pasted
 
-ACCEPT = "ACCEPT"
 _LICENSE = re.compile(r"(?:licen[cs]e|copying|notice)(?:[-._].*)?", re.IGNORECASE)
 _SERVED = re.compile(r"\bvllm serve (\S+)|--model-path (?!/model\b)(\S+)|-v (\./[^\s:]+):/model")
 _PLACEHOLDER = re.compile(
@@ -64,7 +68,7 @@ class Check:
 
 def before_hashing(out: Path, repo: str, evidence: Evidence, *, force: bool) -> list[Check]:
     """Check everything that needs no hashes: checkpoint, plan, audit, verdict, card, license and file names."""
-    if evidence.get("plan") is None:  # the other checks require an output of halfbyte
+    if evidence.get(PlanSummary) is None:  # the other checks require an output of halfbyte
         return [_no_plan(evidence)]
     return [
         *_checkpoint(out),
@@ -160,7 +164,7 @@ def _checkpoint(out: Path) -> Iterator[Check]:
 
 
 def _no_plan(evidence: Evidence) -> Check:
-    why = evidence.missing["plan"].why
+    why = evidence.missing[PlanSummary.kind].why
     if why != NOT_MEASURED:
         fix = "restore the file from a copy, or run `halfbyte quantize` again"
         return Check("bad", f"the plan of this checkpoint is unusable: {why}", fix)
@@ -170,18 +174,17 @@ def _no_plan(evidence: Evidence) -> Check:
 
 def _audit(evidence: Evidence) -> Iterator[Check]:
     """Check that the audit passed and no weights changed since; other changed files get a note."""
-    audit = evidence.get("audit")
+    audit, plan = evidence.get(Audit), evidence.get(PlanSummary)
     if audit is None:
-        missing = evidence.missing["audit"]
+        missing = evidence.missing[Audit.kind]
         yield Check("bad", f"no valid audit of these weights: {missing.why}", f"run {missing.command}")
         return
-    plan: Mapping[str, Any] = evidence.get("plan") or {}
-    command = PLACES["audit"].command.format(out=pasted(evidence.out))
-    if audit.get("plan") != plan.get("fingerprint"):
+    command = Audit.created_by.format(out=pasted(evidence.out))
+    if plan is None or audit.plan != plan.fingerprint:
         yield Check("bad", "the audit is for another plan", f"run {command}")
-    elif audit.get("passed") is not True:
+    elif not audit.passed:
         yield Check("bad", "the audit failed", f"fix its findings, then run {command}")
-    elif (changed := changed_file(audit, content(evidence.out), weights_only=False)) is None:
+    elif (changed := changed_file(audit.measured_files, content(evidence.out), weights_only=False)) is None:
         yield Check("good", "the audit passed, and no files have changed since")
     else:
         yield Check("good", "the audit passed, and no weights, index or config have changed since")
@@ -190,21 +193,20 @@ def _audit(evidence: Evidence) -> Iterator[Check]:
 
 
 def _verdict(out: Path, evidence: Evidence, force: bool) -> Check:
-    release = evidence.get("release")
-    verdict = release.get("verdict") if release is not None else None
-    plan: Mapping[str, Any] = evidence.get("plan") or {}
+    release, plan = evidence.get(Release), evidence.get(PlanSummary)
+    verdict = release.verdict if release else None
     again = f"halfbyte release SRC {pasted(out)} -r RECIPE"
-    if release is not None and release.get("plan") != plan.get("fingerprint"):
+    if release is not None and (plan is None or release.plan != plan.fingerprint):
         return Check("bad", "the verdict is for another plan", f"run {again}")
     if verdict == ACCEPT:
         return Check("good", f"the verdict is {ACCEPT}")
-    missing = evidence.missing.get("release")
+    missing = evidence.missing.get(Release.kind)
     why = f" ({missing.why})" if missing is not None and missing.why != NOT_MEASURED else ""
-    state = f"the verdict is {verdict}" if isinstance(verdict, str) else "there is no verdict" + why
+    state = f"the verdict is {verdict}" if verdict else "there is no verdict" + why
     if not force:
         fix = f"run {again}; or publish with --force if the card states the verdict"
         return Check("bad", f"{state}: only {ACCEPT} is published", fix)
-    if not _states_verdict(_read(out / CARD), verdict if isinstance(verdict, str) else "not judged"):
+    if not _states_verdict(_read(out / CARD), verdict or "not judged"):
         return Check("bad", f"{state}, but the card does not state it", f"run halfbyte card {pasted(out)}")
     return Check("note", f"{state}, and the card states it; published because of --force")
 
@@ -220,17 +222,16 @@ def _card(out: Path, evidence: Evidence) -> Iterator[Check]:
     if not text:
         yield Check("bad", "the card (README.md) is missing", write)
         return
-    plan: Mapping[str, Any] = evidence.get("plan") or {}
-    release: Mapping[str, Any] = evidence.get("release") or {}
-    fingerprint = str(plan.get("fingerprint"))
-    if fingerprint not in text:
+    plan, release = evidence.get(PlanSummary), evidence.get(Release)
+    fingerprint = plan.fingerprint if plan else None
+    if fingerprint is None or fingerprint not in text:
         yield Check("bad", f"the card is for another checkpoint: it does not name the plan {fingerprint}", write)
         return
     changed = _changed_since_card(out, evidence)
-    verdict = release.get("verdict")
+    verdict = release.verdict if release else None
     if changed is not None:
         yield Check("bad", f"{changed} changed after the card was written", write)
-    elif isinstance(verdict, str) and not _states_verdict(text, verdict):
+    elif verdict is not None and not _states_verdict(text, verdict):
         yield Check("bad", f"the card does not state the verdict {verdict}", write)
     else:
         yield Check("good", "the card matches this plan and evidence")
@@ -250,9 +251,9 @@ def _changed_since_card(out: Path, evidence: Evidence) -> str | None:
     noted: Any = json_object(out / FOLDER / CARD_RECORD).get(CARD_EVIDENCE)
     if not isinstance(noted, dict):
         return None
-    now = evidence_hashes(evidence)
-    kinds = (kind for kind in now if kind != "provenance" and now[kind] != cast("dict[str, Any]", noted).get(kind))
-    return next((evidence.path(kind).relative_to(out).as_posix() for kind in kinds), None)
+    now, before = evidence_hashes(evidence), mapping(noted)
+    kinds = (kind for kind in now if kind != Provenance.kind and now[kind] != before.get(kind))
+    return next((f"{FOLDER}/{KINDS[kind].file}" for kind in kinds), None)
 
 
 def _names_of_card(out: Path, repo: str) -> Iterator[Check]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halfbyte.checkpoint.hashing import Hash, HashProgress, Stamps
+from halfbyte.evidence.folder import read_evidence
 from halfbyte.publish import contents
-from halfbyte.publish.evidence import read_evidence
 from halfbyte.publish.hub.checks import Check, before_hashing, of_record, of_staged
 from halfbyte.publish.hub.staging import Sent, Staged, stage
 from halfbyte.publish.hub.traces import traces as dataset_files
@@ -50,7 +50,7 @@ def prepare(
     checks += of_staged(out, staged)
     dataset: list[Sent] = []
     if traces is not None:
-        dataset = dataset_files(staged.traces, repo, str(record.get("plan")), _license(out))
+        dataset = dataset_files(staged.traces, repo, str(record.plan), _license(out))
     return Prepared(tuple(checks), staged.model, tuple(dataset), staged.stays)
 
 

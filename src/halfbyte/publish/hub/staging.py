@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,10 +22,11 @@ from halfbyte.checkpoint.hashing import Hash
 from halfbyte.checkpoint.headers import METADATA, read_raw_header
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN, REDACTED
 from halfbyte.errors import CheckpointError
+from halfbyte.evidence.provenance import OutputFile, Provenance, Published
 from halfbyte.publish import contents
 from halfbyte.publish.contents import CARD, PROVENANCE
 from halfbyte.publish.hub.secrets import LOCAL_PATH, host_pattern, telling_host, within
-from halfbyte.publish.provenance import Record, as_bytes, of_output
+from halfbyte.publish.provenance import as_bytes
 
 MOST_TEXT_NBYTES = 1 << 28
 _TENSORS = ".safetensors"
@@ -82,7 +83,7 @@ def metadata_text(sent: Sent) -> str:
     return "\n".join(f"{key}: {value}" for key, value in entries)
 
 
-def stage(out: Path, hashes: Mapping[str, Hash], record: Record, traces: str | None) -> Staged:
+def stage(out: Path, hashes: Mapping[str, Hash], record: Provenance, traces: str | None) -> Staged:
     """Return the files to upload. `record` is the folder's provenance, `traces` the dataset repository, if any."""
     clean = redactor(out)
     model: list[Sent] = []
@@ -160,10 +161,10 @@ def _marked(text: str) -> str:
     return json.dumps({**plan, REDACTED: True}, indent=1)
 
 
-def _provenance(record: Record, sent: Sequence[Sent], redacted: Mapping[str, str], traces: str | None) -> bytes:
+def _provenance(record: Provenance, sent: Sequence[Sent], redacted: Mapping[str, str], traces: str | None) -> bytes:
     """Return the provenance of exactly the uploaded files."""
-    hashes = {file.name: Hash(file.nbytes, file.sha256, "") for file in sent}
-    evidence = {name: hashed.sha256 for name, hashed in hashes.items() if name.startswith(f"{FOLDER}/")}
-    outputs = {name: of_output(hashed) for name, hashed in hashes.items() if name not in evidence}
-    published = {"redacted": dict(sorted(redacted.items())), "traces": traces}
-    return as_bytes({**record, "evidence": evidence, "outputs": outputs, "published": published})
+    evidence = {file.name: file.sha256 for file in sent if file.name.startswith(f"{FOLDER}/")}
+    outputs = {file.name: OutputFile(nbytes=file.nbytes, sha256=file.sha256) for file in sent
+               if file.name not in evidence}  # fmt: skip
+    published = Published(redacted=dict(sorted(redacted.items())), traces=traces)
+    return as_bytes(replace(record, evidence=evidence, outputs=outputs, published=published))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from markupsafe import Markup
 
-from halfbyte.publish.evidence import PLACES, Evidence
+from halfbyte.evidence.folder import Evidence
+from halfbyte.evidence.record import Record
 
 NOT_MEASURED = "not measured"
 Level = Literal["", "good", "note", "bad"]
@@ -86,23 +87,21 @@ class Section:
     blocks: Sequence[Block]
 
 
-def missing(evidence: Evidence, kind: str, what: str) -> Missing:
+def missing(evidence: Evidence, kind: type[Record], what: str) -> Missing:
     """Return a block for missing evidence, with the reason and the command."""
-    return Missing(what, evidence.missing[kind].why, command_for(kind))
+    return Missing(what, evidence.missing[kind.kind].why, command_for(kind))
 
 
-def command_for(kind: str) -> str:
+def command_for(kind: type[Record]) -> str:
     """Return the command that creates a kind of evidence, with OUT as a placeholder for the folder."""
-    return PLACES[kind].command.format(out="OUT")
+    return kind.created_by.format(out="OUT")
 
 
-def formatted(value: Any, spec: str = "", unit: str = "") -> str:
+def formatted(value: float | None, spec: str, unit: str = "") -> str:
     """Return a formatted number, or "not measured" for None."""
-    if value is None:
-        return NOT_MEASURED
-    return f"{float(value):{spec}}{unit}" if spec else f"{value}{unit}"
+    return NOT_MEASURED if value is None else f"{value:{spec}}{unit}"
 
 
-def percent(value: Any) -> str:
+def percent(value: float | None) -> str:
     """Return a fraction as a percentage."""
-    return NOT_MEASURED if value is None else f"{100 * float(value):.1f}%"
+    return NOT_MEASURED if value is None else f"{100 * value:.1f}%"

@@ -12,8 +12,10 @@ from halfbyte.calibrate.stats import ExpertStats
 from halfbyte.calibrate.store import read_stats
 from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.errors import HalfbyteError, UsageError
-from halfbyte.plan.prune_plan import PrunePlan
-from halfbyte.publish.evidence import Evidence, not_produced
+from halfbyte.evidence.coverage import Coverage
+from halfbyte.evidence.folder import Evidence, not_produced
+from halfbyte.evidence.plan import PruneSummary
+from halfbyte.plan.prune_plan import PrunePlan, read_prune_plan
 from halfbyte.publish.report.blocks import Block, Figure, Fold, Missing, Say, Section, Table, missing
 from halfbyte.publish.report.heat import LEVELS, picture, shades
 
@@ -28,7 +30,7 @@ def experts(evidence: Evidence) -> Section:
     stats, why = _stats(evidence)
     if stats:
         blocks += _tokens(stats)
-    elif not_produced(evidence, "coverage"):
+    elif not_produced(evidence, Coverage):
         blocks.append(Say("Not calibrated: the recipe uses no calibration data."))
     else:
         blocks.append(Missing("calibration tokens by expert", why, _CALIBRATE))
@@ -39,11 +41,11 @@ def experts(evidence: Evidence) -> Section:
         drawn = picture(shades(grid), f"saliency of {grid.shape[1]} experts in {grid.shape[0]} layers")
         about = f"Saliency ({by}) relative to the layer's maximum. {_legend(numbers)} Orange: unknown."
         blocks.append(Figure(about, drawn))
-    elif not not_produced(evidence, "coverage"):
+    elif not not_produced(evidence, Coverage):
         blocks.append(Missing("saliency by expert", "no statistics or scores found", _CALIBRATE))
     if plan:
         blocks += _kept(plan)
-    elif not_produced(evidence, "prune"):
+    elif not_produced(evidence, PruneSummary):
         blocks.append(Say("Not pruned: the recipe keeps every expert."))
     else:
         blocks.append(why_no_plan)
@@ -51,11 +53,11 @@ def experts(evidence: Evidence) -> Section:
 
 
 def _plan(evidence: Evidence) -> tuple[PrunePlan | None, Missing]:
-    what, plan = "kept and dropped experts", evidence.get("prune")
-    if plan is None:
-        return None, missing(evidence, "prune", what)
+    what = "kept and dropped experts"
+    if evidence.get(PruneSummary) is None:
+        return None, missing(evidence, PruneSummary, what)
     try:
-        return PrunePlan.of(plan), Missing(what, "", "")
+        return read_prune_plan(evidence.path(PruneSummary)), Missing(what, "", "")
     except UsageError as error:
         return None, Missing(what, error.what, "restore the file prune-plan.json")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from halfbyte.checkpoint.atomic_write import Journal
 from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.engine.losses import Loss, losses_of_journal
 from halfbyte.engine.pipeline import JOURNAL
-from halfbyte.publish.evidence import Evidence
+from halfbyte.evidence.comparison import Comparison
+from halfbyte.evidence.folder import Evidence
+from halfbyte.evidence.plan import PlanSummary
 from halfbyte.publish.report.blocks import (
     NOT_MEASURED,
     Block,
@@ -32,10 +33,10 @@ def layers(evidence: Evidence) -> Section:
 
 
 def _weights(evidence: Evidence) -> list[Block]:
-    plan = evidence.get("plan")
-    shards: Sequence[str] = list(plan["shards"]) if plan else []
+    plan = evidence.get(PlanSummary)
+    shards = list(plan.shards) if plan else []
     losses = losses_of_journal(Journal(evidence.out / FOLDER / JOURNAL).lines(), shards) if shards else None
-    command = command_for("plan")
+    command = command_for(PlanSummary)
     if losses is None:
         return [Missing("SQNR by layer", "not recorded in the journal", command)]
     if not losses:
@@ -73,22 +74,21 @@ def _worst(loss: Loss) -> tuple[str, str]:
 
 
 def _hidden(evidence: Evidence) -> list[Block]:
-    comparison = evidence.get("compare")
+    comparison = evidence.get(Comparison)
     if comparison is None:
-        return [missing(evidence, "compare", "hidden-state error by layer")]
-    by_layer = comparison["layers"]
+        return [missing(evidence, Comparison, "hidden-state error by layer")]
     points = [
-        (float(row["layer"]), float(row["relative_error"]), f"layer {row['layer']}: {float(row['relative_error']):.4g}")
-        for row in by_layer
+        (float(row.layer), row.relative_error, f"layer {row.layer}: {row.relative_error:.4g}")
+        for row in comparison.layers
     ]
     rows = [
         [
-            str(row["layer"]),
-            formatted(row["relative_error"], ".4g"),
-            formatted(row["cosine"], ".5f"),
-            percent(row["routed_alike"]),
+            str(row.layer),
+            formatted(row.relative_error, ".4g"),
+            formatted(row.cosine, ".5f"),
+            percent(row.routed_alike),
         ]
-        for row in by_layer
+        for row in comparison.layers
     ]
     columns = ("layer", "relative error", "cosine similarity", "same expert routing")
     return [

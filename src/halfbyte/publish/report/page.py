@@ -17,9 +17,9 @@ from halfbyte.checkpoint.atomic_write import disk_error, write_whole
 from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.errors import CheckpointError, HalfbyteError, UsageError
+from halfbyte.evidence.folder import Evidence, read_evidence
 from halfbyte.families.model import Model, describe
 from halfbyte.publish.card.write import title_of
-from halfbyte.publish.evidence import Evidence, read_evidence
 from halfbyte.publish.report.blocks import MARKS, Missing, Section
 from halfbyte.publish.report.divergence import divergence
 from halfbyte.publish.report.evals import evals

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
+from halfbyte.evidence.folder import Evidence
+from halfbyte.evidence.plan import PlanSummary
 from halfbyte.families.model import Model
-from halfbyte.publish.evidence import Evidence
 from halfbyte.publish.report.blocks import Block, Figure, Missing, Section, Table, command_for, missing
 from halfbyte.publish.report.charts import Axes, bars
 from halfbyte.ui.units import size
@@ -13,19 +12,15 @@ from halfbyte.ui.units import size
 
 def sizes(evidence: Evidence, model: Model | None, why_no_model: str) -> Section:
     """Return the section on sizes."""
-    plan = evidence.get("plan")
-    roles: Any = plan.get("roles") if plan else None
+    plan = evidence.get(PlanSummary)
     blocks: list[Block] = []
-    if isinstance(roles, list):
-        rows = [
-            [str(row["role"]), str(row["action"]), size(int(row["read_nbytes"])), size(int(row["write_nbytes"]))]
-            for row in cast("list[Any]", roles)
-        ]
+    if plan is not None and plan.roles:
+        rows = [[row.role, row.action, size(row.read_nbytes), size(row.write_nbytes)] for row in plan.roles]
         numbers = frozenset({"before", "after"})
         blocks.append(Table("As planned", ("role", "action", "before", "after"), rows, numbers))
     elif plan is not None:
         why = "not in plan.json, which an earlier version wrote"
-        blocks.append(Missing("sizes by role before and after", why, command_for("plan")))
+        blocks.append(Missing("sizes by role before and after", why, command_for(PlanSummary)))
     if model is None:
         blocks.append(Missing("sizes by role", why_no_model, "halfbyte inspect OUT"))
     else:
@@ -48,10 +43,9 @@ def sizes(evidence: Evidence, model: Model | None, why_no_model: str) -> Section
             Table("As written (from the safetensors headers)", ("role", "tensors", "size", "share"), rows, numbers)
         )
     if plan is None:
-        blocks.append(missing(evidence, "plan", "sizes before"))
+        blocks.append(missing(evidence, PlanSummary, "sizes before"))
     else:
-        before, after = int(plan["read_nbytes"]), int(plan["write_nbytes"])
-        totals = (("read from the source", before), ("written, including headers", after))
+        totals = (("read from the source", plan.read_nbytes), ("written, including headers", plan.write_nbytes))
         rows = [[name, f"{nbytes:,}", size(nbytes)] for name, nbytes in totals]
         blocks.append(Table("Totals", ("total", "bytes", "size"), rows, frozenset({"bytes", "size"})))
     return Section("sizes", "Size", blocks)

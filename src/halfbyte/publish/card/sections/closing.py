@@ -6,19 +6,16 @@ import re
 from typing import Any
 
 from halfbyte.checkpoint.output_folder import SOURCE_README
-from halfbyte.evidence.fields import words
+from halfbyte.evidence.audit import Audit
+from halfbyte.evidence.evaluation import Evaluation
+from halfbyte.evidence.provenance import Provenance
+from halfbyte.evidence.release import Release
 from halfbyte.publish.card.facts import HUB, CardFacts
 from halfbyte.publish.card.markdown import Markdown, code, fenced, phrase
 from halfbyte.publish.card.sections.head import license_words
 
 _UNSAFE = re.compile(r"[{}\\%$#&~^\"@]")
 _YEAR = re.compile(r"(\d{4})-\d{2}-\d{2}")
-_DATES = (
-    ("release", ("stages", 0, "started")),
-    ("provenance", ("made",)),
-    ("audit", ("date",)),
-    ("eval", ("started",)),
-)
 _REAP = """@misc{lasby2025reap,
   title = {REAP the Experts: Why Pruning Prevails for One-Shot MoE Compression},
   author = {Mike Lasby and Ivan Lazarevich and Nish Sinnadurai and Sean Lie and Yani Ioannou and Vithursan Thangarasa},
@@ -32,7 +29,7 @@ def facts(card: CardFacts) -> dict[str, Any]:
     """Return attribution, license files and BibTeX entries."""
     licenses = sorted(path.name for path in card.evidence.out.iterdir()
                       if path.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE")) and path.is_file())  # fmt: skip
-    reap = card.pruned and (words(card.get("prune"), "rule", "method") or "reap") == "reap"
+    reap = card.pruned and card.prune_method == "reap"
     upstream = (card.base_name or "").rpartition("/")[2] or None
     entries = [_entry("upstream", upstream, _organization(card.base_repository), card.base_repository, None),
                _entry("this", card.title, card.quantized_by, card.repository, _year(card)),
@@ -66,8 +63,9 @@ def _entry(kind: str, title: str | None, author: str | None, repository: str | N
 
 def _year(card: CardFacts) -> str | None:
     """Return the year of the first dated evidence."""
-    for kind, path in _DATES:
-        match = _YEAR.match(words(card.get(kind), *path) or "")
-        if match:
-            return match[1]
-    return None
+    release, provenance, audit = card.get(Release), card.get(Provenance), card.get(Audit)
+    evaluation = card.get(Evaluation)
+    dates = (release.stages[0].started if release and release.stages else None, provenance and provenance.made,
+             audit and audit.date, evaluation and evaluation.started)  # fmt: skip
+    matches = (_YEAR.match(date or "") for date in dates)
+    return next((match[1] for match in matches if match), None)

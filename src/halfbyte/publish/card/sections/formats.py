@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from halfbyte.evidence.fields import number, texts, words
+from halfbyte.evidence.fields import texts
+from halfbyte.evidence.plan import QuantizeChoice
 from halfbyte.families.linears import PLAIN
 from halfbyte.formats.registry import FORMATS, activation_formats
 from halfbyte.publish.card.facts import CardFacts
@@ -38,22 +39,22 @@ def weights(card: CardFacts) -> Markdown:
         f"{FORMATS[name].card} ({FORMATS[name].bits_per_weight:g} bits per weight; {FORMATS[name].title})"
         for name in stored_formats(card)
     ]
-    rule = words(card.recipe, "quantize", "scales")
+    rule = (card.quantize.scales if card.quantize else None) or ""
     scales = f"; scale rule {inline(rule)}: {_SCALE_RULES[rule]}" if rule in _SCALE_RULES else ""
     return Markdown("; ".join(formats) + scales) if formats else Markdown("BF16, not quantized")
 
 
 def activations(card: CardFacts) -> Markdown:
     """Describe the activation format of quantized linears."""
-    format, rule = card.served.activations, words(card.recipe, "quantize", "activations")
+    format, quantize = card.served.activations, card.quantize or QuantizeChoice()
     if format == "none":
         return Markdown("not quantized (BF16); weight-only quantization" if stored_formats(card)
                         else "not quantized (BF16)")  # fmt: skip
     origin = ""
-    if rule == "calibrated":
+    if quantize.activations == "calibrated":
         origin = " (calibrated)"
-    elif (value := number(card.recipe, "quantize", "input_scale", "fixed")) is not None:
-        origin = f" (fixed at {value:g})"
+    elif quantize.input_scale is not None and quantize.input_scale.fixed is not None:
+        origin = f" (fixed at {quantize.input_scale.fixed:g})"
     return Markdown(activation_formats()[format].card.format(scale=origin))
 
 

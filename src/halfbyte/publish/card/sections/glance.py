@@ -12,6 +12,7 @@ from halfbyte.evidence.fields import (
     whole,
     words,
 )
+from halfbyte.evidence.provenance import Provenance
 from halfbyte.families.linears import PLAIN
 from halfbyte.publish.card.facts import CardFacts, generation_config
 from halfbyte.publish.card.figures import counted, parameters, storage
@@ -28,6 +29,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 def facts(card: CardFacts) -> dict[str, Any]:
     """Return both tables."""
+    provenance = card.get(Provenance)
     rows: list[tuple[str, Any]] = [
         ("Base model", card.base),
         ("Architecture", _architecture(card)),
@@ -45,7 +47,7 @@ def facts(card: CardFacts) -> dict[str, Any]:
         ("Routers", formats.routers(card)),
         ("Storage", f"{storage(sum(card.checkpoint.shards.values()))} in {_shards(card)}"),
         ("Engines (commands below)", _engines(card)),
-        ("Operating system", words(card.get("provenance"), "environment", "os")),
+        ("Operating system", provenance.environment.os if provenance else None),
         ("Input", "text and images" if card.inspection.vision_parameters else "text"),
         ("Output", "text"),
         ("Default sampling", _sampling(card)),
@@ -127,7 +129,7 @@ def _shards(card: CardFacts) -> str:
 
 
 def _engines(card: CardFacts) -> str:
-    return ", ".join(f"{row.get('engine')} {row.get('version')}" for row in launches(card)[0]) or "none"
+    return ", ".join(f"{row.engine} {row.version}" for row in launches(card)[0]) or "none"
 
 
 def _sampling(card: CardFacts) -> str:

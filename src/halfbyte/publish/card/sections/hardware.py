@@ -8,7 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halfbyte.evidence.fields import mapping, texts, whole, words
+from halfbyte.evidence.benchmark import Benchmark
+from halfbyte.evidence.comparison import Comparison
+from halfbyte.evidence.evaluation import Evaluation
+from halfbyte.evidence.launches import LaunchCommand, Launches, MemoryFit
+from halfbyte.evidence.probes import Probes
+from halfbyte.evidence.provenance import Provenance
 from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.figures import counted, storage
 from halfbyte.publish.card.markdown import Markdown, phrase, table
@@ -56,50 +61,48 @@ def facts(card: CardFacts) -> dict[str, Any]:
     weights_only = card.served.activations == "none"
     rows = _RUNS.get(quantization, _RUNS.get(format, ()))
     runs = [[gpu, _WEIGHTS_ONLY if weights_only and _W4A4 in how else how] for gpu, how in rows]
-    fits = [_fit(row) for row in launches(card)[0] if mapping(row, "fit")]
+    fits = [_fit(row, row.fit) for row in launches(card)[0] if row.fit is not None]
     return {
         "measured": list(_measured(card)),
         "fits": table(["GPUs", "Engine", "Fits", "Weights per GPU", "KV cache, tokens", "Context"], fits)
         if fits
         else None,
-        "no_fits": card.missing("serve") if not fits else None,
+        "no_fits": card.missing(Launches) if not fits else None,
         "runs": table(["GPU", f"{format.upper()} support"], runs) if runs else None,
         "format": format.upper(),
     }
 
 
-def _fit(row: Mapping[str, Any]) -> list[Any]:
-    fit = mapping(row, "fit")
-    weights = whole(fit, "gpu_weights_nbytes")
+def _fit(row: LaunchCommand, fit: MemoryFit) -> list[Any]:
     return [
-        words(fit, "gpus"),
-        phrase("{} {}", row.get("engine"), row.get("version")),
-        "yes" if fit.get("fits") is True else f"no: {words(fit, 'problem') or 'not stated'}",
-        storage(weights) if weights else None,
-        counted(fit, "kv_tokens"),
-        counted(fit, "context"),
+        fit.gpus,
+        phrase("{} {}", row.engine, row.version),
+        "yes" if fit.fits else f"no: {fit.problem or 'not stated'}",
+        storage(fit.gpu_weights_nbytes) if fit.gpu_weights_nbytes else None,
+        counted(fit.kv_tokens),
+        counted(fit.context),
     ]
 
 
 def _measured(card: CardFacts) -> list[Markdown]:
     """Return one line per kind of measurement with its hardware."""
     lines: list[Markdown] = []
-    for arm, server in mapping(card.get("bench"), "servers").items():
-        emulated = ", emulating the number format" if mapping(server).get("emulated") is True else ""
-        lines.append(phrase("Benchmark, server {}: {} {}{}", arm, words(server, "device"), words(server, "version"),
-                            emulated))  # fmt: skip
-    for kind, path in (("eval", ("candidate", "told")), ("probe", ("endpoint", "told"))):
-        server = mapping(card.get(kind), *path)
+    bench, evaluation, probes = card.get(Benchmark), card.get(Evaluation), card.get(Probes)
+    for arm, server in bench.servers.items() if bench else ():
+        emulated = ", emulating the number format" if server.emulated else ""
+        text = "Benchmark, server {}: {} {}{}"
+        lines.append(phrase(text, arm, server.device, server.version or None, emulated))
+    servers = {"Eval": evaluation and evaluation.candidate.told, "Probe": probes and probes.endpoint.told}
+    for kind, server in servers.items():
         if server:
-            lines.append(phrase("{}: {} {}, hardware not recorded", kind.capitalize(),
-                                server.get("owned_by") or "engine", server.get("version")))  # fmt: skip
-    compared = card.get("compare")
-    if compared is not None and words(compared, "device"):
-        lines.append(phrase("Comparison: {}, in {}", words(compared, "device"), words(compared, "dtype")))
-    environment = mapping(card.get("provenance"), "environment")
-    machine = "; ".join(f"{key} {_flat(environment[key])}" for key in ("cpu", "gpu", "os") if environment.get(key))
+            engine = server.get("owned_by") or "engine"
+            lines.append(phrase("{}: {} {}, hardware not recorded", kind, engine, server.get("version")))
+    comparison, provenance = card.get(Comparison), card.get(Provenance)
+    if comparison is not None:
+        lines.append(phrase("Comparison: {}, in {}", comparison.device, comparison.dtype))
+    if provenance is None:
+        return lines
+    environment = provenance.environment
+    parts = {"cpu": environment.cpu, "gpu": ", ".join(environment.gpu or ()), "os": environment.os}
+    machine = "; ".join(f"{key} {value}" for key, value in parts.items() if value)
     return [*lines, phrase("Quantized on: {}", machine)] if machine else lines
-
-
-def _flat(value: Any) -> str:
-    return ", ".join(texts(value)) if isinstance(value, list) else str(value)

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
-from halfbyte.evidence.fields import rows, texts, words
-from halfbyte.evidence.verdict import ACCEPT, Verdict, headline
+from halfbyte.evidence.evaluation import Evaluation
+from halfbyte.evidence.release import Release
+from halfbyte.evidence.verdict import ACCEPT, headline
 from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.markdown import Markdown, box, phrase, table
 from halfbyte.publish.card.sections.formats import weight_name
 
-_VERDICTS = get_args(Verdict)
-
 
 def facts(card: CardFacts) -> dict[str, Any]:
     """Return the title, verdict and gates."""
-    release = card.get("release")
-    gates = [[gate.get(key) for key in ("name", "wanted", "measured", "outcome", "why")]
-             for gate in rows(release, "gates")]  # fmt: skip
+    release = card.get(Release)
+    gates = (
+        [[gate.name, gate.wanted, gate.measured, gate.outcome, gate.why] for gate in release.gates] if release else []
+    )
     return {
         "title": card.title,
         "base": card.base,
         "what": f"{weight_name(card)} {'quantization' if card.quantizes else 'version'}",
-        "made": bool(card.plan),
+        "made": card.plan is not None,
         "pruned": card.pruned,
         "verdict": _verdict(card),
         "gates": table(["Gate", "Required", "Measured", "Outcome", "Reason"], gates) if gates else None,
@@ -32,24 +32,24 @@ def facts(card: CardFacts) -> dict[str, Any]:
 
 
 def _verdict(card: CardFacts) -> Markdown:
-    release = card.get("release")
-    verdict = words(release, "verdict")
-    if release is None or verdict not in _VERDICTS:
-        why = card.why_missing("release") if release is None else " (release.json contains no verdict)."
+    release = card.get(Release)
+    if release is None:
+        why = card.why_missing(Release)
         return Markdown(f"**Verdict: not judged.** No release gates were evaluated for this checkpoint{why}")
-    reasons = [_sentence(text) if verdict == ACCEPT else text.rstrip(".") for text in texts(release, "why")]
-    if verdict == ACCEPT:
+    if release.verdict == ACCEPT:
+        reasons = [_sentence(text) for text in release.why if text.strip()]
         why = phrase(" ".join(["{}"] * len(reasons)), *reasons)
-        text = phrase("{}", headline(verdict, card.get("eval")))
+        text = phrase("{}", headline(release.verdict, card.get(Evaluation)))
         return Markdown(f"**Verdict: {text}.** {why}".rstrip())
+    reasons = [text.rstrip(".") for text in release.why]
     why = phrase("; ".join(["{}"] * len(reasons)) + "." * bool(reasons), *reasons)  # each starts with a gate's name
     forced = (
         "It was published with `--force` despite this verdict."
-        if release.get("forced") is True
+        if release.forced
         else "`halfbyte publish` requires `--force` to upload a checkpoint with this verdict."
     )
-    return box("CAUTION", Markdown(f"**Verdict: {verdict}. This release was not accepted.** {why}".rstrip()),
-               Markdown(forced))  # fmt: skip
+    text = Markdown(f"**Verdict: {release.verdict}. This release was not accepted.** {why}".rstrip())
+    return box("CAUTION", text, Markdown(forced))
 
 
 def _sentence(text: str) -> str:

@@ -9,11 +9,13 @@ from pathlib import PurePath
 from typing import Any
 
 from halfbyte.checkpoint.output_folder import FOLDER
-from halfbyte.engine.pipeline import COMMAND
-from halfbyte.evidence.fields import at, items, mapping, rows, texts, words
+from halfbyte.evidence.audit import Audit
+from halfbyte.evidence.fields import items
+from halfbyte.evidence.plan import PlanSummary, PruneSummary
+from halfbyte.evidence.provenance import Provenance
+from halfbyte.evidence.release import Release
 from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.markdown import Markdown, code, fenced, phrase, table
-from halfbyte.publish.evidence import PLACES
 from halfbyte.publish.local_folders import names_only
 
 _LONG_LIST = 16  # entries of an exclude list that the card shows in full
@@ -21,14 +23,14 @@ _LONG_LIST = 16  # entries of an exclude list that the card shows in full
 
 def facts(card: CardFacts) -> dict[str, Any]:
     """Return hashes, commands, the recipe and config.json's quantization_config."""
-    plan = card.get("plan")
+    plan, release = card.plan, card.get(Release)
     return {
-        "missing": card.missing("plan") if plan is None else None,
-        "no_provenance": card.missing("provenance") if card.get("provenance") is None else None,
+        "missing": card.missing(PlanSummary) if plan is None else None,
+        "no_provenance": card.missing(Provenance) if card.get(Provenance) is None else None,
         "hashes": table(["", ""], _hashes(card)),
         "commands": fenced("\n".join(_commands(card)), "bash"),
-        "as_run": bool(rows(card.get("release"), "stages")),
-        "recipe": fenced(_yaml(card.recipe), "yaml") if card.recipe else None,
+        "as_run": bool(release and release.stages),
+        "recipe": fenced(_yaml(plan.recipe), "yaml") if plan else None,
         "block": fenced(json.dumps(_shortened(card.block), indent=2, ensure_ascii=False), "json")
         if card.block
         else None,
@@ -36,25 +38,27 @@ def facts(card: CardFacts) -> dict[str, Any]:
 
 
 def _hashes(card: CardFacts) -> list[tuple[str, Any]]:
-    plan, provenance = card.plan, card.get("provenance") or {}
-    version = words(provenance, "code", "version") or words(card.get("audit"), "versions", "halfbyte")
-    commit = words(provenance, "code", "commit") or words(provenance, "code", "git")
-    packages = mapping(provenance, "environment", "packages") or mapping(card.get("audit"), "versions")
-    shards = mapping(plan, "source")
+    plan, provenance, audit, prune = card.plan, card.get(Provenance), card.get(Audit), card.get(PruneSummary)
+    versions: Mapping[str, str] = audit.versions if audit else {}
+    version = provenance.code.version if provenance else versions.get("halfbyte")
+    commit = provenance.code.commit if provenance else None
+    packages = (provenance.environment.packages if provenance else None) or versions
+    revision = provenance.source.revision if provenance else None
+    parts: Mapping[str, str] = plan.parts if plan else {}
+    tokens = plan.calibration.tokens_sha256 if plan and plan.calibration else None
     not_calibrated = "none: not calibrated" if plan else "not stated"
     not_pruned = "not stated" if card.pruned else "none: not pruned"
-    revision = words(provenance, "source", "revision")
     return [
         ("halfbyte", phrase("{}{}", version, f", commit {commit}" if commit else "")),
-        ("Recipe", phrase("{} (SHA-256 {})", words(card.recipe, "name"), _hash(at(plan, "parts", "recipe")))),
-        ("Plan fingerprint", _hash(words(plan, "fingerprint"))),
+        ("Recipe", phrase("{} (SHA-256 {})", card.recipe.name if card.recipe else None, _hash(parts.get("recipe")))),
+        ("Plan fingerprint", _hash(plan.fingerprint if plan else None)),
         ("Source", phrase("{}{}, {} shards", card.base, f", revision {revision}" if revision else "",
-                          len(shards) or None)),
-        ("Source tensors and config", phrase("{} and {}", _hash(at(plan, "parts", "source tensors")),
-                                             _hash(at(plan, "parts", "source config")))),
-        ("Calibration tokens, SHA-256", _hash(words(plan, "calibration", "tokens_sha256"), not_calibrated)),
-        ("Statistics, SHA-256", _hash(words(plan, "statistics_sha256"), not_calibrated)),
-        ("Kept experts, SHA-256", _hash(words(card.get("prune"), "kept_sha256"), not_pruned)),
+                          len(plan.source) or None if plan else None)),
+        ("Source tensors and config", phrase("{} and {}", _hash(parts.get("source tensors")),
+                                             _hash(parts.get("source config")))),
+        ("Calibration tokens, SHA-256", _hash(tokens, not_calibrated)),
+        ("Statistics, SHA-256", _hash(plan.statistics_sha256 if plan else None, not_calibrated)),
+        ("Kept experts, SHA-256", _hash(prune.kept_sha256 if prune else None, not_pruned)),
         ("Packages", ", ".join(f"{name} {version}" for name, version in packages.items()) or None),
     ]  # fmt: skip
 
@@ -65,8 +69,9 @@ def _hash(value: Any, default: str = "not stated") -> Markdown:
 
 def _commands(card: CardFacts) -> list[str]:
     """Return the commands that were run, or their equivalent from the plan, with placeholders for folders."""
-    stages = rows(card.get("release"), "stages")
-    run = [" ".join(shlex.quote(_placed(card, word)) for word in texts(stage, "command")) for stage in stages]
+    release = card.get(Release)
+    stages = release.stages if release else ()
+    run = [" ".join(shlex.quote(_placed(card, word)) for word in stage.command) for stage in stages]
     if any(run):
         return [line for line in run if line]  # the verdict has no command
     return [_build_command(card), "halfbyte audit OUT --against SRC"]
@@ -74,12 +79,13 @@ def _commands(card: CardFacts) -> list[str]:
 
 def _build_command(card: CardFacts) -> str:
     """Return the command that created the checkpoint, as recorded or derived from the plan."""
-    typed = [shlex.quote(_placed(card, word)) for word in texts(card.plan, COMMAND)]
+    recipe = card.recipe
+    typed = [shlex.quote(_placed(card, word)) for word in card.plan.command] if card.plan else []
     if typed:
         return " ".join(typed)
-    if mapping(card.recipe, "prune") and not mapping(card.recipe, "quantize"):
-        return f"halfbyte prune SRC OUT --plan {FOLDER}/{PLACES['prune'].file}"
-    return f"halfbyte quantize SRC OUT -r {shlex.quote(words(card.recipe, 'name') or 'RECIPE')}"
+    if recipe and recipe.prune and not recipe.quantize:
+        return f"halfbyte prune SRC OUT --plan {FOLDER}/{PruneSummary.file}"
+    return f"halfbyte quantize SRC OUT -r {shlex.quote(recipe.name if recipe else 'RECIPE')}"
 
 
 def _placed(card: CardFacts, word: str) -> str:
@@ -115,8 +121,8 @@ def _shortened(block: Mapping[str, Any]) -> dict[str, Any]:
 
 def source_of_data(card: CardFacts) -> list[Markdown]:
     """Return the calibration data sets."""
+    calibrate = card.recipe.calibrate if card.recipe else None
     return [
-        phrase("{} ({}{})", code(names_only(row.get("source"))), row.get("domain"),
-               f", split {row.get('split')}" if row.get("split") else "")
-        for row in rows(card.recipe, "calibrate", "datasets")
-    ]  # fmt: skip
+        phrase("{} ({}{})", code(names_only(row.source)), row.domain, f", split {row.split}" if row.split else "")
+        for row in (calibrate.datasets if calibrate else ())
+    ]

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from halfbyte.checkpoint.output_folder import FOLDER
-from halfbyte.evidence.fields import (
-    mapping,
-    number,
-    rows,
-    texts,
-    words,
-)
-from halfbyte.evidence.measured_files import FOLDER_NAME
+from halfbyte.evidence.benchmark import Benchmark, BenchPoint
 from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.figures import counted, figure, milliseconds, percent
 from halfbyte.publish.card.markdown import Markdown, phrase, table
@@ -21,46 +13,39 @@ from halfbyte.publish.card.markdown import Markdown, phrase, table
 HEAD = ["Server", "Load", "Requests", "Failed", "Output tok/s", "tok/s per user", "Prefill tok/s", "TTFT p50, ms",
         "TTFT p99, ms", "TPOT p50, ms", "TPOT p99, ms"]  # fmt: skip
 _PICTURE = "bench.svg"
-_MORE = (
-    ("prefix_hit_share", "prefix-cache hit rate {}"),
-    ("draft_acceptance", "draft acceptance rate {}"),
-    ("kv_use_peak", "peak KV-cache usage {}"),
-)
 
 
 def facts(card: CardFacts) -> dict[str, Any]:
     """Return the table, the chart, and whether performance may be claimed."""
-    bench = card.get("bench")
+    bench = card.get(Benchmark)
     if bench is None:
-        return {"missing": card.missing("bench")}
-    picture = card.evidence.path("bench").with_name(_PICTURE)
+        return {"missing": card.missing(Benchmark)}
+    picture = card.evidence.path(Benchmark).with_name(_PICTURE)
     place = f"{FOLDER}/bench/{_PICTURE}"
     return {
         "missing": None,
-        "rows": table(HEAD, [_row(row) for row in rows(bench, "points")]),
+        "rows": table(HEAD, [_row(row) for row in bench.points]),
         "picture": Markdown(f"![Output tokens per second, node against single user]({place})")
         if picture.is_file()
         else None,
         "no_claim": _no_claim(card, bench),
-        "headlines": [] if no_claim_because(bench) else texts(bench, "headlines"),
+        "headlines": [] if no_claim_because(bench) else [text for text in bench.headlines if text.strip()],
         "notes": [*_servers(card, bench), *_notes(bench)],
-        "design": words(bench, "design"),
+        "design": bench.design,
     }
 
 
-def no_claim_because(found: Mapping[str, Any]) -> str | None:
+def no_claim_because(bench: Benchmark) -> str | None:
     """Return why no performance may be claimed, or None. Emulation and CPU servers never support a claim."""
-    recorded = words(found, "no_claim_because")
-    servers = [mapping(server) for server in mapping(found, "servers").values()]
-    if any(server.get("emulated") is True for server in servers):
+    if any(server.emulated for server in bench.servers.values()):
         return "the server emulates its number format"
-    if any(server.get("device") == "cpu" for server in servers):
+    if any(server.device == "cpu" for server in bench.servers.values()):
         return "the server runs on a CPU"
-    return recorded
+    return bench.no_claim_because or None
 
 
-def _no_claim(card: CardFacts, found: Mapping[str, Any]) -> Markdown | None:
-    why = no_claim_because(found)
+def _no_claim(card: CardFacts, bench: Benchmark) -> Markdown | None:
+    why = no_claim_because(bench)
     if why is None:
         return None
     text = (
@@ -70,43 +55,47 @@ def _no_claim(card: CardFacts, found: Mapping[str, Any]) -> Markdown | None:
     return phrase(text, why, card.title)
 
 
-def _row(row: Mapping[str, Any]) -> list[Any]:
+def _row(row: BenchPoint) -> list[Any]:
+    ttft, tpot = row.ttft or {}, row.tpot or {}
     return [
-        words(row, "arm"),
-        words(row, "where"),
-        counted(row, "requests"),
-        counted(row, "failed"),
-        figure(row, "tokens_per_second"),
-        figure(row, "tokens_per_second_per_user"),
-        figure(row, "prefill_tokens_per_second"),
-        milliseconds(row, "ttft", "p50"),
-        milliseconds(row, "ttft", "p99"),
-        milliseconds(row, "tpot", "p50"),
-        milliseconds(row, "tpot", "p99"),
+        row.arm,
+        row.where,
+        counted(row.requests),
+        counted(row.failed),
+        figure(row.tokens_per_second),
+        figure(row.tokens_per_second_per_user),
+        figure(row.prefill_tokens_per_second),
+        milliseconds(ttft.get("p50")),
+        milliseconds(ttft.get("p99")),
+        milliseconds(tpot.get("p50")),
+        milliseconds(tpot.get("p99")),
     ]
 
 
-def _servers(card: CardFacts, found: Mapping[str, Any]) -> list[Markdown]:
+def _servers(card: CardFacts, bench: Benchmark) -> list[Markdown]:
     lines: list[Markdown] = []
-    for arm, server in mapping(found, "servers").items():
-        emulated = ", emulating its number format" if mapping(server).get("emulated") is True else ""
-        started = figure(server, "boot", "seconds") if number(server, "boot", "seconds") is not None else None
-        boot = f"; startup took {started} s" if started else "; startup time not measured"
+    for arm, server in bench.servers.items():
+        emulated = ", emulating its number format" if server.emulated else ""
+        boot = f"; startup took {figure(server.boot.seconds)} s" if server.boot else "; startup time not measured"
         text = "Server {} ({}): {} on {}{}, context {} tokens{}"
-        model = words(server, "model")
-        here = (words(found, FOLDER_NAME), card.evidence.out.resolve().name)  # served under its folder's name
-        names = (card.local_name if model in here else model, words(server, "version"), words(server, "device"))
-        lines.append(phrase(text, arm, *names, emulated, counted(server, "context"), boot))
+        here = (bench.measured_folder, card.evidence.out.resolve().name)  # served under its folder's name
+        name = card.local_name if server.model in here else server.model
+        names = (name or None, server.version or None, server.device)
+        lines.append(phrase(text, arm, *names, emulated, counted(server.context), boot))
     return lines
 
 
-def _notes(found: Mapping[str, Any]) -> list[Markdown]:
-    notes = [phrase("The servers differ: {}", difference) for difference in texts(found, "differences")]
-    for row in rows(found, "points"):
-        where = f"{words(row, 'arm')} at {words(row, 'where')}"
-        notes += [phrase(f"{{}}: {text}", where, percent(row, "server", key, decimals=1)) for key, text in _MORE
-                 if number(row, "server", key) is not None]  # fmt: skip
-        watts = number(row, "gpus", "watts")
-        notes += [phrase("{}: {} W", where, figure(watts))] if watts is not None else []
-        notes += [phrase("{}: no claim, {}", where, why)] if (why := words(row, "no_claim_because")) else []
+def _notes(bench: Benchmark) -> list[Markdown]:
+    notes = [phrase("The servers differ: {}", difference) for difference in bench.differences]
+    for row in bench.points:
+        where, counters = f"{row.arm} at {row.where}", row.server
+        shares = {
+            "prefix-cache hit rate": counters.prefix_hit_share,
+            "draft acceptance rate": counters.draft_acceptance,
+            "peak KV-cache usage": counters.kv_use_peak,
+        }
+        notes += [phrase("{}: {} {}", where, name, percent(share, decimals=1)) for name, share in shares.items()
+                 if share is not None]  # fmt: skip
+        notes += [phrase("{}: {} W", where, figure(row.watts))] if row.watts is not None else []
+        notes += [phrase("{}: no claim, {}", where, row.no_claim_because)] if row.no_claim_because else []
     return notes

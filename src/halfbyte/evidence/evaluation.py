@@ -1,0 +1,226 @@
+"""The record of `halfbyte eval`: scores of both sides, their differences and the verdict of each task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from halfbyte.endpoint.identity import Identity
+from halfbyte.evidence.record import MeasuredRecord
+
+Label = Literal["ACCEPT", "REGRESSION", "INCONCLUSIVE", "ANOMALOUS", "SCORED"]
+WORST_FIRST: tuple[Label, ...] = ("ANOMALOUS", "REGRESSION", "INCONCLUSIVE", "SCORED", "ACCEPT")
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """An accuracy as a fraction; clustered fields are null without clusters."""
+
+    items: int
+    value: float
+    standard_error: float | None  # sd / sqrt(n), as in lm-eval and on model cards
+    wilson: Interval
+    clusters: int | None
+    clustered_error: float | None
+    clustered: Interval | None
+    macro: float | None  # mean of the cluster means
+    macro_error: float | None
+    interval: Interval  # the 95 % interval to quote
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonInferiority:
+    """The verdict about candidate - reference, as fractions."""
+
+    label: Label
+    difference: float
+    lower: float | None  # one-sided 95 % bound
+    upper: float | None  # one-sided 95 % bound
+    p_worse: float | None
+    margin: float
+    loss_is_sure: bool
+    beyond_margin: bool
+    items: int
+    items_if_equal: int | None
+    items_if_as_seen: int | None
+    alpha: float
+    power: float
+    items_to_decide: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedScores:
+    """Candidate - reference on the same items, as fractions; fields that do not apply are null."""
+
+    items: int
+    candidate: float
+    reference: float
+    difference: float
+    better: int  # items on which the candidate scored more
+    worse: int  # items on which the candidate scored less
+    interval: Interval  # the deciding 95 % interval
+    p_value: float  # two-sided, of no difference
+    method: str
+    mcnemar_p: float | None
+    mcnemar_mid_p: float | None
+    tango: Interval | None
+    bootstrap: Interval
+    bootstrap_seed: int
+    clusters: int | None
+    unpaired_z: float | None
+    unpaired_p: float | None
+    verdict: NonInferiority
+    flips: float  # share of items on which the models disagree
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedScores:
+    """One model's accuracy by seed."""
+
+    by_seed: tuple[float, ...]
+    mean: float
+    stdev: float | None  # sample deviation
+    population_stdev: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverSeeds:
+    """Candidate against reference over several seeds."""
+
+    candidate: SeedScores
+    reference: SeedScores
+    z_sample: float | None
+    z_population: float | None
+    z_p: float | None
+    welch_p: float | None
+    decides: PairedScores  # over the average of the seeds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideScores:
+    """One side of one task."""
+
+    samples: int
+    errors: int
+    truncated: int
+    empty: int
+    by_metric: Mapping[str, Score]
+    by_seed: Mapping[str, float]  # of the primary metric
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult:
+    """One task: both sides, their difference by metric, and the verdict of the primary metric."""
+
+    task: str
+    asked_as: str
+    shots: int | None
+    label: Label
+    primary: str  # metric
+    candidate: SideScores
+    reference: SideScores | None
+    compared: Mapping[str, PairedScores | OverSeeds]
+    worst_case_difference: float | None  # if every missing answer counted against the candidate
+    anomalies: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def deciding(self, metric: str) -> PairedScores | None:
+        """Return the comparison that decides a metric: with several seeds, the one over their average."""
+        compared = self.compared.get(metric)
+        return compared.decides if isinstance(compared, OverSeeds) else compared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FingerprintReply:
+    """A server's answer to a fingerprint prompt."""
+
+    text: str
+    logprobs: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """A server before the first item: its identity and its answers to the fingerprint prompts."""
+
+    url: str
+    model: str
+    max_context: int | None
+    told: Mapping[str, str]  # its options and version, by name
+    prompt_tokens: Mapping[str, tuple[int | None, ...]]  # of the parity prompts, by API
+    probes: tuple[FingerprintReply, ...]
+    checks: tuple[Mapping[str, str], ...]
+    fingerprint: str | None
+
+    @property
+    def identity(self) -> Identity:
+        """The server's own report of its options and version."""
+        return Identity(self.url, self.model, self.max_context, self.told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteFacts:
+    """The tasks of a run."""
+
+    name: str
+    hash: str  # SHA-256 of the suite and its task files
+    data: Mapping[str, Any]  # digest of each task's data
+    task_files: Any
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seeds:
+    """Seeds of the few-shot examples of each pass, and of the requests."""
+
+    shown_examples: tuple[Mapping[str, int], ...]
+    requests: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """The command line."""
+
+    url: str
+    against: str | None
+    baseline: str | None
+    suite: str
+    folder: str
+    data_dir: str | None
+    limit: int | None
+    model: str | None
+    concurrency: int | None
+    margin: float
+    timeout_s: float
+    same_server: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation(MeasuredRecord):
+    """All tasks of a suite, with everything needed to repeat the run."""
+
+    kind = "eval"
+    file = "eval/eval.json"
+    created_by = "halfbyte eval URL --against URL2 -o {out}/halfbyte/eval"
+    measured = "server"
+
+    halfbyte: str  # version
+    lm_eval: str  # version
+    suite: SuiteFacts
+    arguments: Arguments
+    concurrency: int
+    sandbox: str | None  # how programs written by the model were isolated
+    seeds: Seeds
+    candidate: Side
+    reference: Side | None
+    baseline: Mapping[str, Any] | None  # the earlier run that --baseline names
+    alike: str | None  # caveat if both sides may be the same checkpoint
+    differences: tuple[str, ...]  # between the servers
+    started: str  # ISO 8601, UTC
+    seconds: float
+    requests_sent: int
+    label: Label  # the worst of all tasks
+    tasks: tuple[TaskResult, ...]

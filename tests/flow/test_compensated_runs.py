@@ -127,7 +127,7 @@ def test_moments_are_those_of_real_tokens(place):
         real = torch.from_numpy(prepared.rows.real.reshape(-1))
         x = seen["x"][real].double()
         torch.testing.assert_close(torch.from_numpy(found.given), x.t() @ x, rtol=1e-12, atol=1e-12)
-        expert = weights.experts(prepared.text, 1)
+        expert = weights.experts(1)
         indices, gates = seen["routed"]
         for number in range(EXPERTS):
             gate, up, _ = expert(number)

@@ -1,9 +1,9 @@
 """Hessians (X^T X) of routed expert inputs for GPTQ.
 
-gate_proj and up_proj of all experts share the Hessian of all tokens, so one factorization serves them all. down_proj
-has one Hessian per expert, with each token weighted by its router weight. For E experts of width F and a model of width
-D this takes 8 * (E * F^2 + D^2) bytes, 13 GB per layer of Kimi-K2. Hessians are therefore never saved, and a layer
-whose weights are not completely written is measured again.
+The gate and up projections of all experts share the Hessian of all tokens, so one factorization serves them all. The
+down projection has one Hessian per expert, with each token weighted by its router weight. For E experts of width F and
+a model of width D this takes 8 * (E * F^2 + D^2) bytes, 13 GB per layer of Kimi-K2. Hessians are therefore never saved,
+and a layer whose weights are not completely written is measured again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _TOKENS = 1 << 15  # tokens per FP64 product
 class Moments:
     """Hessians (sums of x x^T) in FP64."""
 
-    given: F64 | None = None  # [D, D]: inputs of gate_proj and up_proj
-    acts: dict[int, F64] = field(default_factory=dict[int, F64])  # [F, F] by expert: inputs of down_proj
+    given: F64 | None = None  # [D, D]: inputs of gate and up
+    acts: dict[int, F64] = field(default_factory=dict[int, F64])  # [F, F] by expert: inputs of down
 
 
 def second_moments(x: torch.Tensor, weights: torch.Tensor | None = None) -> F64:

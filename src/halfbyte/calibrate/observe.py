@@ -89,7 +89,7 @@ class Observer:
             return
         amax = (_amax(given), _amax(act), _amax(out))
         if not np.isfinite(amax).all():
-            raise not_finite(self._layer, f"mlp.experts.{expert}")
+            raise not_finite(self._layer, f"expert {expert}")
         stats.seen[expert] = len(places)
         stats.input_amax[expert], stats.down_amax[expert], stats.out_amax[expert] = amax
         if self.stats.moments is not None:
@@ -112,7 +112,7 @@ class Observer:
         self._public.finish(self.stats.experts, inputs, expert, threads)
         for number, total in enumerate(self.stats.experts.sums["pn_public"]):
             if not np.isfinite(total).all():
-                raise not_finite(self._layer, f"mlp.experts.{number}")
+                raise not_finite(self._layer, f"expert {number}")
 
     def _hessian(self, x: torch.Tensor, weights: torch.Tensor | None, places: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the Hessian over real tokens, without padding."""

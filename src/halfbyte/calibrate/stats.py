@@ -39,10 +39,10 @@ class ExpertStats:
     sums: dict[str, Sums]  # [E, B] by SUMS and PUBLIC_SUMS; LATER_SUMS and PUBLIC_SUMS may be absent
     maxes: dict[str, Sums]  # [E, B] by MAXES
     seen: Counts  # [E]: tokens, including padding in padded rows
-    input_amax: Amax  # [E]: inputs of gate_proj and up_proj
-    down_amax: Amax  # [E]: inputs of down_proj
+    input_amax: Amax  # [E]: inputs of gate and up
+    down_amax: Amax  # [E]: inputs of down
     out_amax: Amax  # [E]
-    all_down_amax: Amax  # [E]: inputs of down_proj if the expert gets all tokens, for backstop all_experts
+    all_down_amax: Amax  # [E]: inputs of down if the expert gets all tokens, for backstop all_experts
     count_public: Counts | None = None  # [E, B]: real tokens that the public code routes to the expert
 
     @classmethod
@@ -110,7 +110,7 @@ _PLAIN = ("count", "seen", "input_amax", "down_amax", "out_amax", "all_down_amax
 
 @dataclass(slots=True, eq=False)
 class LayerStats:
-    """Statistics of one decoder layer: amax by module ("mlp.down_proj", "self_attn.k", ...), and its routed experts."""
+    """Statistics of one decoder layer: amax by module, by its name in the layer, and its routed experts."""
 
     input_amax: dict[str, float] = field(default_factory=dict[str, float])
     experts: ExpertStats | None = None

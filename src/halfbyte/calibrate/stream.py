@@ -118,7 +118,7 @@ class Stream:
         layer = DecoderLayer(text, index, self._weights, DTYPE)
         experts = text.config.n_routed_experts if layer.is_moe else 0
         observer = Observer(index, rows, experts, moments=self._of.moments, public=self._of.public)
-        expert = self._weights.experts(text, index)
+        expert = self._weights.experts(index)
         inputs = run_layer(
             layer,
             self.hidden,
@@ -140,7 +140,7 @@ class Stream:
         return stats
 
     def _run_on_all_tokens(self, stats: ExpertStats, inputs: torch.Tensor, expert: Expert) -> None:
-        """Run experts with too few tokens on all tokens and record the amax of their down_proj inputs."""
+        """Run experts with too few tokens on all tokens and record the amax of the inputs of their down projections."""
         few = [number for number, seen in enumerate(stats.seen) if seen < self._of.about["all_tokens_below"]]
 
         @torch.no_grad()

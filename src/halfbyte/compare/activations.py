@@ -11,6 +11,7 @@ import torch
 from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.families.declared_formats import quantization_config
+from halfbyte.families.family import DOWN, GATE
 from halfbyte.families.model import Model
 from halfbyte.formats.registry import FORMATS
 from halfbyte.forward.experts import GATE_UP, Change
@@ -72,7 +73,8 @@ class _Inputs:
     """Input quantizers of all linears."""
 
     def __init__(self, side: Side, model: Model) -> None:
-        self._text, self._tensors, self._device = side.model, side.tensors, side.device
+        self._tensors, self._device = side.tensors, side.device
+        self._linears, self._experts = model.linears, model.expert_linears()
         self.quantized = {name: linear.format for name, linear in model.linears.items() if is_emulated(linear.format)}
         self._fused: dict[str, list[str]] = {}
         self._group = model.family.fused_group
@@ -81,11 +83,10 @@ class _Inputs:
 
     def look(self, layer: int) -> Look | None:
         """Return the look that quantizes the inputs of a layer's linears outside its routed experts."""
-        prefix = self._text.layer(layer)
         ready = {
-            name.removeprefix(prefix): self._fake(name)
-            for name in self.quantized
-            if name.startswith(prefix) and ".experts." not in name
+            linear.in_layer: self._fake(linear.module)
+            for linear in self._linears.values()
+            if linear.layer == layer and linear.expert is None and linear.module in self.quantized
         }
 
         def look(name: str, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -96,12 +97,12 @@ class _Inputs:
 
     def change(self, layer: int) -> Change | None:
         """Return the function that quantizes the inputs of a layer's routed experts."""
-        prefix = f"{self._text.layer(layer)}mlp.experts."
-        if not any(name.startswith(prefix) for name in self.quantized):
+        modules = {key[1:]: linear.module for key, linear in self._experts.items() if key[0] == layer}
+        if not any(module in self.quantized for module in modules.values()):
             return None
 
         def change(expert: int, which: str, tensor: torch.Tensor) -> torch.Tensor:
-            name = f"{prefix}{expert}.{'gate_proj' if which == GATE_UP else 'down_proj'}"
+            name = modules[expert, GATE if which == GATE_UP else DOWN]
             return self._fake(name)(tensor) if name in self.quantized else tensor
 
         return change

@@ -75,11 +75,11 @@ def open_side(
     model, text = describe(checkpoint), text_model(checkpoint.config)
     with Reader(checkpoint) as reader, ExitStack() as threads:
         weights = Weights(model, reader, dtype)
-        side = Side(str(folder), text, weights, lambda layer: weights.experts(text, layer), dtype, device=device)
+        side = Side(str(folder), text, weights, weights.experts, dtype, device=device)
         if device != CPU:
             from halfbyte.engine.backends.cuda.stored_experts import StoredExperts  # noqa: PLC0415
 
-            experts = StoredExperts(model, text, reader, weights, dtype, torch.device(device))
+            experts = StoredExperts(model, reader, weights, dtype, torch.device(device))
             side = replace(side, experts=threads.enter_context(experts), stored_nbytes=experts.nbytes)
         if activations != "off":
             side = served_activations(side, checkpoint, model)

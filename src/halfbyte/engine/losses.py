@@ -5,7 +5,7 @@ own linears, and readers add them up. A linear counts once, in the shard of its 
 resumed runs.
 
     "layers": [{"layer": 3, "role": "routed_experts", "linears": 1152, "weights": 16911433728,
-                "signal": 1234.5, "error": 7.5, "worst": ["model.layers.3.mlp.experts.7.up_proj", 20.1]}, ...]
+                "signal": 1234.5, "error": 7.5, "worst": ["MODULE", 20.1]}, ...]
 
 `signal` and `error` are sums of squares, or null if not finite. `layer` is null outside the decoder layers. Journals of
 earlier versions have no `layers`; their error by layer is unknown.

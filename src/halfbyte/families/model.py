@@ -59,6 +59,14 @@ class Model:
             groups.setdefault(key, []).append(linear)
         return [(linears[0], len(linears)) for linears in groups.values()]
 
+    def expert_linears(self) -> dict[tuple[int, int, str], StoredLinear]:
+        """Return the linears of all routed experts by layer, expert and projection."""
+        return {
+            (linear.layer, linear.expert, linear.projection): linear
+            for linear in self.linears.values()
+            if linear.layer is not None and linear.expert is not None and linear.projection is not None
+        }
+
     def tensors(self) -> Iterator[tuple[str, TensorInfo]]:
         """Yield every tensor with its role."""
         for linear in self.linears.values():

@@ -30,8 +30,8 @@ class Observe(Protocol):
         expert: int,
         tokens: torch.Tensor,  # [n]
         gate_weights: torch.Tensor,  # [n], FP32
-        given: torch.Tensor,  # [n, D]: inputs of gate_proj and up_proj
-        act: torch.Tensor,  # [n, F]: inputs of down_proj
+        given: torch.Tensor,  # [n, D]: inputs of gate and up
+        act: torch.Tensor,  # [n, F]: inputs of down
         out: torch.Tensor,  # [n, D]: outputs, before the router weight
     ) -> None:
         """Observe an expert; the observer owns the tensors."""

@@ -6,12 +6,12 @@ import torch
 
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.checkpoint.reader import Reader
+from halfbyte.families.family import PROJECTIONS
 from halfbyte.families.linears import PLAIN
 from halfbyte.families.model import Model
 from halfbyte.families.stored_linear import stored
 from halfbyte.formats.codec import decode
 from halfbyte.formats.encoded import array_to_torch
-from halfbyte.forward.config import TextModel
 from halfbyte.forward.experts import Expert
 from halfbyte.forward.experts import Weights as ExpertWeights
 
@@ -23,6 +23,7 @@ class Weights:
 
     def __init__(self, model: Model, reader: Reader, dtype: torch.dtype = torch.bfloat16) -> None:
         self._model, self._reader, self._dtype = model, reader, dtype
+        self._experts = model.expert_linears()
 
     def __call__(self, name: str) -> torch.Tensor:
         """Return a tensor; raise KeyError if the checkpoint has none of this name."""
@@ -37,15 +38,12 @@ class Weights:
     def _as_stored(self, info: TensorInfo) -> torch.Tensor:
         return array_to_torch(self._reader.tensor(info), info.dtype)
 
-    def experts(self, text: TextModel, layer: int, device: str = "cpu") -> Expert:
+    def experts(self, layer: int, device: str = "cpu") -> Expert:
         """Return a function that decodes the matrices of one routed expert of a layer."""
-        prefix = f"{text.layer(layer)}mlp.experts."
 
         def expert(number: int) -> ExpertWeights:
-            gate, up, down = (
-                self(f"{prefix}{number}.{name}.{_WEIGHT}").to(device, self._dtype)
-                for name in ("gate_proj", "up_proj", "down_proj")
-            )
+            linears = (self._experts[layer, number, projection] for projection in PROJECTIONS)
+            gate, up, down = (self(f"{linear.module}.{_WEIGHT}").to(device, self._dtype) for linear in linears)
             return gate, up, down
 
         return expert

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.errors import UsageError
+from halfbyte.families.family import DOWN
 from halfbyte.families.linears import StoredLinear
 from halfbyte.formats.registry import FORMATS
 from halfbyte.plan.rules import ENCODE, ROUTED, Job
@@ -22,8 +23,6 @@ from halfbyte.recipe.decisions import InputScale, Quantize
 Scales = dict[str, NDArray[np.float32]]
 LARGEST_E4M3 = np.float32(448)
 NEVER_SEEN = 0.5  # ModelOpt's amax for experts of a layer in which no expert received tokens
-DOWN = "down_proj"
-_ATTENTION = "self_attn"
 
 
 def scales_of(job: Job, stats: LayerStats, quantize: Quantize) -> Scales:
@@ -62,30 +61,29 @@ def input_scales(linears: Iterable[StoredLinear], stats: LayerStats, quantize: Q
 
 def kv_scale(name: str, stats: LayerStats, quantize: Quantize) -> NDArray[np.float32]:
     """Return the KV-cache scale with this tensor name (`k_scale` or `v_scale` of a layer)."""
-    kind = name.rpartition(".")[2][0]  # k or v
-    amax = _measured(stats.input_amax.get(f"{_ATTENTION}.{kind}", 0.0), name)
+    *_, attention, _, leaf = name.split(".")  # ModelOpt's names end in ATTENTION.k_proj.k_scale
+    amax = _measured(stats.input_amax.get(f"{attention}.{leaf[0]}", 0.0), name)
     scale = np.array(np.float32(amax) / LARGEST_E4M3, np.float32)
     return np.maximum(scale, np.float32(quantize.kv_scale_min or 0.0))
 
 
 def _amax(linear: StoredLinear, stats: LayerStats, quantize: Quantize) -> float:
     if linear.role == ROUTED:
-        assert linear.expert is not None
         assert stats.experts is not None
         assert quantize.input_scale is not None
-        return expert_amax(stats.experts, linear.expert, linear.module, quantize.input_scale)
-    _, _, inside = linear.module.partition(".layers.")
-    return _measured(stats.input_amax.get(inside.partition(".")[2], 0.0), linear.module)
+        return expert_amax(stats.experts, linear, quantize.input_scale)
+    return _measured(stats.input_amax.get(linear.in_layer, 0.0), linear.module)
 
 
-def expert_amax(experts: ExpertStats, expert: int, module: str, rule: InputScale) -> float:
+def expert_amax(experts: ExpertStats, linear: StoredLinear, rule: InputScale) -> float:
     """Return the input amax of an expert's linear by the recipe's rule."""
-    down = module.endswith(DOWN)
+    assert linear.expert is not None
+    expert, module, down = linear.expert, linear.module, linear.projection == DOWN
     own = experts.down_amax if down else experts.input_amax
     largest = float(own.max())
     if rule.per == "layer":
         return _measured(largest, module)
-    if not needs_backstop(experts, expert, module, rule):
+    if not needs_backstop(experts, linear, rule):
         return _measured(float(own[expert]), module)
     if rule.backstop == "all_experts":
         backstop = float(experts.all_down_amax[expert]) if down else largest
@@ -93,11 +91,12 @@ def expert_amax(experts: ExpertStats, expert: int, module: str, rule: InputScale
     return NEVER_SEEN if rule.backstop == "modelopt" and not largest else _measured(largest, module)
 
 
-def needs_backstop(experts: ExpertStats, expert: int, module: str, rule: InputScale) -> bool:
-    """Return whether an expert received too few tokens, or only zeros."""
-    own = experts.down_amax if module.endswith(DOWN) else experts.input_amax
-    few = rule.min_tokens is not None and int(experts.seen[expert]) < rule.min_tokens
-    return rule.per == "expert" and (few or not own[expert])
+def needs_backstop(experts: ExpertStats, linear: StoredLinear, rule: InputScale) -> bool:
+    """Return whether the expert of a linear received too few tokens, or only zeros."""
+    assert linear.expert is not None
+    own = experts.down_amax if linear.projection == DOWN else experts.input_amax
+    few = rule.min_tokens is not None and int(experts.seen[linear.expert]) < rule.min_tokens
+    return rule.per == "expert" and (few or not own[linear.expert])
 
 
 def _measured(amax: float, module: str, fix: str = "use more or different calibration data") -> float:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from halfbyte.families.family import DOWN
 from halfbyte.formats.reference.gptq import Moves, moves
-from halfbyte.methods.activation_scales import DOWN
 from halfbyte.plan.rules import Job
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class LayerFactors:
         assert self._moments.given is not None  # unwritten layers are measured in the same run
         linear = job.linears[0]
         assert linear.expert is not None
-        if linear.module.endswith(DOWN):
+        if linear.projection == DOWN:
             return moves(self._moments.acts.pop(linear.expert, np.zeros((linear.shape[1],) * 2)))
         with self._lock:
             if self._shared is None:

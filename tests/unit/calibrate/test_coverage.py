@@ -5,6 +5,7 @@ import pytest
 
 from halfbyte.calibrate.report import report
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
+from halfbyte.families.linears import StoredLinear
 from halfbyte.methods.activation_scales import needs_backstop
 from halfbyte.recipe.decisions import InputScale
 
@@ -56,6 +57,10 @@ def test_per_layer_nobody_needs_help():
         assert (found.unseen, found.backstopped) == ([0], [])
 
 
+def linear(expert, projection):
+    return StoredLinear("x", "routed_experts", 1, expert, projection, "bf16", (1, 1), 0, {})
+
+
 def test_it_counts_those_whom_the_scales_help():
     stats = layer(0, 7, 3, 20, silent=[1])
     assert stats.experts is not None
@@ -63,7 +68,7 @@ def test_it_counts_those_whom_the_scales_help():
         helped = [
             expert
             for expert in range(4)
-            if any(needs_backstop(stats.experts, expert, leaf, rule(fewest)) for leaf in ("x.up_proj", "x.down_proj"))
+            if any(needs_backstop(stats.experts, linear(expert, p), rule(fewest)) for p in ("up", "down"))
         ]
         assert report({1: stats}, rule(fewest)).layers[0].backstopped == helped
 

@@ -197,7 +197,7 @@ def test_an_expert_that_only_the_public_code_chooses_must_be_finite():
     layer = Layer(rows)
     layer.experts[-1][2][0, 0] = float("nan")
     layer.observed(rows)
-    with pytest.raises(CheckpointError, match=r"layer 3: non-finite values in mlp.experts.5"):
+    with pytest.raises(CheckpointError, match=r"layer 3: non-finite values in expert 5"):
         layer.observed(rows, public=True)
 
 
@@ -302,7 +302,7 @@ def test_values_that_are_not_finite_are_refused(bad):
     rows = make_rows(4)
     layer = Layer(rows)
     layer.experts[2][2][0, 0] = bad
-    with pytest.raises(CheckpointError, match=r"layer 3: non-finite values in mlp.experts.2"):
+    with pytest.raises(CheckpointError, match=r"layer 3: non-finite values in expert 2"):
         layer.observed(rows)
     look = Observer(5, rows, 0).look(slice(0, 4))
     with pytest.raises(CheckpointError, match=r"layer 5: non-finite values in mlp.up_proj"):

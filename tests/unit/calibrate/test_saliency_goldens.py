@@ -72,13 +72,13 @@ def measured(golden, tmp_path_factory):
                     hidden,
                     lambda chunk, text=text: look_around(text, rows, chunk, torch.float64),
                     row_chunks(len(rows.tokens), 4),
-                    weights.experts(text, index),
+                    weights.experts(index),
                     looks=observer.look,
                     routes=observer.routes,
                     observe=observer.expert,
                 )
                 if given is not None:
-                    observer.run_public(given, weights.experts(text, index), threads=1)
+                    observer.run_public(given, weights.experts(index), threads=1)
                 found[name, str(index)] = observer.stats.experts
     return found
 

@@ -17,6 +17,8 @@ from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.identity import identity
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.errors import UsageError
+from halfbyte.families.family import DOWN, UP
+from halfbyte.families.linears import StoredLinear
 from halfbyte.families.model import describe
 from halfbyte.forward.weights import Weights
 from halfbyte.methods.activation_scales import expert_amax, scales_of
@@ -26,7 +28,11 @@ from halfbyte.recipe.load import load_recipe
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 WAFER = "kimi-k2.6-nvfp4-wafer"
-UP, DOWN = "model.layers.1.mlp.experts.0.up_proj", "model.layers.1.mlp.experts.0.down_proj"
+
+
+def linear(number, projection):
+    module = f"model.layers.1.mlp.experts.{number}.{projection}_proj"
+    return StoredLinear(module, "routed_experts", 1, number, projection, "bf16", (1, 1), 0, {})
 
 
 def experts(seen, inputs, downs, everywhere=()):
@@ -44,7 +50,7 @@ def rule(backstop, min_tokens=1):
 
 
 def both(number, how):
-    return expert_amax(SEEN, number, UP, how), expert_amax(SEEN, number, DOWN, how)
+    return expert_amax(SEEN, linear(number, UP), how), expert_amax(SEEN, linear(number, DOWN), how)
 
 
 def test_per_layer_all_experts_have_the_largest():
@@ -73,19 +79,19 @@ def test_too_few_tokens_are_as_good_as_none(min_tokens, own):
 
 def test_an_expert_that_saw_only_zeros_is_helped():
     silent = experts([10, 10], [3.0, 0.0], [0.5, 0.0])
-    assert expert_amax(silent, 1, UP, rule("layer_amax")) == 3.0
-    assert expert_amax(silent, 1, DOWN, rule("modelopt")) == 0.5
+    assert expert_amax(silent, linear(1, UP), rule("layer_amax")) == 3.0
+    assert expert_amax(silent, linear(1, DOWN), rule("modelopt")) == 0.5
 
 
 def test_a_layer_that_saw_nothing():
     """ModelOpt gives 0.5; the others refuse, because every scale of theirs would be zero."""
     nothing = ExpertStats.empty(2, 1)
-    for module in (UP, DOWN):
-        assert expert_amax(nothing, 0, module, rule("modelopt")) == 0.5
+    for part in (linear(0, UP), linear(0, DOWN)):
+        assert expert_amax(nothing, part, rule("modelopt")) == 0.5
         for how in (rule("layer_amax"), rule("all_experts"), InputScale(per="layer")):
             with pytest.raises(UsageError, match="recorded no inputs, or only zeros") as caught:
-                expert_amax(nothing, 0, module, how)
-            assert caught.value.where == module
+                expert_amax(nothing, part, how)
+            assert caught.value.where == part.module
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
@@ -94,10 +100,10 @@ def test_impossible_values_make_no_scale(bad):
     rules = [rule(backstop) for backstop in ("layer_amax", "modelopt", "all_experts")]
     for how in rules:
         with pytest.raises(UsageError, match=f"contain the invalid amax {bad}"):
-            expert_amax(experts([10, 10], [bad, 3.0], [0.5, 0.5]), 0, UP, how)
+            expert_amax(experts([10, 10], [bad, 3.0], [0.5, 0.5]), linear(0, UP), how)
     for how in (*rules, InputScale(per="layer")):
         with pytest.raises(UsageError, match=f"contain the invalid amax {bad}"):
-            expert_amax(experts([0, 1], [bad, bad], [0.5, 0.5]), 0, UP, how)
+            expert_amax(experts([0, 1], [bad, bad], [0.5, 0.5]), linear(0, UP), how)
 
 
 # A whole layer, with the jobs of a plan.

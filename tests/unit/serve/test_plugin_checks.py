@@ -108,7 +108,7 @@ def deliver(delivered, skip=(), lost=()):
         given.append((expert_id, shard_id))
         return (expert_id, shard_id) not in lost
 
-    loader = delivered.expert_loader("weight", load)
+    loader = delivered.expert_loader("weight", load, {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"})
     assert loader.supports_moe_loading
     param = torch.nn.Parameter(torch.zeros(1, dtype=torch.uint8), requires_grad=False)
     for expert in range(2):

@@ -109,10 +109,10 @@ class EmulatedConfig(QuantizationConfig):
 
     def _experts_method(self, layer: Any, prefix: str) -> Any:
         from halfbyte.serve.vllm_plugin.experts import EmulatedExpertsMethod  # noqa: PLC0415
+        from halfbyte.serve.vllm_plugin.layout import expert_projections  # noqa: PLC0415
 
         experts = range(layer.moe_config.num_logical_experts)
-        projections = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
-        names = [f"{prefix}.{expert}.{name}" for expert in experts for name in projections]
+        names = [f"{prefix}.{expert}.{name}" for expert in experts for name in expert_projections(layer).values()]
         linear = self._agreed(layer, prefix, names)
         if linear is None:
             return None  # vLLM's own method for unquantized experts

@@ -23,7 +23,7 @@ from halfbyte.formats.registry import FORMATS
 from halfbyte.forward.experts import GATE_UP, run_experts
 from halfbyte.serve.vllm_plugin.expand import expand
 from halfbyte.serve.vllm_plugin.inputs import fake_of
-from halfbyte.serve.vllm_plugin.layout import SCALAR, SHAPE, dtype_of, kind_of, rows_and_columns
+from halfbyte.serve.vllm_plugin.layout import SCALAR, SHAPE, dtype_of, expert_projections, kind_of, rows_and_columns
 from halfbyte.serve.vllm_plugin.loaded_tensors import LoadedTensors
 from halfbyte.serve.vllm_plugin.scales import PER_TENSOR, refuse_different_scales, refuse_invalid_scales
 
@@ -65,11 +65,12 @@ class EmulatedExpertsMethod(FusedMoEMethodBase):
     ) -> None:
         """Register parameters for the stored tensors, under vLLM's names."""
         self.experts, self.width, self.inner = num_experts, hidden_size, intermediate_size_per_partition
+        self.projections = expert_projections(layer)
         load = extra_weight_attrs.pop("weight_loader")
         scalars = [Part(self.input_scale, "F32", fixed=())] if self.input_scale else []
         for part in (*FORMATS[self.linear.format].tensors, *scalars):
             is_scalar = part.fixed is not None
-            loader = self.loaded.expert_loader(part.suffix, _load_scalar if is_scalar else load)
+            loader = self.loaded.expert_loader(part.suffix, _load_scalar if is_scalar else load, self.projections)
             for prefix in ("w13", "w2"):
                 parameter = torch.nn.Parameter(self._empty(part, fused=prefix == "w13"), requires_grad=False)
                 layer.register_parameter(f"{prefix}_{part.suffix}", parameter)
@@ -89,7 +90,7 @@ class EmulatedExpertsMethod(FusedMoEMethodBase):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Check the loaded tensors and replace them by BF16 weights, one expert at a time."""
-        names = [f"{expert}.{name}" for expert in range(self.experts) for name in ("gate_proj", "up_proj", "down_proj")]
+        names = [f"{expert}.{name}" for expert in range(self.experts) for name in self.projections.values()]
         self.loaded.refuse_missing(names, self.suffixes)
         device = getattr(layer, f"w2_{self.suffixes[0]}").device
         w13 = torch.empty(self.experts, 2 * self.inner, self.width, dtype=torch.bfloat16, device=device)
@@ -122,10 +123,11 @@ class EmulatedExpertsMethod(FusedMoEMethodBase):
         return tensors
 
     def _check(self, expert: int, gate: Any, up: Any, down: Any) -> None:
-        for name, tensors in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
+        names = self.projections
+        for name, tensors in ((names["w1"], gate), (names["w3"], up), (names["w2"], down)):
             refuse_invalid_scales(f"{self.module}.{expert}.{name}", self.linear.format, tensors)
         for suffix in set(PER_TENSOR) & gate.keys():
-            scales = {"gate_proj": gate[suffix], "up_proj": up[suffix]}
+            scales = {names["w1"]: gate[suffix], names["w3"]: up[suffix]}
             refuse_different_scales(f"{self.module}.{expert}", suffix, scales)
 
     def _fake(self, *projections: dict[str, torch.Tensor]) -> Fake | None:

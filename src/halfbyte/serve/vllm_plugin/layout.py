@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from halfbyte.families.linears import StoredLinear
@@ -17,6 +19,11 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
 }
+
+
+def expert_projections(layer: Any) -> dict[str, str]:
+    """Return the checkpoint's names of the linears of vLLM's routed experts, by vLLM's id: w1 gate, w3 up, w2 down."""
+    return {"w1": layer.ckpt_gate_proj_name, "w3": layer.ckpt_up_proj_name, "w2": layer.ckpt_down_proj_name}
 
 
 def kind_of(part: Part) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ class LoadedTensors:
         self._module = module
         self._seen: set[Key] = set()
 
-    def expert_loader(self, suffix: str, load: Load) -> Load:
-        """Return a loader for routed experts that records each tensor."""
+    def expert_loader(self, suffix: str, load: Load, projections: Mapping[str, str]) -> Load:
+        """Return a loader for routed experts that records each tensor; `projections` has their names by shard id."""
 
         def load_and_record(
             param: torch.nn.Parameter,
@@ -31,10 +31,10 @@ class LoadedTensors:
             expert_id: int,
             return_success: bool = False,
         ) -> bool | None:
-            self._check(param, loaded_weight, f"{expert_id}.{PROJECTIONS[shard_id]}.{suffix}")
+            self._check(param, loaded_weight, f"{expert_id}.{projections[shard_id]}.{suffix}")
             loaded = load(param, loaded_weight, weight_name, shard_id, expert_id, return_success=True)
             if loaded:
-                self._seen.add((f"{expert_id}.{PROJECTIONS[shard_id]}", suffix))
+                self._seen.add((f"{expert_id}.{projections[shard_id]}", suffix))
             return bool(loaded) if return_success else None
 
         load_and_record.supports_moe_loading = True  # type: ignore[attr-defined] - vLLM requires it
@@ -67,9 +67,6 @@ class LoadedTensors:
         if param.dtype != loaded.dtype:
             what = f"{name} is {loaded.dtype}, but its header declares {param.dtype}"
             raise CheckpointError(what, where=self._module, fix="download the checkpoint again")
-
-
-PROJECTIONS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 def shard_name(shard: Any) -> str:

@@ -18,6 +18,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
 
 from halfbyte.errors import CheckpointError
+from halfbyte.serve.vllm_plugin.layout import expert_projections
 
 _OF_METHOD = {
     "modelopt": "modelopt_fp4",
@@ -61,7 +62,7 @@ def _compressed_tensors_quantizes(native: Any, layer: torch.nn.Module, prefix: s
         return native.get_scheme_dict(layer, prefix) is not None
     # Like CompressedTensorsMoEMethod.get_moe_method, which checks only expert 0.
     native._add_fused_moe_to_target_scheme_map()
-    projections = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
+    projections = expert_projections(layer).values()
     return all(native.get_scheme_dict(layer, f"{prefix}.0.{name}") is not None for name in projections)
 
 

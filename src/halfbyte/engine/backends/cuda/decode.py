@@ -7,6 +7,7 @@ import torch
 from halfbyte.engine.backends.cuda.projections import positions
 from halfbyte.engine.backends.cuda.stacks import Stack
 from halfbyte.engine.backends.cuda.streams import Lane, Mark
+from halfbyte.families.family import PROJECTIONS
 from halfbyte.formats.registry import FORMATS
 from halfbyte.forward.experts import Weights
 
@@ -22,7 +23,7 @@ class Experts:
     """Returns the decoded experts of a layer to the forward pass, one at a time."""
 
     def __init__(self, stacks: dict[str, Stack], lane: Lane) -> None:
-        self._stacks = [stacks[name] for name in ("gate_proj", "up_proj", "down_proj")]
+        self._stacks = [stacks[name] for name in PROJECTIONS]
         self._at, self._lane = positions(self._stacks[0].of), lane
         self.attention_end: Mark | None = None  # set when the first expert is requested
 

@@ -1,6 +1,6 @@
 """Encode stacks in the output format: tensor scales of a layer first, then codes, one launch per projection from INT4.
 
-Inference engines fuse gate_proj and up_proj and use one tensor scale for both, set by the larger amax.
+Inference engines fuse the gate and up projections and use one tensor scale for both, set by the larger amax.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from halfbyte.engine.backends.cuda.decode import to_bf16
 from halfbyte.engine.backends.cuda.projections import is_direct
 from halfbyte.engine.backends.cuda.stacks import Stack
 from halfbyte.errors import TensorError
+from halfbyte.families.family import GATE, UP
 from halfbyte.formats.encoded import Quality
 from halfbyte.formats.format import DeviceCodec
 from halfbyte.formats.gpu.amax import bf16_amax, int4_amax
@@ -24,7 +25,7 @@ from halfbyte.formats.gpu.blocks import Blocks
 from halfbyte.formats.int4 import INT4
 from halfbyte.formats.registry import FORMATS
 
-FUSED = ("gate_proj", "up_proj")
+FUSED = (GATE, UP)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

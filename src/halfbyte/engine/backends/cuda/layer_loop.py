@@ -227,8 +227,7 @@ class DevicePass:
         state.compute.follow(copy.loaded)
         experts = Experts(copy.stacks, state.compute) if copy.stacks else None
         if experts is None and copy.decoder.is_moe:
-            assert self._calibration is not None
-            stored = self._weights.experts(self._calibration.text, layer, str(state.device))
+            stored = self._weights.experts(layer, str(state.device))
             return state.stream.through(copy.decoder, stored)
         return state.stream.through(copy.decoder, experts)
 

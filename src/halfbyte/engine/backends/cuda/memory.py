@@ -216,7 +216,7 @@ class _Widths:
     def expert_piece(self) -> int:
         """Return the bytes per token in an expert: inputs, products and outputs, and the previous piece.
 
-        If rows have padding, the observer copies the inputs of the expert and of down_proj.
+        If rows have padding, the observer copies the inputs of the expert and of its down projection.
         """
         return (5 * self.hidden + 6 * self.expert) * _BF16
 

@@ -128,7 +128,7 @@ class DeviceObserver:
         host_amax: Any = amax.cpu().numpy()
         for call, column in zip(self._calls, host_amax.T, strict=True):
             if not np.isfinite(column).all():
-                raise not_finite(self._layer, f"mlp.experts.{call.expert}")
+                raise not_finite(self._layer, f"expert {call.expert}")
             for amax_of, largest in zip((stats.input_amax, stats.down_amax, stats.out_amax), column[:3], strict=True):
                 amax_of[call.expert] = max(amax_of[call.expert], largest)
         real = routed.expert if self._real is None else routed.expert[self._real.view(-1)[routed.token]]

@@ -22,7 +22,7 @@ SHAPE = "weight_shape"  # also in the headers; checked, not copied
 class Projection:
     """One projection of all experts of a layer, as the checkpoint stores it."""
 
-    name: str  # gate_proj, up_proj or down_proj
+    name: str  # gate, up or down
     linears: tuple[StoredLinear, ...]  # in the order of the stack
 
     @property
@@ -54,7 +54,8 @@ def projections(linears: Sequence[StoredLinear]) -> list[Projection]:
     """Return the stacks of a layer's routed experts; none if their formats, shapes or dtypes differ."""
     by_name: dict[str, list[StoredLinear]] = {}
     for linear in sorted(linears, key=lambda linear: linear.module):
-        by_name.setdefault(linear.module.rpartition(".")[2], []).append(linear)
+        assert linear.projection is not None  # routed experts are MLPs
+        by_name.setdefault(linear.projection, []).append(linear)
     stacks = [Projection(name, tuple(members)) for name, members in by_name.items()]
     orders = {tuple(linear.expert for linear in stack.linears) for stack in stacks}
     return stacks if len(orders) == 1 and all(map(_is_uniform, stacks)) else []

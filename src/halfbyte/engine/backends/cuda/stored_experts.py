@@ -19,9 +19,9 @@ from halfbyte.engine.backends.cuda.projections import Projection, positions, pro
 from halfbyte.engine.backends.cuda.stacks import Buffers, Loader
 from halfbyte.engine.backends.cuda.streams import Lane
 from halfbyte.engine.backends.cuda.timing import Clock
+from halfbyte.families.family import PROJECTIONS
 from halfbyte.families.linears import StoredLinear
 from halfbyte.families.model import Model
-from halfbyte.forward.config import TextModel
 from halfbyte.forward.experts import Expert
 from halfbyte.forward.experts import Weights as ExpertWeights
 from halfbyte.forward.weights import Weights
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _SLOTS = 3  # two being read, one being copied
 _READERS = 4
-_NAMES = ("gate_proj", "up_proj", "down_proj")
 
 
 class StoredExperts:
@@ -42,9 +41,9 @@ class StoredExperts:
     """
 
     def __init__(
-        self, model: Model, text: TextModel, reader: Reader, weights: Weights, dtype: torch.dtype, device: torch.device
+        self, model: Model, reader: Reader, weights: Weights, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._text, self._weights, self._dtype, self._device = text, weights, dtype, device
+        self._weights, self._dtype, self._device = weights, dtype, device
         routed: dict[int, list[StoredLinear]] = {}
         for linear in model.linears.values():
             if linear.role == ROUTED and linear.layer is not None:
@@ -69,7 +68,7 @@ class StoredExperts:
         """Load a layer, and return a function that decodes one of its experts."""
         layer_stacks = self._stacks.get(layer)
         if not layer_stacks:
-            return self._weights.experts(self._text, layer, str(self._device))
+            return self._weights.experts(layer, str(self._device))
         with self._lane:  # allocate in the lane that writes the memory
             buffers = Buffers(0, [self._device])
             (stacks,) = self._loader.load(layer_stacks, buffers, buffers.fresh())
@@ -78,7 +77,7 @@ class StoredExperts:
 
         def expert(number: int) -> ExpertWeights:
             where = at[number]
-            gate, up, down = (to_bf16(stacks[name].part(where, where + 1))[0].to(self._dtype) for name in _NAMES)
+            gate, up, down = (to_bf16(stacks[name].part(where, where + 1))[0].to(self._dtype) for name in PROJECTIONS)
             return gate, up, down
 
         return expert

@@ -53,7 +53,7 @@ which, source, samples = sys.argv[1], sys.argv[2], int(sys.argv[3])
 from pathlib import Path
 from halfbyte.calibrate.local_data import with_data
 from halfbyte.calibrate.stream import Stream, prepare
-from halfbyte.forward.weights import Weights
+from halfbyte.families.weights import Weights
 from halfbyte.families.model import describe
 from halfbyte.recipe.load import load_recipe
 from halfbyte.checkpoint.folder import open_checkpoint

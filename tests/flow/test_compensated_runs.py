@@ -19,12 +19,11 @@ from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import HalfbyteError
 from halfbyte.families.model import describe
 from halfbyte.families.stored_linear import stored
+from halfbyte.families.weights import Weights
 from halfbyte.formats.codec import decode
 from halfbyte.formats.reference import floats
 from halfbyte.formats.reference import gptq as compensate
-from halfbyte.forward.layer import DecoderLayer
 from halfbyte.forward.positions import look_around
-from halfbyte.forward.weights import Weights
 from halfbyte.recipe.load import load_recipe
 
 NAME = "kimi-k2.6-nvfp4-compensated"
@@ -145,7 +144,7 @@ def test_moments_are_those_of_real_tokens(place):
 
 
 def _given(stream, prepared, weights):
-    layer = DecoderLayer(prepared.text, 1, weights, DTYPE)
+    layer = prepared.text.decoder_layer(1, weights, DTYPE)
     rows = slice(0, len(prepared.rows.tokens))
     routed = layer.before_experts(
         layer.attention_part(stream.hidden, look_around(prepared.text, prepared.rows, rows, DTYPE))

@@ -34,9 +34,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 HAS_DEFAULT = re.compile(r"\.(q|k|v|prob)_scale$|_g_idx(_sort_indices)?$")
 # Matrix shapes in INT4 checkpoints: one for gate and up, in the model's dtype, and never read.
 NEVER_READ = re.compile(r"[._]weight_shape$")
-# vLLM 0.25 to 0.32 rename these twice, first to `self_attn.attn`, and therefore miss MLA's parameter
-# `self_attn.mla_attn.mla_attn`: they log a warning and use 1. See tests/vllm/test_mla_kv_scales.py.
-KV_SCALE = re.compile(r"\.self_attn\.[kv]_proj\.[kv]_scale$")
+# vLLM 0.25 to 0.32 rename these twice, first to `attn` in the attention module, and therefore miss MLA's parameter in
+# `mla_attn.mla_attn`: they log a warning and use 1. See tests/vllm/test_mla_kv_scales.py.
+KV_SCALE = re.compile(r"\.[kv]_proj\.[kv]_scale$")
 INPUT_SCALE = re.compile(r"_?input_(global_)?scale$")
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _CT = f"{_QUANTIZATION}.compressed_tensors"

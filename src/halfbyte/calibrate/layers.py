@@ -13,7 +13,7 @@ from halfbyte.calibrate.stream import Calibration, Stream
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.checkpoint.reader import CachingReader
 from halfbyte.families.model import Model
-from halfbyte.forward.weights import Weights
+from halfbyte.families.weights import Weights
 
 
 def measured_layers(  # noqa: PLR0913 - keyword-only from the reader on

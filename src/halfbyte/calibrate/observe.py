@@ -17,10 +17,10 @@ from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.calibrate.token_rows import Rows
 from halfbyte.errors import CheckpointError
 from halfbyte.forward.experts import Expert
-from halfbyte.forward.layer import Look, Routed
+from halfbyte.forward.model import Look, Routed
 from halfbyte.forward.softmax import softmax_weights
 
-HEADS_FIRST = ("self_attn.k", "self_attn.v")  # [R, H, L, d]; everything else is [R, L, d]
+_WITH_HEADS = 4  # dimensions of [R, H, L, d]
 
 
 class Observer:
@@ -44,7 +44,7 @@ class Observer:
 
         def look(name: str, tensor: torch.Tensor) -> None:
             if counts is not None and not counts.all():
-                tensor = (tensor.transpose(1, 2) if name in HEADS_FIRST else tensor).reshape(*counts.shape, -1)[counts]
+                tensor = tokens_second(tensor).reshape(*counts.shape, -1)[counts]
             self._update_amax(name, _amax(tensor))
 
         return look
@@ -118,6 +118,11 @@ class Observer:
         """Return the Hessian over real tokens, without padding."""
         real = torch.from_numpy(self._rows.real.reshape(-1)[places])
         return second_moments(x[real], None if weights is None else weights[real])
+
+
+def tokens_second(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what a look gets, [R, L, d] or [R, H, L, d], with the tokens in the second dimension."""
+    return tensor.transpose(1, 2) if tensor.ndim == _WITH_HEADS else tensor
 
 
 def _amax(tensor: torch.Tensor) -> float:

@@ -20,7 +20,7 @@ from halfbyte.calibrate.routing import Routing
 from halfbyte.calibrate.stats import ExpertStats
 from halfbyte.calibrate.token_rows import Rows
 from halfbyte.forward.experts import Expert
-from halfbyte.forward.layer import Routed
+from halfbyte.forward.model import Routed
 from halfbyte.forward.ordered_threads import in_order
 from halfbyte.forward.softmax import softmax_weights
 

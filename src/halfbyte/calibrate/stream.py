@@ -22,14 +22,14 @@ from halfbyte.calibrate.tokenizer import load_vocabulary
 from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.checkpoint.identity import config_name, short_name
 from halfbyte.errors import CheckpointError
-from halfbyte.forward.config import TextModel, text_model
+from halfbyte.families.registry import text_model
+from halfbyte.families.weights import Weights
 from halfbyte.forward.embedding_and_head import embed
 from halfbyte.forward.experts import Expert
-from halfbyte.forward.layer import DecoderLayer
+from halfbyte.forward.model import TextModel
 from halfbyte.forward.ordered_threads import in_order, single_threaded
 from halfbyte.forward.positions import look_around
 from halfbyte.forward.run import row_chunks, run_layer
-from halfbyte.forward.weights import Weights
 from halfbyte.machine.devices import device_kind
 from halfbyte.machine.resources import usable_cores
 from halfbyte.recipe.decisions import COMPENSATED, InputScale, Recipe
@@ -54,7 +54,7 @@ class Calibration:
     @property
     def hidden_nbytes(self) -> int:
         """Return the size of the hidden states of all rows."""
-        return self.rows.tokens.size * self.text.config.hidden_size * DTYPE.itemsize
+        return self.rows.tokens.size * self.text.width * DTYPE.itemsize
 
 
 def prepare(
@@ -64,14 +64,14 @@ def prepare(
     assert recipe.calibrate is not None
     public = bool(recipe.calibrate.public_reap)
     text = text_model(checkpoint.config)
-    if layers > text.config.num_hidden_layers:
-        what = f"calibration does not support layer {text.config.num_hidden_layers}, a multi-token prediction layer"
-        fix = f"exclude it: --layers {text.config.num_hidden_layers}"
+    if layers > text.layers:
+        what = f"calibration does not support layer {text.layers}, a multi-token prediction layer"
+        fix = f"exclude it: --layers {text.layers}"
         raise CheckpointError(what, where=str(checkpoint.root), fix=fix)
     vocabulary = load_vocabulary(checkpoint.root)
     rows = make_rows(recipe.calibrate, vocabulary, load_template(checkpoint.root, vocabulary.named))
-    if int(rows.tokens.max()) >= text.config.vocab_size:
-        what = f"token {int(rows.tokens.max())} exceeds the model's vocabulary size of {text.config.vocab_size}"
+    if int(rows.tokens.max()) >= text.vocabulary:
+        what = f"token {int(rows.tokens.max())} exceeds the model's vocabulary size of {text.vocabulary}"
         raise CheckpointError(what, where=str(checkpoint.root), fix="use the tokenizer that belongs to the weights")
     rule = recipe.quantize.input_scale if recipe.quantize else None
     compensated = recipe.quantize is not None and recipe.quantize.scales == COMPENSATED
@@ -110,13 +110,13 @@ class Stream:
     def start(self) -> None:
         """Set the hidden states to the embeddings."""
         tokens = torch.from_numpy(self._of.rows.tokens).long()
-        self.hidden = embed(tokens, self._weights(f"{self._of.text.prefix}model.embed_tokens.weight"), DTYPE)
+        self.hidden = embed(tokens, self._weights(self._of.text.embedding), DTYPE)
 
     def through(self, index: int) -> LayerStats:
         """Run a layer and return its statistics."""
         text, rows = self._of.text, self._of.rows
-        layer = DecoderLayer(text, index, self._weights, DTYPE)
-        experts = text.config.n_routed_experts if layer.is_moe else 0
+        layer = text.decoder_layer(index, self._weights, DTYPE)
+        experts = text.experts if layer.is_moe else 0
         observer = Observer(index, rows, experts, moments=self._of.moments, public=self._of.public)
         expert = self._weights.experts(index)
         inputs = run_layer(

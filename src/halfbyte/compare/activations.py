@@ -15,7 +15,7 @@ from halfbyte.families.family import DOWN, GATE
 from halfbyte.families.model import Model
 from halfbyte.formats.registry import FORMATS
 from halfbyte.forward.experts import GATE_UP, Change
-from halfbyte.forward.layer import Look, fetch
+from halfbyte.forward.model import Look, fetch
 
 if TYPE_CHECKING:
     from halfbyte.compare.models import Side

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.forward.layer import Look, fetch
+from halfbyte.forward.model import Look, fetch
 
 if TYPE_CHECKING:
     from halfbyte.compare.models import Side
 
 _E4M3_MAX = 448.0
-_CACHED = ("self_attn.latent", "self_attn.k_rope")
-_K_SCALE = "self_attn.k_proj.k_scale"
+_CACHED = ("latent", "k_rope")  # in the attention module
+_K_SCALE = "k_proj.k_scale"
 
 
 def fp8(x: torch.Tensor, scale: float | torch.Tensor = 1.0) -> torch.Tensor:
@@ -34,13 +34,14 @@ def cached_in_fp8(side: Side, *, scaled: bool) -> Side:
         _k_scale(side, 0)  # fails early if the checkpoint has no scales
     description = "fp8, latent and rope key by the checkpoint's k_scale" if scaled else "fp8, cast without scales"
     inner = side.look
+    cached_names = [f"{side.model.attention_module}.{name}" for name in _CACHED]
 
     def look(layer: int) -> Look:
         scale = _k_scale(side, layer).to(side.device) if scaled else 1.0  # on the device, for exact division
         others = inner(layer) if inner else None
 
         def cached(name: str, tensor: torch.Tensor) -> torch.Tensor | None:
-            if name in _CACHED:
+            if name in cached_names:
                 return fp8(tensor, scale)
             return others(name, tensor) if others else None
 
@@ -51,7 +52,8 @@ def cached_in_fp8(side: Side, *, scaled: bool) -> Side:
 
 def _k_scale(side: Side, layer: int) -> torch.Tensor:
     try:
-        scale = fetch(side.tensors, f"{side.model.layer(layer)}{_K_SCALE}").float().reshape(())
+        name = f"{side.model.layer(layer)}{side.model.attention_module}.{_K_SCALE}"
+        scale = fetch(side.tensors, name).float().reshape(())
     except CheckpointError:
         what = "the checkpoint has no k_scale"
         raise UsageError(what, where=side.name, fix="use --kv fp8, as engines do for this checkpoint") from None

@@ -15,20 +15,14 @@ from halfbyte.compare.activations import served_activations
 from halfbyte.compare.kv import cached_in_fp8
 from halfbyte.errors import UsageError
 from halfbyte.families.model import describe
-from halfbyte.forward.config import TextModel, text_model
+from halfbyte.families.registry import text_model
+from halfbyte.families.weights import Weights
 from halfbyte.forward.experts import Change, Expert
-from halfbyte.forward.layer import Look, Tensors
-from halfbyte.forward.weights import Weights
+from halfbyte.forward.model import Look, Tensors, TextModel
 from halfbyte.machine.devices import CPU
 
 ACTIVATIONS = ("off", "as-served")
 KV = ("off", "fp8", "fp8-scaled")
-# Settings that must be equal to compare hidden states and predictions. The number of experts may differ in pruned
-# models, whose routing is then not compared.
-_ALIKE = (
-    "vocab_size", "num_hidden_layers", "hidden_size", "first_k_dense_replace", "num_experts_per_tok", "n_group",
-    "topk_group",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,8 +87,8 @@ def refuse_unlike(first: Side, second: Side) -> None:
     if first.device != second.device:
         what = f"the models are on different devices: {first.device} and {second.device}"
         raise UsageError(what, where=f"{first.name} and {second.name}", fix="open both with the same device")
-    for key in _ALIKE:
-        a, b = (getattr(side.model.config, key) for side in (first, second))
-        if a != b:
+    theirs = second.model.comparable()
+    for key, a in first.model.comparable().items():
+        if a != (b := theirs.get(key)):
             what = f"the checkpoints differ in {key}: {a} and {b}"
             raise UsageError(what, where=f"{first.name} and {second.name}", fix="compare a checkpoint with its source")

@@ -14,7 +14,7 @@ import torch
 from halfbyte.compare.models import Side
 from halfbyte.engine.backends.cuda.streams import Lane
 from halfbyte.forward.experts import Expert
-from halfbyte.forward.layer import DecoderLayer
+from halfbyte.forward.model import DecoderLayer
 from halfbyte.machine.devices import CPU
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Layers:
     """Return layers one by one: for each index, that of every side. A context manager that stops its thread."""
 
     def __init__(self, sides: Sequence[Side]) -> None:
-        count = sides[0].model.config.num_hidden_layers
+        count = sides[0].model.layers
         self._remaining = deque((side, index) for index in range(count) for side in sides)
         self._prefetcher = None if sides[0].device == CPU else ThreadPoolExecutor(1)
         self._device = torch.device(sides[0].device)
@@ -75,9 +75,9 @@ class Layers:
 
     def _stage(self, side: Side, index: int) -> Staged:
         if self._prefetcher is None:
-            layer = DecoderLayer(side.model, index, side.tensors, side.dtype)
+            layer = side.model.decoder_layer(index, side.tensors, side.dtype)
         else:
             with self._lane:
-                layer = DecoderLayer(side.model, index, side.tensors, side.dtype, side.device)
+                layer = side.model.decoder_layer(index, side.tensors, side.dtype, side.device)
             self._lane.mark().wait()
         return Staged(layer, side.experts(index) if layer.is_moe else None)

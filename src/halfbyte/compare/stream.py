@@ -22,7 +22,7 @@ from halfbyte.compare.report import Documents, LayerDifference, Report, summariz
 from halfbyte.compare.staging import Layers, exact_products
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.forward.embedding_and_head import Head, embed
-from halfbyte.forward.layer import fetch
+from halfbyte.forward.model import fetch
 from halfbyte.forward.positions import look_around
 from halfbyte.forward.run import row_chunks, run_layer
 from halfbyte.machine.devices import CPU
@@ -66,7 +66,7 @@ def compare_many(
     progress: Callable[[Step], None] | None = None,
 ) -> list[Report]:
     """Run one model and several others on the same rows; the first runs only once."""
-    layers = first.model.config.num_hidden_layers
+    layers = first.model.layers
     differences: list[tuple[LayerDifference, ...]] = []
     run = _Run(rows, [first, *seconds], scored, threads)
     with run.layers, exact_products():
@@ -96,10 +96,7 @@ class _Run:
         self._real = torch.from_numpy(rows.real).to(self._device)
         words = torch.from_numpy(rows.tokens).long()
         self._hidden = [
-            embed(words, fetch(side.tensors, f"{side.model.prefix}model.embed_tokens.weight"), side.dtype).to(
-                self._device
-            )
-            for side in sides
+            embed(words, fetch(side.tensors, side.model.embedding), side.dtype).to(self._device) for side in sides
         ]
         self.layers = Layers(sides)
 
@@ -115,7 +112,7 @@ class _Run:
         return chunk
 
     def _checked(self, scored: NDArray[np.bool_] | None) -> Predicting:
-        words = self.sides[0].model.config.vocab_size
+        words = self.sides[0].model.vocabulary
         if int(self.rows.tokens.max(initial=0)) >= words:
             what = f"token {int(self.rows.tokens.max())} exceeds the models' vocabulary size of {words}"
             raise UsageError(what, fix="create the rows with the checkpoint's own tokenizer")
@@ -142,7 +139,7 @@ class _Run:
     def _advance(self, side: Side, hidden: torch.Tensor, index: int) -> Choices | None:
         layer, experts = self.layers.take()
         look = side.look(index) if side.look else None
-        count = side.model.config.n_routed_experts
+        count = side.model.experts
         choices = Choices(self.rows.tokens.size, count, self._device) if layer.is_moe else None
         run_layer(
             layer,
@@ -161,7 +158,7 @@ class _Run:
     def predictions(self) -> list[Documents]:
         """Compare the models' predictions."""
         heads = [_head(side) for side in self.sides]
-        words = self.sides[0].model.config.vocab_size
+        words = self.sides[0].model.vocabulary
         return predict(self._hidden, heads, self._tokens, words, self._threads)
 
 
@@ -174,14 +171,9 @@ def _head(side: Side) -> Head:
             cache[name] = fetch(side.tensors, name)
         return cache[name]
 
-    stored = [tensors(f"{side.model.prefix}{name}") for name in _head_names(side)]
+    stored = [tensors(name) for name in (side.model.norm, side.model.head)]
     exact = all(tensor.dtype == torch.bfloat16 for tensor in stored)
     return Head(side.model, tensors, torch.bfloat16 if exact else side.dtype, side.device)
-
-
-def _head_names(side: Side) -> tuple[str, str]:
-    tied = side.model.config.tie_word_embeddings
-    return "model.norm.weight", "model.embed_tokens.weight" if tied else "lm_head.weight"
 
 
 def _report(run: _Run, side: Side, layers: Sequence[LayerDifference], documents: Documents, seconds: float) -> Report:

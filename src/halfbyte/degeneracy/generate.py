@@ -11,20 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers.cache_utils import DynamicCache
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3ForCausalLM, DeepseekV3RotaryEmbedding
 
 from halfbyte.calibrate.chat import ChatTemplate, load_template
 from halfbyte.calibrate.tokenizer import Vocabulary, load_vocabulary
 from halfbyte.checkpoint.untrusted_files import read_json
-from halfbyte.compare.models import Side, open_side
+from halfbyte.compare.models import open_side
 from halfbyte.errors import CheckpointError, MachineError
-from halfbyte.forward.layer import fetch, load_into
+from halfbyte.forward.model import TextModel
 from halfbyte.machine.resources import memory_facts
 from halfbyte.ui.units import size
 
@@ -46,7 +43,8 @@ class Written:
 class Writer:
     """A model in memory with its tokenizer."""
 
-    model: Any  # DeepseekV3ForCausalLM, which lacks type annotations
+    text: TextModel
+    model: Any  # transformers' whole model, which lacks type annotations
     vocabulary: Vocabulary
     template: ChatTemplate | None
     stops: tuple[int, ...]
@@ -67,7 +65,8 @@ class Writer:
         progress: Callable[[int], None] | None = None,
     ) -> list[Written]:
         """Answer all prompts in one batch, each at its temperature (0: greedy); `progress` gets the tokens per text."""
-        written = _continued(self.model, prompts, tokens, temperatures, self.stops, seed, progress)
+        cache = self.text.cache(self.model)
+        written = _continued(self.model, cache, prompts, tokens, temperatures, self.stops, seed, progress)
         return [self._as_text(row) for row in written]
 
     def _as_text(self, row: list[int]) -> Written:
@@ -80,25 +79,17 @@ class Writer:
 def open_writer(folder: Path) -> Generator[Writer]:
     """Decode a checkpoint into memory; raise MachineError if it does not fit."""
     with open_side(folder) as side:
-        model = _empty(side)
+        text, model = side.model, side.model.whole_model()
         _refuse_too_large(model, folder)
-        _fill(model, side)
+        text.fill(model, side.tensors, side.experts)
     vocabulary = load_vocabulary(folder)
-    yield Writer(model, vocabulary, load_template(folder, vocabulary.named), _stops(folder, vocabulary))
-
-
-def _empty(side: Side) -> Any:
-    """Return the model on the meta device."""
-    config: Any = side.model.config
-    config._experts_implementation = "eager"  # the fastest on a CPU
-    with torch.device("meta"):
-        return DeepseekV3ForCausalLM(config)
+    yield Writer(text, model, vocabulary, load_template(folder, vocabulary.named), _stops(folder, vocabulary))
 
 
 def decoded_nbytes(folder: Path) -> int:
     """Return the size of a checkpoint's decoded weights. Reads headers only."""
     with open_side(folder) as side:
-        return _nbytes(_empty(side))
+        return _nbytes(side.model.whole_model())
 
 
 def _nbytes(model: Any) -> int:
@@ -112,24 +103,6 @@ def _refuse_too_large(model: Any, folder: Path) -> None:
     if free is not None and needed > free:
         what = f"the decoded model needs {size(needed)} of memory, but only {size(free)} are free"
         raise MachineError(what, where=str(folder), fix="serve it with an engine and use its endpoint instead")
-
-
-def _fill(model: Any, side: Side) -> None:
-    """Load the decoded weights, with routed experts stacked."""
-
-    def tensor(name: str) -> torch.Tensor:
-        module, _, part = name.rpartition(".")
-        if not module.endswith(".mlp.experts"):
-            tied = name == "lm_head.weight" and side.model.config.tie_word_embeddings
-            return fetch(side.tensors, side.model.prefix + ("model.embed_tokens.weight" if tied else name))
-        expert = side.experts(int(module.split(".")[2]))
-        numbers = range(side.model.config.n_routed_experts)
-        if part == "down_proj":
-            return torch.stack([expert(number)[2] for number in numbers])
-        return torch.stack([torch.cat(expert(number)[:2]) for number in numbers])
-
-    load_into(model, "", tensor, torch.float32, "cpu")
-    model.model.rotary_emb = DeepseekV3RotaryEmbedding(side.model.config)  # its buffers are computed, not stored
 
 
 def _stops(folder: Path, vocabulary: Vocabulary) -> tuple[int, ...]:
@@ -148,6 +121,7 @@ def _stops(folder: Path, vocabulary: Vocabulary) -> tuple[int, ...]:
 @torch.no_grad()
 def _continued(  # noqa: PLR0913, PLR0917 - called once
     model: Any,
+    cache: Any,
     prompts: Sequence[Sequence[int]],
     tokens: int,
     temperatures: Sequence[float],
@@ -161,7 +135,7 @@ def _continued(  # noqa: PLR0913, PLR0917 - called once
     seen = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     heat = torch.tensor(temperatures, dtype=torch.float32)[:, None]
     stop_ids = torch.tensor(stops, dtype=torch.int64)
-    noise, cache = _Noise(seed, len(prompts), model.config.vocab_size), _Cache(model)
+    noise = _Noise(seed, len(prompts), model.config.vocab_size)
     rows = torch.arange(len(prompts))
     written: list[list[int]] = [[] for _ in prompts]
     for step in range(tokens):
@@ -181,24 +155,6 @@ def _continued(  # noqa: PLR0913, PLR0917 - called once
         rows, ids = rows[active], chosen[active, None]
         seen = torch.cat([seen[active], torch.ones_like(ids)], -1)
     return written
-
-
-class _Cache(DynamicCache):
-    """Cache of expanded keys and values; transformers caches latents and expands all of them at every step."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__(config=model.config)
-        for layer in model.model.layers:
-            layer.self_attn.expand_kv = partial(self._expanded, layer.self_attn)
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> Any:
-        """Return the latents of new tokens unchanged; `_expanded` caches the expanded ones."""
-        return key_states, value_states
-
-    def _expanded(self, attention: Any, latent: torch.Tensor, k_rope: torch.Tensor) -> Any:
-        expand = cast("Any", type(attention)).expand_kv
-        keys, values = cast("tuple[torch.Tensor, torch.Tensor]", expand(attention, latent, k_rope))
-        return super().update(keys, values, attention.layer_idx)
 
 
 class _Noise:

@@ -12,7 +12,8 @@ lack PyYAML. Its keys:
     fused                              linears that engines load into one tensor and that must therefore share a scale,
                                        by the engines' name for it
     vllm_renames                       name prefixes that vLLM's model replaces; null if vLLM's model renames nothing
-    forward                            the module that runs its layers; null if there is none
+    forward                            the module that runs its layers, and the names it needs: the prefix of a layer,
+                                       its attention module, embedding, final norm and head; null if there is none
 
 In names, {L} is a layer, {E} an expert, (a|b) a choice, and * any text. A tensor that no template matches is an error:
 if it were skipped silently, an engine would miss it.
@@ -61,6 +62,18 @@ class LinearRole(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Forward:
+    """How a family's layers run: a module with `text_model(family, config, attention)`, and names for it."""
+
+    module: str  # imported when layers run, as it needs PyTorch and transformers
+    layer: str  # the prefix of a layer's tensors, with {L}
+    attention: str  # the attention module in a layer
+    embedding: str
+    norm: str
+    head: str
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """One model family; `name` is that of its folder."""
 
@@ -75,7 +88,7 @@ class Family:
     projections: Mapping[str, str]  # the last part of an MLP linear's name -> one of PROJECTIONS
     fused: Mapping[str, tuple[str, ...]]  # the engines' name of a fused linear -> the last parts of its linears' names
     vllm_renames: tuple[tuple[str, str], ...] | None  # prefix -> its replacement in vLLM; None if it renames nothing
-    forward: str | None  # the module that runs its layers
+    forward: Forward | None
 
     def place(self, tensor: str) -> Place:
         """Return a tensor's role; raise if the family does not have its name."""
@@ -174,5 +187,5 @@ def read_family(name: str, text: str) -> Family:
         projections={leaf: projection for projection in PROJECTIONS for leaf in data["projections"][projection]},
         fused={engine_name: tuple(leaves) for engine_name, leaves in data["fused"].items()},
         vllm_renames=None if renames is None else tuple(renames.items()),
-        forward=data["forward"],
+        forward=None if data["forward"] is None else Forward(**data["forward"]),
     )

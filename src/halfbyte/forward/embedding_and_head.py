@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import torch
 from torch.nn import functional
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
 
-from halfbyte.forward.config import TextModel
-from halfbyte.forward.layer import Tensors, fetch
+from halfbyte.forward.model import Tensors, TextModel, fetch
 
 TOKENS = 512  # tokens per chunk: 335 MB of FP32 logits with Kimi's vocabulary
 _WORDS = 8192  # rows of the head converted to FP32 at a time
@@ -26,12 +24,10 @@ class Head:
     def __init__(
         self, model: TextModel, tensors: Tensors, dtype: torch.dtype = torch.bfloat16, device: str = "cpu"
     ) -> None:
-        config = model.config
-        words = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-        self._norm = DeepseekV3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        norm = fetch(tensors, f"{model.prefix}model.norm.weight").to(device, dtype)
+        self._norm = model.final_norm()
+        norm = fetch(tensors, model.norm).to(device, dtype)
         self._norm.load_state_dict({"weight": norm}, assign=True)
-        self._words = fetch(tensors, model.prefix + words).to(device, dtype)
+        self._words = fetch(tensors, model.head).to(device, dtype)
 
     @torch.no_grad()
     def logits(self, h: torch.Tensor, *, precise: bool = False) -> torch.Tensor:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import masking_utils
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RotaryEmbedding
 
-from halfbyte.forward.config import TextModel
+if TYPE_CHECKING:
+    from halfbyte.forward.model import TextModel
 
 _masks: Any = masking_utils  # its functions lack type annotations
 
@@ -56,7 +56,7 @@ def look_around(
     positions = torch.from_numpy(rows.positions[chunk]).to(device, torch.int64)
     shaped = torch.empty((*positions.shape, 0), dtype=dtype, device=device)  # only its shape, dtype and device are read
     with torch.no_grad():
-        cos, sin = DeepseekV3RotaryEmbedding(model.config).to(device)(shaped, positions)
+        cos, sin = model.rotary().to(device)(shaped, positions)
     return Sight(
         cos, sin, _padded(model, rows, chunk, shaped) if rows.left_padded else _packed(model, rows, chunk, shaped)
     )

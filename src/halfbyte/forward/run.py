@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from halfbyte.forward.experts import Add, Change, Expert, Observe, run_experts
-from halfbyte.forward.layer import DecoderLayer, Look, Routed
+from halfbyte.forward.model import DecoderLayer, Look, Routed
 from halfbyte.forward.ordered_threads import in_order
 from halfbyte.forward.positions import Sight
 

@@ -223,9 +223,9 @@ def _bad_pattern(pattern: str, target: RecipeKeys, name: str, path: tuple[str | 
     regex = pattern.removeprefix("re:")
     if target.patterns == "glob":
         if regex != pattern:
-            yield Problem(f"pattern '{pattern}' matches nothing for {name}", path, "write a glob, as in *self_attn*")
+            yield Problem(f"pattern '{pattern}' matches nothing for {name}", path, "write a glob, as in *lm_head*")
     elif regex == pattern and "*" in pattern:
-        yield Problem(f"pattern '{pattern}' matches nothing for {name}", path, "write a regex, as in re:.*self_attn.*")
+        yield Problem(f"pattern '{pattern}' matches nothing for {name}", path, "write a regex, as in re:.*lm_head.*")
     elif regex != pattern:
         try:
             re.compile(regex)

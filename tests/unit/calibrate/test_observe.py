@@ -13,7 +13,7 @@ from halfbyte.calibrate.stats import MAXES, SUMS, merge
 from halfbyte.calibrate.token_rows import Rows
 from halfbyte.errors import CheckpointError
 from halfbyte.forward.experts import run_experts, turns
-from halfbyte.forward.layer import Routed
+from halfbyte.forward.model import Routed
 from halfbyte.forward.ordered_threads import in_order
 from halfbyte.forward.run import row_chunks
 

@@ -16,12 +16,11 @@ from halfbyte.calibrate.token_rows import Rows
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.families.model import describe
-from halfbyte.forward.config import text_model
+from halfbyte.families.registry import text_model
+from halfbyte.families.weights import Weights
 from halfbyte.forward.embedding_and_head import embed
-from halfbyte.forward.layer import DecoderLayer
 from halfbyte.forward.positions import look_around
 from halfbyte.forward.run import row_chunks, run_layer
-from halfbyte.forward.weights import Weights
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PEER = json.loads((GOLDEN / "llmcompressor-0.14.0.1.json").read_text())["saliencies"]
@@ -65,7 +64,7 @@ def measured(golden, tmp_path_factory):
             weights = Weights(describe(checkpoint), reader, torch.float64)
             hidden = embed(torch.from_numpy(rows.tokens).long(), weights("model.embed_tokens.weight"), torch.float64)
             for index in range(text.config.num_hidden_layers):
-                layer = DecoderLayer(text, index, weights, torch.float64)
+                layer = text.decoder_layer(index, weights, torch.float64)
                 observer = Observer(index, rows, small.EXPERTS if layer.is_moe else 0, public=True)
                 given = run_layer(
                     layer,

@@ -16,12 +16,12 @@ from transformers.models.kimi_k25 import Kimi_K25Config
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.families.model import describe
+from halfbyte.families.registry import text_model
 from halfbyte.families.stored_linear import stored
 from halfbyte.formats.codec import decode
 from halfbyte.formats.encoded import array_to_torch
-from halfbyte.forward.config import TextModel, text_model
 from halfbyte.forward.embedding_and_head import Head, embed
-from halfbyte.forward.layer import DecoderLayer
+from halfbyte.forward.model import TextModel
 from halfbyte.forward.ordered_threads import single_threaded
 from halfbyte.forward.positions import look_around
 from halfbyte.forward.run import row_chunks, run_layer
@@ -73,7 +73,7 @@ def own_config(config: dict[str, Any]) -> DeepseekV3Config:
 
 def resident(small: Small, dtype: torch.dtype, attention: str = "sdpa") -> Any:
     """Return transformers' model with the same weights, its experts run as in ModelOpt."""
-    config, prefix = own_config(small.config), small.model().prefix
+    config, prefix = own_config(small.config), small.model().layer(0).removesuffix("model.layers.0.")
     with torch.device("meta"):
         model = DeepseekV3ForCausalLM._from_config(config, attn_implementation=attention)
     model.set_experts_implementation("eager")
@@ -134,11 +134,11 @@ def streamed(
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Return the hidden states after every layer, and the logits: one layer at a time."""
     model = small.model(attention)
-    words = small.tensors[f"{model.prefix}model.embed_tokens.weight"]
+    words = small.tensors[model.embedding]
     hidden = embed(torch.from_numpy(rows.tokens).long(), words, dtype)
     states: list[torch.Tensor] = []
-    for index in range(model.config.num_hidden_layers):
-        layer, expert = DecoderLayer(model, index, small.tensors, dtype), small.expert(model, index, dtype)
+    for index in range(model.layers):
+        layer, expert = model.decoder_layer(index, small.tensors, dtype), small.expert(model, index, dtype)
         chunks = row_chunks(len(rows.tokens), chunk)
         run_layer(layer, hidden, lambda part: look_around(model, rows, part, dtype), chunks, expert, **how)
         states.append(hidden.clone())

@@ -6,7 +6,6 @@ from pico import write_pico
 from resident import left_padded, read_small, resident, run_resident, streamed
 
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.forward.layer import DecoderLayer
 from halfbyte.forward.positions import look_around
 
 BF16 = torch.bfloat16
@@ -31,7 +30,7 @@ def test_it_asks_for_its_own_tensors_and_for_no_routed_expert(small):
         asked.append(name)
         return small.tensors[name]
 
-    DecoderLayer(small.model(), 1, tensors)
+    small.model().decoder_layer(1, tensors)
     at = "language_model.model.layers.1."
     outside = {name for name in small.tensors if name.startswith(at) and ".mlp.experts." not in name}
     assert set(asked) == outside
@@ -39,7 +38,7 @@ def test_it_asks_for_its_own_tensors_and_for_no_routed_expert(small):
 
 
 def test_the_bias_of_the_router_stays_fp32(small):
-    layer = DecoderLayer(small.model(), 1, small.tensors, BF16)
+    layer = small.model().decoder_layer(1, small.tensors, BF16)
     kinds = {name: tensor.dtype for name, tensor in layer._layer.state_dict().items()}
     assert kinds.pop("mlp.gate.e_score_correction_bias") == torch.float32
     assert set(kinds.values()) == {BF16}
@@ -48,19 +47,19 @@ def test_the_bias_of_the_router_stays_fp32(small):
 def test_a_missing_tensor_is_named(small):
     name = "language_model.model.layers.1.self_attn.o_proj.weight"
     with pytest.raises(CheckpointError, match=name):
-        DecoderLayer(small.model(), 1, {key: value for key, value in small.tensors.items() if key != name})
+        small.model().decoder_layer(1, {key: value for key, value in small.tensors.items() if key != name})
 
 
 def test_a_tensor_of_another_shape_is_named(small):
     name = "language_model.model.layers.0.mlp.up_proj.weight"
     with pytest.raises(CheckpointError, match=f"{name}.*shape"):
-        DecoderLayer(small.model(), 0, small.tensors | {name: small.tensors[name][:-1]})
+        small.model().decoder_layer(0, small.tensors | {name: small.tensors[name][:-1]})
 
 
 @pytest.mark.parametrize("index", [-1, 3])
 def test_layers_that_do_not_run_are_refused(small, index):
     with pytest.raises(UsageError, match="a layer from 0 to 2"):
-        DecoderLayer(small.model(), index, small.tensors)
+        small.model().decoder_layer(index, small.tensors)
 
 
 def test_a_look_sees_every_input(small, rows):
@@ -89,7 +88,7 @@ def test_a_look_sees_every_input(small, rows):
 
 def test_keys_and_values_are_expanded_from_the_latent(small, rows):
     seen, model = {}, small.model()
-    layer = DecoderLayer(model, 0, small.tensors)
+    layer = model.decoder_layer(0, small.tensors)
     h = torch.randn(4, 32, 64, generator=torch.Generator().manual_seed(0)).to(BF16)
     layer.attention_part(h, look_around(model, rows, slice(0, 4)), lambda name, tensor: seen.update({name: tensor}))
     k, v, latent, k_rope = (seen[f"self_attn.{name}"] for name in ("k", "v", "latent", "k_rope"))

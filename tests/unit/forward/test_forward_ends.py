@@ -9,7 +9,7 @@ import torch
 from test_text_config import plain
 
 from halfbyte.errors import CheckpointError
-from halfbyte.forward.config import text_model
+from halfbyte.families.registry import text_model
 from halfbyte.forward.embedding_and_head import TOKENS, Head, embed
 from halfbyte.machine.library_settings import ONEDNN_ISA, limit_onednn
 
@@ -61,7 +61,7 @@ def test_the_embedding_is_looked_up_in_the_dtype_asked_for(tensors):
 
 def test_importing_sets_no_variable_and_a_text_model_limits_onednn():
     code = "import os, halfbyte.cli.main, halfbyte.forward.run, halfbyte.engine.backends.cuda.setup\n"
-    code += "from halfbyte.forward.config import text_model\n"
+    code += "from halfbyte.families.registry import text_model\n"
     code += "names = ('ONEDNN_MAX_CPU_ISA', 'ONEDNN_PRIMITIVE_CACHE_CAPACITY', 'PYTORCH_ALLOC_CONF')\n"
     code += "print(*(os.environ.get(name) for name in names))\n"
     code += f"text_model({plain()!r})\n"

@@ -9,7 +9,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 
 from halfbyte.errors import CheckpointError, HalfbyteError, UsageError
 from halfbyte.families.kimi_k25 import geometry
-from halfbyte.forward.config import text_model
+from halfbyte.families.registry import text_model
 from halfbyte.forward.positions import look_around
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")  # no forward reads them
@@ -90,7 +90,7 @@ def without(key):
     ("config", "says"),
     [
         (plain("qwen3_moe"), "unsupported model_type 'qwen3_moe'"),
-        (without("model_type"), "unsupported model_type 'None'"),
+        (without("model_type"), "unknown model_type None"),
         (wrapped() | {"text_config": None}, "no text_config"),
         (wrapped() | {"text_config": plain("kimi_linear")}, "unsupported model_type 'kimi_linear'"),
         (without("kv_lora_rank"), "no kv_lora_rank"),

@@ -20,7 +20,7 @@ from halfbyte.errors import UsageError
 from halfbyte.families.family import DOWN, UP
 from halfbyte.families.linears import StoredLinear
 from halfbyte.families.model import describe
-from halfbyte.forward.weights import Weights
+from halfbyte.families.weights import Weights
 from halfbyte.methods.activation_scales import expert_amax, scales_of
 from halfbyte.plan.rules import ENCODE, make_jobs
 from halfbyte.recipe.decisions import InputScale

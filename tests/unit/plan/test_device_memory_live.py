@@ -15,9 +15,8 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Decod
 from halfbyte.calibrate.token_rows import Rows
 from halfbyte.engine.backends.cuda.memory import _Widths
 from halfbyte.families.kimi_k25.geometry import Geometry, text_config
-from halfbyte.forward.config import text_model
+from halfbyte.families.registry import text_model
 from halfbyte.forward.experts import run_experts
-from halfbyte.forward.layer import DecoderLayer
 from halfbyte.forward.positions import look_around
 from halfbyte.forward.run import run_layer
 
@@ -63,7 +62,7 @@ def test_a_chunk(index):
             name: tensor.shape for name, tensor in DeepseekV3DecoderLayer(text.config, index).state_dict().items()
         }
     tensors = {f"model.layers.{index}.{name}": torch.randn(shape) / 20 for name, shape in shapes.items()}
-    layer = DecoderLayer(text, index, tensors)
+    layer = text.decoder_layer(index, tensors)
     positions = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
     real, documents = np.ones((ROWS, LENGTH), bool), np.zeros((ROWS, LENGTH), np.int32)
     rows = Rows(positions, real, positions, documents, documents.astype(np.int16), ("news",), False)

@@ -26,8 +26,8 @@ from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.families.examples import example
 from halfbyte.families.model import describe
+from halfbyte.families.registry import text_model
 from halfbyte.formats import emulated_activations
-from halfbyte.forward.config import text_model
 from halfbyte.recipe.load import load_recipe
 
 GB = 10**9

@@ -9,7 +9,7 @@ from halfbyte.calibrate.token_rows import Rows
 from halfbyte.engine.backends.cuda.observe import DeviceObserver
 from halfbyte.formats.gpu.combine import combine
 from halfbyte.forward.experts import run_experts
-from halfbyte.forward.layer import Routed
+from halfbyte.forward.model import Routed
 from halfbyte.forward.run import row_chunks
 
 EXPERTS, CHOSEN, WIDTH, INNER = 5, 2, 24, 16

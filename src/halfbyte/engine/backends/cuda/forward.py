@@ -12,12 +12,12 @@ from halfbyte.engine.backends.cuda.memory import CHUNK_TOKENS, EXPERT_TOKENS
 from halfbyte.engine.backends.cuda.observe import DeviceObserver
 from halfbyte.engine.backends.cuda.streams import Lane
 from halfbyte.engine.backends.cuda.timing import Clock
+from halfbyte.families.weights import Weights
 from halfbyte.forward.embedding_and_head import embed
 from halfbyte.forward.experts import Expert
-from halfbyte.forward.layer import DecoderLayer
+from halfbyte.forward.model import DecoderLayer
 from halfbyte.forward.positions import look_around
 from halfbyte.forward.run import Hidden, row_chunks, run_layer
-from halfbyte.forward.weights import Weights
 
 
 class Offloaded:
@@ -47,7 +47,7 @@ class Offloaded:
 def first_hidden(calibration: Calibration, weights: Weights) -> torch.Tensor:
     """Return the input of the first layer, on the host."""
     tokens = torch.from_numpy(calibration.rows.tokens).long()
-    return embed(tokens, weights(f"{calibration.text.prefix}model.embed_tokens.weight"), DTYPE)
+    return embed(tokens, weights(calibration.text.embedding), DTYPE)
 
 
 class DeviceStream:
@@ -78,7 +78,7 @@ class DeviceStream:
     def through(self, layer: DecoderLayer, experts: Experts | Expert | None) -> DeviceObserver:
         """Start the forward pass of a layer; the device may still be running when this returns."""
         text, rows = self._of.text, self._of.rows
-        count = text.config.n_routed_experts if layer.is_moe else 0
+        count = text.experts if layer.is_moe else 0
         observer = DeviceObserver(layer.index, rows, count, self._device)
         with self._lane:
             begin = self._lane.mark()

@@ -43,8 +43,8 @@ from halfbyte.engine.backends.cuda.stacks import Buffers, Loader, Memory, Stack
 from halfbyte.engine.backends.cuda.streams import Mark
 from halfbyte.engine.backends.cuda.timing import Clock
 from halfbyte.engine.runner import Runner
-from halfbyte.forward.layer import DecoderLayer
-from halfbyte.forward.weights import Weights
+from halfbyte.families.weights import Weights
+from halfbyte.forward.model import DecoderLayer
 from halfbyte.methods.apply import JobInputs
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import ENCODE, ROUTED, Job, method_of
@@ -206,7 +206,7 @@ class DevicePass:
                 if forward:
                     assert self._calibration is not None
                     with state.upload:
-                        decoder = DecoderLayer(self._calibration.text, layer, self._weights, DTYPE, str(state.device))
+                        decoder = self._calibration.text.decoder_layer(layer, self._weights, DTYPE, str(state.device))
                 copies.append(_DeviceLayer(device_stacks, decoder, state.upload.mark()))
             for copy in copies:
                 copy.loaded.wait()  # page-locked memory and decoder weights must not be freed before they are copied

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from halfbyte.calibrate.expert_sums import SUM_ROWS
-from halfbyte.calibrate.observe import HEADS_FIRST, not_finite
+from halfbyte.calibrate.observe import not_finite, tokens_second
 from halfbyte.calibrate.routing import Routing
 from halfbyte.calibrate.stats import SUMS, ExpertStats, LayerStats
 from halfbyte.calibrate.token_rows import Rows
 from halfbyte.formats.gpu.combine import combine
-from halfbyte.forward.layer import Look, Routed
+from halfbyte.forward.model import Look, Routed
 from halfbyte.forward.softmax import softmax_weights
 
 _linalg: Any = torch.linalg  # its functions are untyped
@@ -56,7 +56,7 @@ class DeviceObserver:
 
         def look(name: str, tensor: torch.Tensor) -> None:
             if real is not None:
-                tensor = (tensor.transpose(1, 2) if name in HEADS_FIRST else tensor).reshape(*real.shape, -1)[real]
+                tensor = tokens_second(tensor).reshape(*real.shape, -1)[real]
             if tensor.numel():
                 amax = _amax(tensor)
                 previous = self._largest.get(name)

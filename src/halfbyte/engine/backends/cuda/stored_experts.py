@@ -22,9 +22,9 @@ from halfbyte.engine.backends.cuda.timing import Clock
 from halfbyte.families.family import PROJECTIONS
 from halfbyte.families.linears import StoredLinear
 from halfbyte.families.model import Model
+from halfbyte.families.weights import Weights
 from halfbyte.forward.experts import Expert
 from halfbyte.forward.experts import Weights as ExpertWeights
-from halfbyte.forward.weights import Weights
 from halfbyte.plan.rules import ROUTED
 
 if TYPE_CHECKING:

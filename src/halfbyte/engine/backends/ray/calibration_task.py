@@ -33,8 +33,8 @@ from halfbyte.engine.backends.ray.worker import (
     refuse_stale,
 )
 from halfbyte.errors import MachineError
-from halfbyte.forward.config import text_model
-from halfbyte.forward.weights import Weights
+from halfbyte.families.registry import text_model
+from halfbyte.families.weights import Weights
 from halfbyte.plan.manifest import Plan
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from halfbyte.formats.registry import FORMATS, input_scale_suffixes
 COMPANIONS = ("bias", *input_scale_suffixes())
 ROUTED = "routed_experts"
 MLP_ROLES = (ROUTED, "shared_experts", "dense_mlp")
-# The linears of an MLP, whatever a checkpoint calls them: down(act(gate(x)) * up(x)).
+# The linears of an MLP under any name: down(act(gate(x)) * up(x)).
 GATE, UP, DOWN = "gate", "up", "down"
 PROJECTIONS = (GATE, UP, DOWN)
 _MOST = 1 << 21  # limit for any count in a config: layers, experts, widths, vocabulary

@@ -20,6 +20,6 @@ decoded tensors and experts. This package knows no family and no tensor name.
 
 The hook `look(name, tensor)` is called with the input of every linear outside the routed experts, by the checkpoint's
 name of the linear in the layer. In the attention module it is also called with the expanded keys and values (`k`, `v`),
-and with what is cached (MLA: `latent`, `k_rope`). A returned tensor replaces the input, which emulates quantized
+and with the cached tensors (MLA: `latent`, `k_rope`). A returned tensor replaces the input, which emulates quantized
 activations and a quantized KV cache.
 """

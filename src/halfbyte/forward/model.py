@@ -1,4 +1,4 @@
-"""What the forward pass asks of a model. Each family implements it with transformers' modules.
+"""The interface of a model for the forward pass. Each family implements it with transformers' modules.
 
 A `TextModel` has the dimensions and tensor names of a model, and builds its decoder layers: `families/*/forward.py`.
 """

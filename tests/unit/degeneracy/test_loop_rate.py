@@ -14,6 +14,7 @@ from halfbyte.degeneracy.generate import Written, open_writer
 from halfbyte.degeneracy.loop_test import LoopRate, judge, open_prompts, rate_of
 from halfbyte.doctor import facts as doctor
 from halfbyte.errors import MachineError, UsageError
+from halfbyte.families.deepseek_v3.forward import DeepseekV3
 
 MINI = Path(__file__).parents[3] / "models" / "kimi-mini"
 FINE = " ".join(f"word{at}" for at in range(30))
@@ -180,7 +181,7 @@ def test_rates_of_different_prompts_are_not_compared():
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_read(monkeypatch):
     monkeypatch.setattr(generate, "memory_facts", lambda: doctor.Memory(10**9, 10**7, None))
-    monkeypatch.setattr(generate, "_fill", None)
+    monkeypatch.setattr(DeepseekV3, "fill", None)
     with (
         pytest.raises(MachineError, match=r"decoded model needs .* MB of memory, but only 10.0 MB are free") as refused,
         open_writer(MINI),

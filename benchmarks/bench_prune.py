@@ -22,7 +22,7 @@ from synth import KIMI_K26, replace, write_layers
 
 from halfbyte.machine.resources import usable_cores
 from halfbyte.plan.prune_plan import LayerChoice, PrunePlan, write_prune_plan
-from halfbyte.plan.pruned_router import RouterShape
+from halfbyte.plan.pruned import RouterShape
 
 PRUNE, ROUNDS = "prune", 3
 

@@ -94,7 +94,7 @@ def check(case: Path, plan: Path, work: Path, device: str) -> list[str]:
     """Return the files that differ."""
     from halfbyte.engine.calibrate import calibrate
     from halfbyte.engine.pipeline import quantize
-    from halfbyte.plan.plan_file import read_plan_file
+    from halfbyte.plan.manifest import read_plan_file
 
     recipe = read_plan_file(plan).recipe
     shutil.rmtree(work, ignore_errors=True)

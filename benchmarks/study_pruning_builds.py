@@ -18,9 +18,10 @@ from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.calibrate.store import read_stats
 from halfbyte.errors import UsageError
 from halfbyte.plan.prune_plan import PrunePlan
-from halfbyte.prune.choose import RouterShape, choose, restore
-from halfbyte.prune.coverage import coverage_of
+from halfbyte.plan.pruned import RouterShape
+from halfbyte.prune.choose import choose, coverage_of
 from halfbyte.prune.saliency import layer_scores
+from halfbyte.prune.selection import restore
 from halfbyte.recipe.decisions import Prune
 
 Kept = Mapping[int, tuple[int, ...]]

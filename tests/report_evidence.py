@@ -15,7 +15,7 @@ from halfbyte.calibrate.store import Store
 from halfbyte.engine.pipeline import quantize
 from halfbyte.evidence.folder import KINDS
 from halfbyte.plan.prune_plan import LayerChoice, PrunePlan
-from halfbyte.plan.pruned_router import RouterShape
+from halfbyte.plan.pruned import RouterShape
 from halfbyte.recipe.load import load_recipe
 
 QUIET = "a calm text"

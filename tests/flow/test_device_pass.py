@@ -45,7 +45,7 @@ import sys, json
 from pathlib import Path
 from halfbyte.engine.backends.cuda import forward, layer_loop, observe, partition, pinned_buffers, setup
 from halfbyte.engine.pipeline import quantize
-from halfbyte.plan.plan_file import read_plan_file
+from halfbyte.plan.manifest import read_plan_file
 source, out, plan, device, settings = sys.argv[1:]
 settings = json.loads(settings)
 if "slot" in settings:  # small ones: chunks, pieces and groups in a small model

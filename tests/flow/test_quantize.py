@@ -174,7 +174,7 @@ def test_shards_by_size(source, tmp_path):
     object.__setattr__(recipe, "shards", "1MB")
     made = plan(source, recipe)
     assert len(made.shards) == 1  # a pico is smaller than a megabyte
-    from halfbyte.plan.layout import lay_out_shards
+    from halfbyte.plan.manifest import lay_out_shards
 
     limit = 20_000
     shards = lay_out_shards(made.jobs, limit)

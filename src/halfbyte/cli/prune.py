@@ -88,12 +88,12 @@ def prune_command(out: Output, source: str, out_folder: Path | None, **choice: A
     from halfbyte.cli import pipeline_output as show
     from halfbyte.engine.pipeline import quantize
     from halfbyte.machine.resources import refuse_few_addresses
-    from halfbyte.prune import decide, list_files, options
+    from halfbyte.prune import decide, keep_list, options
 
     refuse_few_addresses(0, choice["threads"], measures=False)  # reading the source uses threads too
     options.refuse_contradictions(choice, out_folder)
     opened = chosen_source(source, out_folder / FOLDER if out_folder else None, choice)
-    list_files.refuse_to_replace(choice, opened if isinstance(opened, Path) else opened.root)
+    keep_list.refuse_to_replace(choice, opened if isinstance(opened, Path) else opened.root)
     checkpoint, model = decide.open_model(opened)
     plan, recipe = options.plan_and_recipe(choice, checkpoint, model, out.note)
     if out_folder is None:

@@ -12,7 +12,7 @@ from halfbyte.cli.named_values import RECIPE
 from halfbyte.errors import UsageError
 
 if TYPE_CHECKING:
-    from halfbyte.plan.plan_file import PlanFile
+    from halfbyte.plan.manifest import PlanFile
     from halfbyte.recipe.decisions import Recipe
 
 Command = Callable[..., Any]
@@ -89,6 +89,6 @@ def chosen_plan(choice: Mapping[str, Any]) -> PlanFile | None:
         if choice[key]:
             fix = f"omit it, or create a new plan: halfbyte plan SRC -r RECIPE {option} ... -o FILE"
             raise UsageError(f"{option} cannot be combined with --plan, which fixes it", where=option, fix=fix)
-    from halfbyte.plan.plan_file import read_plan_file
+    from halfbyte.plan.manifest import read_plan_file
 
     return read_plan_file(choice["plan_file"])

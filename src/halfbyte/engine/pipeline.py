@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from halfbyte.calibrate.provided import Statistics
     from halfbyte.calibrate.report import Report
     from halfbyte.degeneracy.loop_test import LoopTest
-    from halfbyte.plan.plan_file import PlanFile
+    from halfbyte.plan.manifest import PlanFile
     from halfbyte.prune.decide import LayerByLayer
     from halfbyte.publish.hub.push import Push
     from halfbyte.ui.console import Advice

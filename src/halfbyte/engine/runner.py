@@ -32,8 +32,7 @@ from halfbyte.formats.encoded import Quality
 from halfbyte.formats.registry import FORMATS
 from halfbyte.machine.resources import run_threads
 from halfbyte.methods.apply import JobInputs, JobOutput, apply, as_bytes
-from halfbyte.plan.layout import Shard
-from halfbyte.plan.manifest import Plan
+from halfbyte.plan.manifest import Plan, Shard
 from halfbyte.plan.rules import KEEP, Job
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from <malloc.h>

@@ -1,41 +1,103 @@
-"""The plan: its jobs, its shards, and a fingerprint of everything that determines the output bytes.
+"""The plan: its jobs, its shard layout, and a fingerprint of everything that determines the output bytes.
 
 Equal plans give equal bytes. The fingerprint is a hash of named parts, so that errors can name the parts that differ.
+
+A plan.json has the recipe and the fingerprints that the source must match. The recipe was validated when the plan was
+created. When the file is read it is only compared with its own fingerprint, which does not require pydantic or PyYAML.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any, cast
 
 from halfbyte.checkpoint.folder import Checkpoint
-from halfbyte.checkpoint.headers import TensorInfo
+from halfbyte.checkpoint.headers import TensorInfo, TensorSpec, lay_out
+from halfbyte.checkpoint.untrusted_files import read_json
 from halfbyte.errors import UsageError
 from halfbyte.families.model import Model
 from halfbyte.machine.process import gc_paused
-from halfbyte.plan.layout import Shard, lay_out_shards
 from halfbyte.plan.pruned import (
     Kept,
     by_layer,
     first_experts,
+    keep_count,
     kept_digest,
     moe_layers,
     refuse_no_experts,
+    refuse_nothing_to_drop,
     refuse_unlike_experts,
     refuse_wrong_choice,
     router_shape,
 )
-from halfbyte.plan.pruned_router import keep_count, refuse_nothing_to_drop
 from halfbyte.plan.rules import DECODE, Job, make_jobs
 from halfbyte.recipe.decisions import Prune, Recipe
 
 _PIECE_TENSORS = 1024
 BYTES_VERSION = 2  # incremented when the same recipe and source give different bytes; see CHANGELOG, Output bytes
+
+_AGAIN = "recreate the plan: halfbyte plan SRC -r RECIPE -o FILE"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One output file: its header bytes and the offsets of its tensors."""
+
+    name: str
+    head: bytes
+    tensors: tuple[TensorInfo, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the file."""
+        return self.tensors[-1].end if self.tensors else len(self.head)
+
+
+def lay_out_shards(jobs: Sequence[Job], shard_nbytes: int | None) -> list[Shard]:
+    """Split the outputs into shards in the model's order: one per layer, or filled greedily up to a size."""
+    groups = list(_by_size(jobs, shard_nbytes) if shard_nbytes else _by_layer(jobs))
+    names = [shard_name(number, len(groups)) for number in range(1, len(groups) + 1)]
+    shards: list[Shard] = []
+    for name, group in zip(names, groups, strict=True):
+        head, tensors = lay_out(group, name)
+        shards.append(Shard(name, head, tuple(tensors)))
+    return shards
+
+
+def shard_name(number: int, total: int) -> str:
+    """Return the shard's file name in the style of Kimi's releases: five-digit number, six-digit total."""
+    return "model.safetensors" if total == 1 else f"model-{number:05d}-of-{total:06d}.safetensors"
+
+
+def _by_layer(jobs: Sequence[Job]) -> Iterator[list[TensorSpec]]:
+    """Yield one group per layer, then one per role outside the layers (embeddings, head and norm together)."""
+    groups: dict[tuple[bool, int, str], list[TensorSpec]] = {}
+    for job in jobs:
+        role = "" if job.layer is not None else ("text" if job.role in ("embed", "head", "norm") else job.role)
+        groups.setdefault((job.layer is None, job.layer or 0, role), []).extend(job.outputs)
+    for key in sorted(groups, key=lambda key: (key[0], key[1], key[2] != "text", key[2])):
+        yield groups[key]
+
+
+def _by_size(jobs: Sequence[Job], limit: int) -> Iterator[list[TensorSpec]]:
+    """Yield groups filled in order; a tensor that would exceed the limit starts a new group."""
+    group: list[TensorSpec] = []
+    filled = 0
+    for job in jobs:
+        for spec in job.outputs:
+            if group and filled + spec.nbytes > limit:
+                yield group
+                group, filled = [], 0
+            group.append(spec)
+            filled += spec.nbytes
+    if group:
+        yield group
 
 
 @dataclass(frozen=True)
@@ -205,3 +267,41 @@ def _headers_digest(tensors: Iterable[TensorInfo]) -> str:
         separator = b", "
     digest.update(b"]")
     return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """The contents of a plan.json."""
+
+    path: Path
+    recipe: Recipe
+    layers: int | None
+    parts: Mapping[str, str]
+
+    def refuse_other(self, plan: Plan) -> None:
+        """Raise UsageError naming the differing parts if a plan is not the one in this file."""
+        different = different_parts(self.parts, plan)
+        if different:
+            parts = f"{', '.join(different)} differ{'s' if len(different) == 1 else ''}"
+            fix = f"use the source, the layers and the version that it was created with, or {_AGAIN}"
+            raise UsageError(f"the plan does not match: {parts}", where=str(self.path), fix=fix)
+
+
+def read_plan_file(path: Path) -> PlanFile:
+    """Read the output of `halfbyte plan -o`, or the plan.json of an output."""
+    try:
+        content: Any = read_json(path)
+        recipe = Recipe.of(content["recipe"])
+        parts = {str(name): str(part) for name, part in content["parts"].items()}
+        layers = None if parts["layers"] == "all" else int(parts["layers"])
+        changed = recipe.fingerprint() != parts["recipe"]
+    except OSError as error:
+        what = f"cannot read the plan: {error.strerror or error}"
+        raise UsageError(what, where=str(path), fix="check the path") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        what = "not a plan of this version of halfbyte, or damaged"
+        raise UsageError(what, where=str(path), fix=_AGAIN) from None
+    if changed:
+        what = "the recipe in this plan was changed after the plan was created"
+        raise UsageError(what, where=str(path), fix=_AGAIN)
+    return PlanFile(path, recipe, layers, parts)

@@ -4,21 +4,33 @@ In vLLM 0.32, ModelOpt's list is matched exactly, as substrings, then as globs. 
 Quark are matched exactly or, after `re:`, as a regular expression from the start of the name. Fused layers are matched
 as one. For some families vLLM renames modules and list entries before it matches. The family lists both
 (`fused`, `vllm_renames`). tests/golden/vllm_matching.json records vLLM's decisions.
+
+Configs are untrusted, so regular expressions with exponential run time are rejected. The time of `((a+)+)+!` doubles
+with each letter, and Python cannot interrupt a match. Real ignore lists have at most two stars per pattern, not nested.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
+from re import _constants as codes  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
+from re import _parser as parser  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from halfbyte.families.family import Family
-from halfbyte.plan.module_patterns import compiled
 
 if TYPE_CHECKING:
     from halfbyte.audit.inputs import Contents
     from halfbyte.families.model import Model
+
+_MOST_CHARACTERS = 2_000
+_MOST_STARS = 4
+_REPEATS = frozenset(cast("Any", (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)))
+_Tree = cast("Any", parser).SubPattern
+_FEW = 4  # repetitions up to this count are harmless
 
 Kind = Literal["linear", "experts", "head"]
 
@@ -27,6 +39,42 @@ _CLASSES: Mapping[Kind, str] = {"linear": "ParallelLinear", "experts": "RoutedEx
 _REGEX = "re:"
 _MATRIX = 2
 _MATCHERS = ("modelopt", "compressed-tensors", "quark", "fp8")
+
+
+@lru_cache(maxsize=4096)
+def compiled(pattern: str) -> re.Pattern[str] | None:
+    """Compile a pattern; None if it is invalid or may take exponential time."""
+    if len(pattern) > _MOST_CHARACTERS:
+        return None
+    try:
+        stars = _stars(cast("Any", parser).parse(pattern), inside=False)
+        return re.compile(pattern) if stars <= _MOST_STARS else None
+    except (re.error, OverflowError, RecursionError, _NestedError):
+        return None
+
+
+class _NestedError(Exception):
+    """Raised for a repetition or alternation inside a repetition."""
+
+
+def _stars(tree: Any, *, inside: bool) -> int:
+    """Count the unbounded repetitions."""
+    stars = 0
+    for code, argument in tree:
+        if code in _REPEATS:
+            least, most, body = argument
+            repeats = most - least > _FEW
+            if inside and most > least:
+                raise _NestedError
+            stars += repeats + _stars(body, inside=inside or most > _FEW)
+        elif code is codes.BRANCH:
+            if inside:
+                raise _NestedError
+            stars += sum(_stars(branch, inside=inside) for branch in argument[1])
+        else:
+            parts = cast("tuple[Any, ...]", argument if isinstance(argument, tuple) else (argument,))
+            stars += sum(_stars(part, inside=inside) for part in parts if isinstance(part, _Tree))
+    return stars
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,12 @@ from halfbyte.errors import UsageError
 from halfbyte.families.declared_formats import refuse_other_config
 from halfbyte.families.model import Model, describe
 from halfbyte.plan.manifest import Plan, make_plan, refuse_nothing_to_prune
-from halfbyte.plan.prune_plan import CHOSEN_ON, PLAN, LayerChoice, PrunePlan
-from halfbyte.plan.prune_plan_checks import check_layers
+from halfbyte.plan.prune_plan import CHOSEN_ON, PLAN, LayerChoice, PrunePlan, check_layers
 from halfbyte.plan.prune_record import read_record
-from halfbyte.plan.pruned import Kept, moe_layers, refuse_wrong_choice, router_shape
-from halfbyte.plan.pruned_router import RouterShape
+from halfbyte.plan.pruned import Kept, RouterShape, moe_layers, refuse_wrong_choice, router_shape
 from halfbyte.plan.rules import Job
-from halfbyte.prune.budgets import Budgets
 from halfbyte.prune.choose import choose, choose_layer, gather, spread, with_coverage
+from halfbyte.prune.selection import Budgets
 from halfbyte.recipe.decisions import Prune, Recipe
 
 

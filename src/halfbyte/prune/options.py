@@ -20,7 +20,7 @@ from halfbyte.families.model import Model
 from halfbyte.plan.prune_plan import PrunePlan, read_json
 from halfbyte.plan.pruned import moe_layers, router_shape
 from halfbyte.prune.keep_list import plan_of_keep_list
-from halfbyte.prune.restore import restore
+from halfbyte.prune.selection import restore
 from halfbyte.recipe import schema as recipe_schema
 from halfbyte.recipe.decisions import MOST_WEIGHT, Recipe, Role
 from halfbyte.recipe.errors import explain

@@ -20,10 +20,10 @@ from halfbyte.evaluate.parity import known_then
 from halfbyte.evaluate.results import read_baseline, refuse_missing_items, refuse_other_questions
 from halfbyte.evaluate.samples import Sample, check_pairs, load_samples
 from halfbyte.evaluate.store import Store
-from halfbyte.plan.plan_file import read_plan_file
+from halfbyte.plan.manifest import read_plan_file
 from halfbyte.plan.prune_plan import LayerChoice, PrunePlan, read_prune_plan
 from halfbyte.plan.prune_record import read_record
-from halfbyte.plan.pruned_router import RouterShape
+from halfbyte.plan.pruned import RouterShape
 from halfbyte.probe.tools.vendor import read_cases
 from halfbyte.probe.trace import Trace
 from halfbyte.recipe.load import load_recipe, recipe_text

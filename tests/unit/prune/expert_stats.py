@@ -3,7 +3,7 @@
 import numpy as np
 
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
-from halfbyte.prune.choose import RouterShape
+from halfbyte.plan.pruned import RouterShape
 from halfbyte.recipe.decisions import Prune
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from halfbyte.calibrate.stats import LayerStats, merge
 from halfbyte.errors import UsageError
-from halfbyte.prune.choose import choose, choose_layer, gather, restore, spread
+from halfbyte.prune.choose import choose, choose_layer, gather, spread
+from halfbyte.prune.selection import restore
 
 DOMAINS = ("code", "prose")
 
@@ -37,13 +38,13 @@ def test_a_worked_example_of_reap():
     assert kept(found, rule(2, method="weighted_ean"), router(5)) == (0, 4)
 
 
-def test_of_equal_scores_the_lower_number_stays():
+def test_of_equal_scores_the_lower_number_is_kept():
     assert kept(stats([1] * 6), rule(4), router(6)) == (0, 1, 2, 3)
     assert kept(stats([1] * 6, gn=[1, 2, 1, 2, 1, 2]), rule(4), router(6)) == (0, 1, 3, 5)
     assert kept(stats([1] * 384), rule(192), router(384)) == tuple(range(192))
 
 
-def test_every_group_keeps_as_many():
+def test_every_group_keeps_the_same_number():
     scores = [9, 8, 7, 6, 1, 2, 3, 4]
     found = stats([1] * 8, gn=scores)
     assert kept(found, rule(4), router(8)) == (0, 1, 2, 3)
@@ -51,7 +52,7 @@ def test_every_group_keeps_as_many():
     assert kept(found, rule(4, select="max_min"), router(8, 2, 2, 1)) == (0, 1, 6, 7)
 
 
-def test_who_was_not_observed_stays_and_is_named():
+def test_unobserved_experts_are_kept_with_a_reason():
     found = stats([0, 5, 5, 2, 5], gn=[0, 5, 10, 100, 15])
     choice = chosen({3: found}, rule(3, min_tokens=3), router(5)).layers[3]
     assert choice.kept == (0, 3, 4)
@@ -60,7 +61,7 @@ def test_who_was_not_observed_stays_and_is_named():
     assert kept(found, rule(3, min_tokens=0), router(5)) == (2, 3, 4)  # as the public code: no tokens, no worth
 
 
-def test_super_experts_stay_across_layers_and_in_one():
+def test_super_experts_are_kept_across_layers_and_in_one():
     out = np.ones(200)
     out[7] = 500
     quiet, loud = stats([1] * 200, gn=range(200)), stats([1] * 200, gn=range(200), out=out)
@@ -88,7 +89,7 @@ def test_the_two_rules_for_super_experts_differ():
     assert gathered.kept() == {layer: choice.kept for layer, choice in choices.items()}
 
 
-def test_without_super_experts_one_by_one_is_all_at_once():
+def test_without_super_experts_layer_by_layer_equals_all_at_once():
     layers = {layer: random_stats(layer) for layer in (2, 5, 9)}
     for select in ("mean", "max_min"):
         said = rule(8, select=select)
@@ -98,7 +99,7 @@ def test_without_super_experts_one_by_one_is_all_at_once():
         assert (alone.layers, alone.coverage) == (whole.layers, {**whole.coverage, "super_experts": None})
 
 
-def test_more_must_stay_than_there_is_room_for():
+def test_more_protected_experts_than_the_count_are_refused():
     found = stats([0, 0, 0, 5, 5, 5, 5, 5])
     with pytest.raises(UsageError) as caught:
         kept(found, rule(2), router(8))
@@ -123,7 +124,7 @@ def test_layers_that_are_missing_or_dense():
     assert sorted(choose(layers, "abc", rule(8), router(16), layers_expected=[1]).layers) == [1]
 
 
-def test_max_min_saves_the_domain_that_the_mean_gives_up():
+def test_max_min_keeps_the_domain_that_the_mean_drops():
     found = stats([[9, 1]] * 4 + [[1, 9]] * 4, gn=[[900, 1]] * 4 + [[1, 90]] * 4)
     said = rule(4, method="weighted_ean")
     mean = chosen({1: found}, said, router(8), DOMAINS)
@@ -151,7 +152,7 @@ def test_a_layers_scale_changes_nothing(seed, scale, select):
 
 @settings(max_examples=40, deadline=None)
 @given(seeds=st.lists(st.integers(0, 10**6), min_size=2, max_size=4), select=st.sampled_from(["mean", "max_min"]))
-def test_parts_that_are_merged_choose_as_the_whole(seeds, select):
+def test_merged_statistics_choose_like_the_whole(seeds, select):
     parts = [random_stats(seed) for seed in seeds]
     sums = {name: sum(part.experts.sums[name] for part in parts) for name in ("gn", "n", "n2", "g2n", "g2n2")}
     out = np.max([part.experts.out_amax for part in parts], axis=0)
@@ -164,7 +165,7 @@ def test_parts_that_are_merged_choose_as_the_whole(seeds, select):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), groups=st.sampled_from([1, 2, 4]), method=st.sampled_from(["reap", "ean", "msan"]))
-def test_larger_sets_hold_the_smaller_and_restoring_is_choosing_more(seed, groups, method):
+def test_larger_sets_contain_smaller_ones_and_restoring_equals_choosing_more(seed, groups, method):
     layers = {layer: random_stats(seed + layer) for layer in (1, 2)}
     shape = router(16, 2, groups, groups)
     plans = {count: chosen(layers, rule(count, method=method), shape, "abc") for count in (8, 12, 16)}
@@ -180,7 +181,7 @@ def test_larger_sets_hold_the_smaller_and_restoring_is_choosing_more(seed, group
     select=st.sampled_from(["mean", "max_min"]),
     blind=st.sets(st.integers(0, 15), max_size=3),
 )
-def test_every_choice_is_right(seed, select, blind):
+def test_every_choice_is_valid(seed, select, blind):
     found = random_stats(seed)
     found.experts.count[list(blind)] = 0
     choice = choose_layer(1, found, "abc", rule(8, select=select), router(16, 2))
@@ -221,7 +222,7 @@ def brute_spread(layers, keep, least):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_water_filling_keeps_the_most_that_any_spread_can(seed):
+def test_water_filling_is_optimal(seed):
     random = np.random.default_rng(seed)
     values = [random.lognormal(0, sigma, 6) for sigma in (0.2, 1, 2)]
     layers = {number: stats([1] * 6, gn=scores) for number, scores in enumerate(values)}
@@ -252,7 +253,7 @@ def test_a_worked_example_of_water_filling():
     assert found.as_dict()["counts"] == {"1": 6, "2": 2}
 
 
-def test_spreads_respect_groups_steps_and_who_stays():
+def test_budgets_respect_groups_steps_and_protected_experts():
     layers = {layer: random_stats(layer) for layer in (1, 2, 3)}
     layers[2].experts.count[:3] = 0  # all in the first of four groups, so each group keeps three
     found = spread(layers, "abc", rule(12), router(16, 4, 4, 2), layers_expected=layers)
@@ -269,7 +270,7 @@ def test_spreads_respect_groups_steps_and_who_stays():
         spread(layers, "abc", rule(8), router(16), layers_expected=layers)
 
 
-def test_counts_of_layers_are_checked_too():
+def test_counts_per_layer_are_checked():
     with pytest.raises(UsageError, match="2 experts are too few") as caught:
         chosen({1: random_stats(1)}, rule(8), router(16, 4), "abc", counts={1: 2})
     assert caught.value.where == "layer 1"

@@ -40,7 +40,7 @@ def test_published_forms_are_read(found):
     assert (plan.rule, plan.non_uniform, plan.layers[1].scores) == (None, False, ())
 
 
-def test_lists_of_the_dropped():
+def test_lists_of_dropped_experts_are_read():
     gone = {"1": [7, 1, 3, 5], "2": [0, 4, 5, 6], "5": [0, 1, 2, 3]}
     assert read({"dropped": gone}).kept() == KEPT
     assert read({"n_expert": 8, "dropped": list(gone.values())}).kept() == KEPT
@@ -57,7 +57,7 @@ def test_forms_are_written_as_they_are_published():
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), groups=st.sampled_from([1, 2]))
-def test_to_a_list_and_back(seed, groups):
+def test_a_keep_list_round_trips(seed, groups):
     layers, shape = {layer: random_stats(seed + layer) for layer in (3, 4)}, router(16, 2, groups, groups)
     plan = choose(layers, "abc", rule(8), shape, layers_expected=layers)
     for form in ("by_layer", "counted", "in_order", "dropped"):
@@ -67,7 +67,7 @@ def test_to_a_list_and_back(seed, groups):
         assert again.kept_sha256() == plan.kept_sha256()
 
 
-def test_layers_may_keep_different_numbers_and_the_plan_says_so():
+def test_a_list_with_different_counts_gives_a_non_uniform_plan():
     assert read({**BY_LAYER, "2": [1, 2]}).non_uniform
 
 
@@ -95,7 +95,7 @@ def test_layers_may_keep_different_numbers_and_the_plan_says_so():
         ({"n_expert": 256, "keep": BY_LAYER}, "the list is for a model with 256 experts per layer, but this one has 8"),
     ],
 )
-def test_lists_that_are_not_whole_or_of_another_model(found, what):
+def test_incomplete_or_foreign_lists_are_refused(found, what):
     with pytest.raises(UsageError) as caught:
         read(found)
     assert caught.value.what == what

@@ -8,8 +8,7 @@ from expert_stats import router
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfbyte.prune.max_min import best_shares, covered, least_bound, max_min
-from halfbyte.prune.ranking import best
+from halfbyte.prune.selection import best, best_shares, covered, least_bound, max_min
 
 
 def made(seed, experts=8, domains=3):
@@ -72,7 +71,7 @@ def test_the_search_against_all_sets():
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), forced=st.sets(st.integers(0, 7), max_size=2), groups=st.sampled_from([1, 2]))
-def test_who_must_stay_stays_and_groups_are_kept(seed, forced, groups):
+def test_max_min_keeps_required_experts_and_groups(seed, forced, groups):
     by_domain, shape = made(seed), router(8, 1, groups, 1)
     shares, start, found = searched(by_domain, 4, shape, forced)
     assert found.kept in set(allowed(8, 4, shape, forced))
@@ -83,14 +82,14 @@ def test_who_must_stay_stays_and_groups_are_kept(seed, forced, groups):
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_no_single_exchange_improves_it(seed):
+def test_no_single_swap_improves_the_max_min_set(seed):
     shares, _, found = searched(made(seed), 4, router(8))
     for goes, comes in itertools.product(found.kept, set(range(8)) - set(found.kept)):
         other = sorted({*found.kept, comes} - {goes})
         assert min(covered(shares, other)) <= found.worst + 1e-11
 
 
-def test_one_domain_is_its_best_set_and_no_domain_changes_nothing():
+def test_max_min_with_one_domain_is_its_best_set():
     by_domain = made(5, 8, 1)
     _, start, found = searched(by_domain, 4, router(8))
     assert found.kept == start == best(by_domain[:, 0], 4, router(8))
@@ -106,7 +105,7 @@ def test_a_domain_without_tokens_does_not_decide():
     assert searched(with_empty, 4, router(8))[2] == searched(by_domain, 4, router(8))[2]
 
 
-def test_at_the_size_of_kimi():
+def test_max_min_at_the_size_of_kimi():
     by_domain = made(7, 384, 6)
     shares, start, found = searched(by_domain, 192, router(384))
     assert found.worst > min(covered(shares, start))

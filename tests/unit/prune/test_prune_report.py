@@ -4,8 +4,9 @@ import pytest
 from expert_stats import random_stats, router, rule, stats
 
 from halfbyte.plan.prune_plan import LayerChoice, PrunePlan
-from halfbyte.prune.choose import choose, restore
+from halfbyte.prune.choose import choose
 from halfbyte.prune.report import domain_rows, layer_rows, sentences
+from halfbyte.prune.selection import restore
 
 DOMAINS = ("code", "prose", "verse")
 # Four experts; by their sums 0 and 1 stay. Code: 8 and 4 of 8 + 4. Prose: 1 + 1 of 5 + 4. No tokens of verse.
@@ -17,7 +18,7 @@ def plan(**said):
     return choose({1: LAYER, 2: EVEN}, DOMAINS, rule(2, **said), router(4), layers_expected=[1, 2])
 
 
-def test_what_domains_keep_by_hand():
+def test_coverage_matches_a_computation_by_hand():
     found = plan().coverage
     assert found["layers"]["1"]["covered"] == {"code": 1.0, "prose": pytest.approx(2 / 9, abs=1e-15), "verse": None}
     assert found["layers"]["1"]["mass"] == {"code": 1.0, "prose": 2 / 11, "verse": None}
@@ -37,7 +38,7 @@ def test_what_domains_keep_by_hand():
     }
 
 
-def test_rows():
+def test_domain_and_layer_rows():
     rows = domain_rows(plan())
     assert [row["domain"] for row in rows] == ["prose", "code", "verse"]
     assert rows[2] == {"domain": "verse", "mean": None, "worst": None, "worst_layer": None, "mass": None}
@@ -70,13 +71,13 @@ def test_sentences():
     ]  # fmt: skip
 
 
-def test_a_domain_that_keeps_less_than_half_of_what_it_was_given_is_no_good_news():
+def test_a_domain_with_low_mass_gets_a_note():
     prose, code = sentences(plan())[:2]
     assert (prose.level, prose.fix) == ("note", "keep more")
     assert (code.level, code.fix) == ("good", "")
 
 
-def test_a_domain_that_loses_too_much_comes_first_with_what_to_do():
+def test_a_domain_with_low_coverage_comes_first_with_a_fix():
     alone = choose({1: LAYER}, DOMAINS, rule(2), router(4), layers_expected=[1])
     first = sentences(alone)[0]
     assert first.level == "bad"
@@ -84,7 +85,7 @@ def test_a_domain_that_loses_too_much_comes_first_with_what_to_do():
     assert "max_min" in first.fix
 
 
-def test_sentences_about_who_stays_and_about_edits():
+def test_advice_about_protected_restored_and_edited_experts():
     layers = {1: random_stats(1), 2: random_stats(2)}
     layers[2].experts.count[5] = 0
     layers[1].experts.out_amax[3] = 5000
@@ -92,16 +93,15 @@ def test_sentences_about_who_stays_and_about_edits():
     texts = [advice.text for advice in sentences(found)]
     assert "1 super expert in 1 layer: kept regardless of score" in texts
     assert "1 expert in 1 layer: kept, with too few tokens to be scored" in texts
-    grown = restore(found, 1, where="most")
+    grown = restore(found, 1)
     texts = [advice.text for advice in sentences(grown)]
-    layers = sum(count > 8 for count in grown.counts().values())
-    assert f"2 experts in {layers} layer{'s' * (layers > 1)}: restored" in texts
+    assert "2 experts in 2 layers: restored" in texts
     assert not any("keeps" in text and "chosen for it" in text for text in texts)  # not known without statistics
     edited = PrunePlan(router=router(4), layers={1: LayerChoice((0, 1))}, rule=None, edited=True)
     assert sentences(edited)[-1].text.startswith("the kept experts were edited by hand: their coverage is unknown")
 
 
-def test_an_edit_leaves_nothing_behind_that_it_made_untrue():
+def test_an_edit_removes_invalid_information():
     layers = {1: random_stats(1), 2: random_stats(2)}
     layers[1].experts.out_amax[3] = 5000
     layers[1].experts.count[5] = 0
@@ -123,7 +123,7 @@ def test_an_edit_leaves_nothing_behind_that_it_made_untrue():
     assert PrunePlan.of(found).layers[1].reasons == {3: "super expert"}
 
 
-def test_layers_that_differ_are_warned_of_first():
+def test_non_uniform_layers_are_the_first_warning():
     bare = PrunePlan(
         router=router(4), layers={1: LayerChoice((0, 1)), 2: LayerChoice((0,))}, rule=None, non_uniform=True
     )

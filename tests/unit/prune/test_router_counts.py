@@ -4,9 +4,8 @@ import pytest
 from expert_stats import router, rule
 
 from halfbyte.errors import UsageError
-from halfbyte.plan.pruned_router import refuse_nothing_to_drop
-from halfbyte.prune.choose import keep_count
-from halfbyte.prune.counts import count_advice, count_facts
+from halfbyte.plan.pruned import keep_count, refuse_nothing_to_drop
+from halfbyte.prune.report import count_advice, count_facts
 from halfbyte.ui.console import Advice
 
 KIMI = router(384, 8)
@@ -18,11 +17,11 @@ GROUPED = router(256, 8, 8, 4)
     ("drop", "experts", "stay"),
     [(0.25, 384, 288), (0.5, 384, 192), (0.1, 16, 15), (0.29, 100, 71), (0.999, 1000, 1), (0.3, 10, 7), (0.001, 8, 8)],
 )
-def test_a_share_is_rounded_down_as_it_was_written(drop, experts, stay):
+def test_a_dropped_share_is_rounded_down(drop, experts, stay):
     assert keep_count(rule(drop=drop), router(experts)) == stay
 
 
-def test_counts_that_a_router_can_work_with():
+def test_valid_expert_counts():
     assert [keep_count(rule(keep), KIMI) for keep in (8, 192, 384)] == [8, 192, 384]
     assert keep_count(rule(128), GROUPED) == 128
     assert keep_count(rule(16), GROUPED) == 16
@@ -77,7 +76,7 @@ def test_counts_that_a_router_can_work_with():
         (rule(8, drop=0.5), KIMI, "keep and drop are both set or both missing", "prune", None),
     ],
 )
-def test_counts_that_it_cannot_work_with(said, shape, what, where, fix):
+def test_invalid_expert_counts_are_refused(said, shape, what, where, fix):
     with pytest.raises(UsageError) as caught:
         keep_count(said, shape)
     error = caught.value
@@ -109,7 +108,7 @@ def test_rules_that_drop_nothing(said, shape, what, fix):
         refuse_nothing_to_drop(rule(drop=float(share) / 100), shape)
 
 
-def test_facts_of_counts():
+def test_engine_support_of_expert_counts():
     assert count_facts(256).as_dict() == {
         "count": 256,
         "fast_router": True,
@@ -123,7 +122,7 @@ def test_facts_of_counts():
     assert [count_facts(count).flashinfer_fp8 for count in (190, 192, 512, 516)] == [False, True, True, False]
 
 
-def test_sentences_about_counts():
+def test_advice_about_expert_counts():
     assert count_advice(256, 384) == [
         Advice("good", "256 experts keep the fast router kernels of vLLM and SGLang"),
     ]

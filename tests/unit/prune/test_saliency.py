@@ -44,7 +44,7 @@ def scores(found, said, domains=("code", "prose"), experts=1):
 
 
 @pytest.mark.parametrize("method", CRITERIA)
-def test_every_criterion_is_what_it_says(method):
+def test_every_criterion_matches_its_definition(method):
     found = scores(stats([[2, 1]], **SUMS), rule(1, method=method))
     assert (found.blended[0], found.by_domain[0, 0]) == BY_HAND[method]
 
@@ -53,7 +53,7 @@ def test_every_method_of_a_recipe_is_defined():
     assert set(CRITERIA) == set(BY_HAND) == set(get_args(PruneMethod))
 
 
-def test_a_blend_weighs_tokens_before_anything_is_divided():
+def test_a_blend_weights_tokens_before_division():
     found = stats([[2, 1]], **SUMS)
     assert scores(found, rule(1, blend={"code": 1, "prose": 3})).blended[0] == (4 + 3 * 2) / (2 + 3 * 1)
     assert scores(found, rule(1, blend={"prose": 5, "code": 0})).blended[0] == 2
@@ -62,7 +62,7 @@ def test_a_blend_weighs_tokens_before_anything_is_divided():
 
 
 @pytest.mark.parametrize("blend", [{"code": 1}, {"code": 1, "prose": 1, "verse": 1}])
-def test_a_blend_that_misses_or_invents_a_domain_is_refused(blend):
+def test_a_blend_with_missing_or_unknown_domains_is_refused(blend):
     with pytest.raises(UsageError) as caught:
         scores(stats([[2, 1]], **SUMS), rule(1, blend=blend))
     word = "no domain 'verse'" if len(blend) > 2 else "'blend' lacks 'prose'"
@@ -77,7 +77,7 @@ def test_an_expert_without_tokens_has_the_score_0_and_is_not_observed():
     assert scores(stats([[0, 0]]), rule(1, min_tokens=0)).observed.tolist() == [True]
 
 
-def test_tokens_of_a_domain_that_weighs_nothing_are_no_observation():
+def test_tokens_of_a_domain_with_weight_0_are_not_observations():
     found = scores(stats([[9, 0], [0, 1]]), rule(1, blend={"code": 0, "prose": 1}), experts=2)
     assert found.observed.tolist() == [False, True]
 
@@ -101,7 +101,7 @@ def test_statistics_without_a_sum_serve_all_other_criteria(method, name):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1.0])
-def test_impossible_statistics_are_refused_with_their_place(bad):
+def test_impossible_statistics_are_refused_with_layer_and_expert(bad):
     found = random_stats(1)
     found.experts.sums["gn"][11, 2] = bad
     with pytest.raises(UsageError) as caught:
@@ -123,7 +123,7 @@ def test_statistics_of_another_shape_or_of_a_dense_layer_are_refused():
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 1000), method=st.sampled_from(["reap", "ean", "msan", "frequency", "reap_l2"]))
-def test_one_domain_or_many_say_the_same_where_all_tokens_count_alike(seed, method):
+def test_splitting_tokens_into_domains_does_not_change_scores(seed, method):
     many = random_stats(seed)
     sums = {name: values.sum(axis=1) for name, values in many.experts.sums.items()}
     one = stats(many.experts.count.sum(axis=1), **sums)

@@ -17,29 +17,30 @@ from halfbyte.plan.prune_plan import (
     read_prune_plan,
     write_prune_plan,
 )
-from halfbyte.prune.choose import choose, restore
+from halfbyte.prune.choose import choose
+from halfbyte.prune.selection import restore
 
 
-def made(keep=8, shape=None, **said):
+def example_plan(keep=8, shape=None, counts=None, **changes):
     layers = {layer: random_stats(layer) for layer in (1, 2, 12)}
     layers[2].experts.count[5] = 0
-    return choose(layers, "abc", rule(keep, **said), shape or router(16, 2), layers_expected=layers)
+    return choose(layers, "abc", rule(keep, **changes), shape or router(16, 2), layers_expected=layers, counts=counts)
 
 
 @pytest.mark.parametrize(
     "plan",
     [
-        made(),
-        made(select="max_min", protect=True),
-        made(blend={"a": 1.0, "b": 0.5, "c": 0.0}),
-        made(method="msan", shape=router(16, 2, 4, 2)),
-        restore(made(), 2),
-        restore(made(), 1, where="most"),
+        example_plan(),
+        example_plan(select="max_min", protect=True),
+        example_plan(blend={"a": 1.0, "b": 0.5, "c": 0.0}),
+        example_plan(method="msan", shape=router(16, 2, 4, 2)),
+        restore(example_plan(), 2),
+        example_plan(counts={1: 6, 2: 8, 12: 10}),
         PrunePlan(router=router(4), layers={7: LayerChoice((0, 3))}, rule=None, source={"name": "m"}, edited=True),
     ],
     ids=["mean", "max_min", "blend", "groups", "restored", "non_uniform", "bare"],
 )
-def test_a_plan_comes_back_as_it_went(plan, tmp_path):
+def test_a_plan_round_trips(plan, tmp_path):
     path = tmp_path / "prune-plan.json"
     write_prune_plan(path, plan)
     assert read_prune_plan(path, layers_expected=plan.layers) == plan
@@ -48,8 +49,8 @@ def test_a_plan_comes_back_as_it_went(plan, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["prune-plan.json"]
 
 
-def test_the_text_can_be_reviewed():
-    lines = plan_text(made()).splitlines()
+def test_the_plan_text_has_one_line_per_field():
+    lines = plan_text(example_plan()).splitlines()
     at = lines.index('    "2": {')
     assert lines[at + 1] == '      "count": 8,'
     assert lines[at + 2].startswith('      "kept": [')
@@ -62,8 +63,8 @@ def test_the_text_can_be_reviewed():
     ]
 
 
-def test_a_plan_says_what_it_does():
-    plan = made()
+def test_a_plan_describes_itself():
+    plan = example_plan()
     assert plan.experts == 16
     assert plan.counts() == {1: 8, 2: 8, 12: 8}
     assert list(plan.kept()) == [1, 2, 12]
@@ -71,8 +72,8 @@ def test_a_plan_says_what_it_does():
     assert plan.kept_sha256() != restore(plan, 1).kept_sha256()
 
 
-def test_an_edit_by_hand_is_applied_and_remembered():
-    found = made().as_dict()
+def test_an_edit_by_hand_is_applied_and_recorded():
+    found = example_plan().as_dict()
     layer = found["layers"]["1"]
     kept = [expert for expert in range(16) if expert not in layer["kept"]][:8]
     layer["kept"] = kept
@@ -84,10 +85,10 @@ def test_an_edit_by_hand_is_applied_and_remembered():
     again = PrunePlan.of(plan.as_dict())
     assert again == plan
     assert again.edited
-    assert not PrunePlan.of(made().as_dict()).edited
+    assert not PrunePlan.of(example_plan().as_dict()).edited
 
 
-MADE = made().as_dict()
+MADE = example_plan().as_dict()
 
 
 def with_change(path, value):
@@ -171,7 +172,7 @@ def test_what_is_wrong_is_said(path, value, what):
 
 
 def test_layers_are_compared_with_the_checkpoints():
-    found = made().as_dict()
+    found = example_plan().as_dict()
     for expected, what in [
         ((1, 2, 3, 4, 12), "the plan has no layer 3 and 1 more"),
         ((1, 2), "the checkpoint has no routed experts in layer 12"),
@@ -181,8 +182,8 @@ def test_layers_are_compared_with_the_checkpoints():
         assert caught.value.what == what
 
 
-def test_different_counts_must_be_asked_for():
-    found = made().as_dict()
+def test_different_counts_need_non_uniform():
+    found = example_plan().as_dict()
     found["layers"]["2"] |= {"kept": FINE[:6], "count": 6}
     with pytest.raises(UsageError) as caught:
         PrunePlan.of(found)
@@ -192,8 +193,8 @@ def test_different_counts_must_be_asked_for():
     assert PrunePlan.of(found).counts() == {1: 8, 2: 6, 12: 8}
 
 
-def test_groups_must_keep_as_many():
-    found = made(shape=router(16, 2, 4, 2)).as_dict()
+def test_groups_must_keep_the_same_number():
+    found = example_plan(shape=router(16, 2, 4, 2)).as_dict()
     found["layers"]["1"]["kept"] = FINE
     with pytest.raises(UsageError, match="the groups keep 4, 4, 0, 0 experts"):
         PrunePlan.of(found)
@@ -211,7 +212,7 @@ def test_groups_must_keep_as_many():
         ("\xff", "this is not JSON"),
     ],
 )
-def test_other_files(text, what, tmp_path):
+def test_files_that_are_not_plans_are_refused(text, what, tmp_path):
     path = tmp_path / "prune-plan.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError) as caught:
@@ -220,7 +221,7 @@ def test_other_files(text, what, tmp_path):
     assert caught.value.where == str(path)
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_plan_files_are_refused(tmp_path):
     for path in (tmp_path, tmp_path / "none.json"):
         with pytest.raises(UsageError, match="the file cannot be read"):
             read_prune_plan(path)
@@ -235,7 +236,7 @@ _JSON = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data(), value=_JSON)
-def test_no_value_anywhere_is_more_than_refused(data, value):
+def test_any_wrong_value_is_a_usage_error(data, value):
     """Any value in any place of a plan is read, or rejected with an error."""
     found = copy.deepcopy(MADE)
     at = found

@@ -51,7 +51,7 @@ sys.path.insert(0, "tests/unit/forward")
 torch.set_num_threads(1)
 which, source, samples = sys.argv[1], sys.argv[2], int(sys.argv[3])
 from pathlib import Path
-from halfbyte.calibrate.local_data import with_data
+from halfbyte.calibrate.datasets import with_data
 from halfbyte.calibrate.stream import Stream, prepare
 from halfbyte.families.weights import Weights
 from halfbyte.families.model import describe

@@ -64,7 +64,7 @@ def make_source(folder: Path, layers: int, experts: int, *, holes: bool = False)
 
 def write_plans(plans: Path, layers: int, experts: int, samples: int) -> None:
     """Write the plan of each run; only headers decide it."""
-    from halfbyte.calibrate.local_data import with_data
+    from halfbyte.calibrate.datasets import with_data
     from halfbyte.engine.pipeline import plan
     from halfbyte.recipe.load import load_recipe
 

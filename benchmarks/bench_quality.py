@@ -24,7 +24,7 @@ from typing import Any
 
 from training import make_sets, mixture
 
-from halfbyte.calibrate.local_data import with_data
+from halfbyte.calibrate.datasets import with_data
 from halfbyte.calibrate.tokenizer import load_vocabulary
 from halfbyte.compare.answer_tokens import answers
 from halfbyte.compare.models import open_side

@@ -41,7 +41,7 @@ def write(cases: Path, samples: int) -> None:
     """Write sources, texts and plans."""
     from calibratable import small, texts
 
-    from halfbyte.calibrate.local_data import with_data
+    from halfbyte.calibrate.datasets import with_data
     from halfbyte.checkpoint.folder import open_checkpoint
     from halfbyte.engine.pipeline import plan
     from halfbyte.families.model import describe

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from halfbyte.calibrate.local_data import with_data
+from halfbyte.calibrate.datasets import with_data
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.engine.pipeline import quantize
 from halfbyte.families.model import describe

@@ -510,7 +510,7 @@ def _local(value: object, name: str) -> Path:
 
 
 def _recipe(recipe: object, overrides: Overrides, data: Data, samples: int | None) -> Recipe:
-    from halfbyte.calibrate.local_data import with_data  # noqa: PLC0415
+    from halfbyte.calibrate.datasets import with_data  # noqa: PLC0415
     from halfbyte.recipe.decisions import Recipe  # noqa: PLC0415
     from halfbyte.recipe.load import load_recipe, recipe_names  # noqa: PLC0415
 

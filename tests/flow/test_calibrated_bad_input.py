@@ -13,7 +13,7 @@ from calibratable import DECART, SHORT, WAFER, arguments, small, texts, with_wor
 from pico import write_pico
 from safetensors.torch import load_file, save_file
 
-from halfbyte.calibrate.local_data import with_data
+from halfbyte.calibrate.datasets import with_data
 from halfbyte.engine.calibrate import calibrate
 from halfbyte.recipe.load import load_recipe
 

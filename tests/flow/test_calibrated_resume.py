@@ -11,7 +11,7 @@ import pytest
 from calibratable import DECART, WAFER, Launcher, arguments, digests, is_running, kill, small, texts, wait_until
 from safetensors.torch import load_file, save_file
 
-from halfbyte.calibrate.local_data import with_data
+from halfbyte.calibrate.datasets import with_data
 from halfbyte.engine.calibrate import calibrate
 from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import UsageError

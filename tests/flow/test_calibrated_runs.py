@@ -23,7 +23,7 @@ from calibratable import (
 from pico import KINDS
 
 from halfbyte.audit.run import audit
-from halfbyte.calibrate.local_data import with_data
+from halfbyte.calibrate.datasets import with_data
 from halfbyte.calibrate.store import read_stats
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.reader import Reader

@@ -7,7 +7,7 @@ import pytest
 from calibratable import SHORT, WAFER, Launcher, arguments, digests, small, texts, wait_until
 
 from halfbyte.calibrate import store
-from halfbyte.calibrate.local_data import with_data
+from halfbyte.calibrate.datasets import with_data
 from halfbyte.calibrate.store import read_stats
 from halfbyte.engine.calibrate import calibrate
 from halfbyte.engine.pipeline import quantize

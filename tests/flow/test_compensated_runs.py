@@ -10,7 +10,7 @@ import torch
 from calibratable import Launcher, arguments, digests, is_running, kill, small, texts, wait_until
 
 from halfbyte.audit.run import audit
-from halfbyte.calibrate.local_data import with_data
+from halfbyte.calibrate.datasets import with_data
 from halfbyte.calibrate.stream import DTYPE, Stream, prepare
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.reader import CachingReader, Reader

@@ -17,7 +17,7 @@ import torch
 from calibratable import REPOSITORY, SHORT, digests, small, texts
 from safetensors.numpy import load_file
 
-from halfbyte.calibrate.local_data import with_data
+from halfbyte.calibrate.datasets import with_data
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.engine.backends.cuda.memory import LEAN, needs_of, planned_tokens
 from halfbyte.engine.pipeline import plan, quantize

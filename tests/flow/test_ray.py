@@ -13,7 +13,7 @@ from calibratable import WAFER, small, texts, wait_until
 from pruning import plan_of, some
 from ray_cluster import RayCluster, everything
 
-from halfbyte.calibrate.local_data import with_data
+from halfbyte.calibrate.datasets import with_data
 from halfbyte.calibrate.store import read_stats
 from halfbyte.engine.calibrate import calibrate
 from halfbyte.engine.pipeline import quantize

@@ -14,7 +14,7 @@ from pruning import plan_of, some
 from range_hub import COMMIT, REPO, Fault, RangeHub
 from ray_cluster import RayCluster, everything
 
-from halfbyte.calibrate.local_data import with_data
+from halfbyte.calibrate.datasets import with_data
 from halfbyte.checkpoint.remote.address import Cache
 from halfbyte.checkpoint.remote.mirror import open_remote
 from halfbyte.engine.calibrate import calibrate

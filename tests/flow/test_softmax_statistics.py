@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 from calibratable import SHORT, WAFER, digests, small, texts
 
-from halfbyte.calibrate.local_data import with_data
+from halfbyte.calibrate.datasets import with_data
 from halfbyte.calibrate.stats import LATER_SUMS, PUBLIC_SUMS
 from halfbyte.calibrate.store import read_stats, stats_sha256
 from halfbyte.engine.calibrate import calibrate

@@ -40,6 +40,11 @@ def write_whole(path: Path, *data: bytes | memoryview) -> None:
     sync_folder(path.parent)
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON, atomically and durably."""
+    write_whole(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
 def _open_nofollow(path: str, flags: int) -> int:
     """Open a file for writing without following a symlink, which could redirect the write to another file."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halfbyte.checkpoint.atomic_write import write_whole
+from halfbyte.checkpoint.atomic_write import write_json
 from halfbyte.checkpoint.untrusted_files import read_json
 from halfbyte.engine.calibrate import Measured
 from halfbyte.engine.pipeline import Result
@@ -45,7 +44,7 @@ def plan(  # noqa: PLR0913 - each part is optional
     """Print a plan, its differences from another one, whether it fits, and its time and GPU memory."""
     value = summary.as_dict(planned)
     if file is not None:
-        write_whole(file, (json.dumps(value, indent=1) + "\n").encode())
+        write_json(file, value)
     if other is not None:
         value["differs_in"] = summary.difference(_read_plan(other), planned)
     lines = [

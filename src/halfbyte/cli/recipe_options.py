@@ -60,7 +60,7 @@ def _with(options: Sequence[Decorator], command: Command) -> Command:
 
 def chosen_recipe(choice: Mapping[str, Any]) -> Recipe:
     """Return the recipe that the options name, with overrides and data applied."""
-    from halfbyte.calibrate.local_data import with_data
+    from halfbyte.calibrate.datasets import with_data
     from halfbyte.recipe.load import load_recipe
 
     return with_data(load_recipe(choice["recipe"], choice["overrides"]), choice["data"], choice["samples"])

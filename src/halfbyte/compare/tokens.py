@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from halfbyte.calibrate.chat import load_template
-from halfbyte.calibrate.local_data import checked, replace_datasets
+from halfbyte.calibrate.datasets import checked, replace_datasets
 from halfbyte.calibrate.token_rows import Rows, TooFewRowsError, make_rows
 from halfbyte.calibrate.tokenizer import load_vocabulary
 from halfbyte.errors import UsageError

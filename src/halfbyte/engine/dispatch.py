@@ -15,9 +15,9 @@ from halfbyte.evidence.coverage import Coverage
 from halfbyte.plan.manifest import Plan
 
 if TYPE_CHECKING:
-    from halfbyte.calibrate.provided import Statistics
     from halfbyte.calibrate.report import Report
     from halfbyte.calibrate.stats import LayerStats
+    from halfbyte.calibrate.store import Statistics
     from halfbyte.prune.decide import LayerByLayer
 
 

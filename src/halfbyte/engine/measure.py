@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halfbyte.calibrate.layers import layer_nbytes, measured_layers, tensors_by_layer
-from halfbyte.calibrate.provided import Say, Statistics
 from halfbyte.calibrate.report import Report, report
 from halfbyte.calibrate.stats import LayerStats
-from halfbyte.calibrate.store import Store
+from halfbyte.calibrate.store import Say, Statistics, Store
 from halfbyte.calibrate.stream import prepare
 from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.checkpoint.reader import CachingReader, ShardStamps

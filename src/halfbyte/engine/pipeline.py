@@ -55,8 +55,8 @@ from halfbyte.prune.report import stored_advice
 from halfbyte.recipe.decisions import COMPENSATED, Recipe
 
 if TYPE_CHECKING:
-    from halfbyte.calibrate.provided import Statistics
     from halfbyte.calibrate.report import Report
+    from halfbyte.calibrate.store import Statistics
     from halfbyte.degeneracy.loop_test import LoopTest
     from halfbyte.plan.manifest import PlanFile
     from halfbyte.prune.decide import LayerByLayer
@@ -310,11 +310,11 @@ def _statistics(
         if run_plan.recipe.quantize is not None and run_plan.recipe.quantize.scales == COMPENSATED:
             what = "GPTQ needs the Hessians of expert inputs, which statistics files do not contain"
             raise UsageError(what, where="--stats", fix="omit --stats: this recipe calibrates while it writes")
-        from halfbyte.calibrate.provided import given  # noqa: PLC0415
+        from halfbyte.calibrate.store import loaded_statistics  # noqa: PLC0415
 
         rule = run_plan.recipe.quantize.input_scale if run_plan.recipe.quantize else None
         choosing = run_plan.recipe.quantize is None  # only for expert selection, not for scales
-        return given(stats, run_plan.checkpoint, weights, layers, rule, choosing=choosing)
+        return loaded_statistics(stats, run_plan.checkpoint, weights, layers, rule, choosing=choosing)
     from halfbyte.engine.measure import measured_here  # noqa: PLC0415 - imports torch
 
     folder = out / FOLDER / STATS

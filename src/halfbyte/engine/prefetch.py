@@ -7,7 +7,6 @@ journal, so that a resumed run does not fetch them again.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from halfbyte.checkpoint.atomic_write import write_whole
+from halfbyte.checkpoint.atomic_write import write_json
 from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.checkpoint.output_folder import alone_fetching, nearest, refuse_full
 from halfbyte.checkpoint.remote.download import PARTS, Tell
@@ -214,7 +213,7 @@ def write_origin(folder: Path, checkpoint: Checkpoint) -> None:
     if checkpoint.remote is not None:
         files = checkpoint.remote.files
         record = {"address": files.where, "label": files.label, "version": files.pin}
-        write_whole(folder / FETCHED, (json.dumps(record, indent=1) + "\n").encode())
+        write_json(folder / FETCHED, record)
 
 
 def begun_version(folder: Path, address: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import importlib.metadata
 import logging
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from halfbyte.checkpoint.hashing import file_sha256
 from halfbyte.endpoint.sending import Sender
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.evaluate.data_sets import data_hash
@@ -92,7 +92,7 @@ def _loaded(suite: Suite, folder: Path, *, local: bool) -> Harness:
         with inside(folder):
             loaded = _load(managers[task.folder], task, folder if local else None)
             data[task.task] = data_hash(loaded, str(folder) if local else ", ".join(task.datasets))
-    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    digests = {path.name: file_sha256(path) for path in files}
     version = importlib.metadata.version("lm_eval")
     return Harness(suite, suite_hash(suite, files), version, digests, data, folder, managers, cache, sandbox)
 

@@ -17,7 +17,7 @@ from halfbyte.checkpoint.atomic_write import write_whole
 from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.checkpoint.identity import short_name
 from halfbyte.checkpoint.output_folder import FOLDER, LOOPS, PLAN
-from halfbyte.checkpoint.untrusted_files import plain_bytes, read_json
+from halfbyte.checkpoint.untrusted_files import json_object, plain_bytes
 from halfbyte.errors import UsageError
 from halfbyte.plan.prune_plan import PLAN as PRUNE_PLAN
 from halfbyte.plan.prune_plan import PrunePlan, read_prune_plan
@@ -44,7 +44,7 @@ class PruneRecord:
 
 def read_record(folder: Path) -> PruneRecord | None:
     """Return the record of a folder, or None if it has none; UsageError if it cannot be read."""
-    path, before = folder / FOLDER / PRUNE_PLAN, _object(folder / FOLDER / PLAN).get(BEFORE)
+    path, before = folder / FOLDER / PRUNE_PLAN, json_object(folder / FOLDER / PLAN).get(BEFORE)
     if isinstance(before, dict):
         earlier = cast("dict[str, Any]", before)
         if not path.is_file() or earlier.get(_SHA256) != _sha256(_bytes(path)):
@@ -53,7 +53,7 @@ def read_record(folder: Path) -> PruneRecord | None:
         return PruneRecord(read_prune_plan(path), earlier.get(_WEIGHTS), earlier.get(_LOOPS), before=True)
     if not path.is_file():
         return None
-    loops = _object(folder / FOLDER / LOOPS) or None
+    loops = json_object(folder / FOLDER / LOOPS) or None
     return PruneRecord(read_prune_plan(path), made_from(folder), loops, before=False)
 
 
@@ -70,18 +70,18 @@ def carry(source: Path, out: Path) -> dict[str, Any]:
     path = source / FOLDER / PRUNE_PLAN
     if not path.is_file():
         return {}
-    raw, source_plan = _bytes(path), _object(source / FOLDER / PLAN)
+    raw, source_plan = _bytes(path), json_object(source / FOLDER / PLAN)
     (out / FOLDER).mkdir(parents=True, exist_ok=True)
     write_whole(out / FOLDER / PRUNE_PLAN, raw)
     if isinstance(source_plan.get(BEFORE), dict):
         return {BEFORE: source_plan[BEFORE]}
-    loops = _object(source / FOLDER / LOOPS) or None
+    loops = json_object(source / FOLDER / LOOPS) or None
     return {BEFORE: {_SHA256: _sha256(raw), _WEIGHTS: made_from(source), _LOOPS: loops}}
 
 
 def made_from(folder: Path) -> str | None:
     """Return the short hash of the weights a folder was created from; None if not recorded."""
-    source = _object(folder / FOLDER / PLAN).get("source")
+    source = json_object(folder / FOLDER / PLAN).get("source")
     return short_name(cast("dict[str, str]", source)) if isinstance(source, dict) else None
 
 
@@ -90,17 +90,8 @@ def quantized_from(checkpoint: Checkpoint) -> str | None:
 
     Its experts then have the same numbers as the source's, unless it was pruned.
     """
-    planned = _object(checkpoint.root / FOLDER / PLAN).get("shards")
+    planned = json_object(checkpoint.root / FOLDER / PLAN).get("shards")
     return made_from(checkpoint.root) if planned == dict(checkpoint.shards) else None
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty if it cannot be read."""
-    try:
-        value: Any = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _sha256(raw: bytes) -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from halfbyte.calibrate.provided import Statistics, given
 from halfbyte.calibrate.stats import LayerStats
+from halfbyte.calibrate.store import Statistics, loaded_statistics
 from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.identity import config_name, identity, short_name
 from halfbyte.checkpoint.output_folder import FOLDER
@@ -107,7 +107,8 @@ def with_statistics(plan: PrunePlan, run_plan: Plan, stats: Path) -> PrunePlan:
 
 
 def _statistics(run_plan: Plan, stats: Path, weights: Mapping[str, str]) -> Statistics:
-    return given(stats, run_plan.checkpoint, weights, run_plan.layers or run_plan.model.layers, choosing=True)
+    layers = run_plan.layers or run_plan.model.layers
+    return loaded_statistics(stats, run_plan.checkpoint, weights, layers, choosing=True)
 
 
 def _origin(run_plan: Plan, weights: Mapping[str, str], about: Mapping[str, Any]) -> dict[str, Any]:

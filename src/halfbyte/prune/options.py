@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from halfbyte.calibrate.local_data import with_data
+from halfbyte.calibrate.datasets import with_data
 from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.errors import RecipeError, UsageError
 from halfbyte.families.model import Model

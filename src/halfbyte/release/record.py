@@ -95,7 +95,7 @@ class Records:
     def begin(self, name: str, key: str) -> None:
         """Record the key under which a stage starts."""
         keys = {**json_object(self._out / FOLDER / BEGUN), name: key}
-        write_whole(self._out / FOLDER / BEGUN, (json.dumps(keys, indent=1) + "\n").encode())
+        write_json(self._out / FOLDER / BEGUN, keys)
 
 
 def _lasting(release: Release) -> Release:

@@ -13,8 +13,7 @@ import pytest
 
 from halfbyte.calibrate import datasets as reader
 from halfbyte.calibrate.chat import load_template
-from halfbyte.calibrate.datasets import read_texts
-from halfbyte.calibrate.local_data import replace_datasets
+from halfbyte.calibrate.datasets import read_texts, replace_datasets
 from halfbyte.errors import CheckpointError, HalfbyteError, MachineError, UsageError
 from halfbyte.recipe.decisions import Calibrate, Dataset
 

@@ -6,7 +6,7 @@ import resource
 import pytest
 from attacks.bounds import within
 
-from halfbyte.calibrate import template as templates
+from halfbyte.calibrate import chat as templates
 from halfbyte.calibrate.chat import load_template
 from halfbyte.errors import CheckpointError
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from halfbyte.calibrate import stream
-from halfbyte.calibrate.local_data import with_data
+from halfbyte.calibrate.datasets import with_data
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.calibrate.stream import Stream, prepare
 from halfbyte.calibrate.token_rows import Rows

@@ -11,8 +11,8 @@ from halfbyte.plan.rules import ENCODE, ROUTED, Job
 from halfbyte.plan.summary import peak_memory_nbytes
 
 if TYPE_CHECKING:
-    from halfbyte.calibrate.provided import Statistics
     from halfbyte.calibrate.stats import LayerStats
+    from halfbyte.calibrate.store import Statistics
     from halfbyte.engine.backends.support import Resources
     from halfbyte.engine.dispatch import Work
     from halfbyte.plan.manifest import Plan

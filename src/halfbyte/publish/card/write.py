@@ -8,11 +8,10 @@ evidence behind the card.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict
 from pathlib import Path
 
-from halfbyte.checkpoint.atomic_write import disk_error, write_whole
+from halfbyte.checkpoint.atomic_write import disk_error, write_json, write_whole
 from halfbyte.checkpoint.hashing import file_sha256
 from halfbyte.checkpoint.output_folder import FOLDER, README, SOURCE_README
 from halfbyte.checkpoint.untrusted_files import json_object, plain_bytes
@@ -49,7 +48,7 @@ def write_card(out: Path, said: Said | None = None, *, force: bool = False) -> P
         (out / FOLDER).mkdir(exist_ok=True)
         if keep_copy and old is not None:
             write_whole(kept, old)
-        write_whole(record, (json.dumps(state, indent=1) + "\n").encode())  # before the card, which it identifies
+        write_json(record, state)  # before the card, which it identifies
         write_whole(out / README, text)
     except OSError as error:
         raise disk_error(error, out, "the weights") from None

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from halfbyte.checkpoint.hashing import Hash
+from halfbyte.checkpoint.hashing import Hash, file_sha256
 from halfbyte.checkpoint.headers import METADATA, read_raw_header
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN, REDACTED
 from halfbyte.errors import CheckpointError
@@ -97,7 +97,7 @@ def stage(out: Path, hashes: Mapping[str, Hash], record: Provenance, traces: str
                 stays.append(name)
             continue
         sent = _staged(name, path, hashes.get(name), clean)
-        if sent.data is not None and (was := hashlib.sha256(path.read_bytes()).hexdigest()) != sent.sha256:
+        if sent.data is not None and (was := file_sha256(path)) != sent.sha256:
             redacted[name] = was
         (trace_files if kind == "trace" else model).append(sent)
     if traces is not None:

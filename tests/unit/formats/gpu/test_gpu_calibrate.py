@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from halfbyte.calibrate.local_data import with_data
+from halfbyte.calibrate.datasets import with_data
 from halfbyte.calibrate.store import Store
 from halfbyte.engine.backends.cuda import layer_loop as passing
 from halfbyte.engine.backends.cuda import setup as start

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from halfbyte.calibrate.provided import Say, Statistics
 from halfbyte.calibrate.stats import LayerStats
+from halfbyte.calibrate.store import Say, Statistics
 from halfbyte.checkpoint.atomic_write import Journal
 from halfbyte.checkpoint.reader import shard_stamps
 from halfbyte.engine.backends.cuda.setup import check_plan, check_resources, devices_of, run_on_device

@@ -23,8 +23,8 @@ from halfbyte.plan.rules import Job
 from halfbyte.ui.units import size
 
 if TYPE_CHECKING:
-    from halfbyte.calibrate.provided import Statistics
     from halfbyte.calibrate.stats import LayerStats
+    from halfbyte.calibrate.store import Statistics
     from halfbyte.calibrate.stream import Calibration
     from halfbyte.engine.backends.cuda.layer_loop import DevicePass
     from halfbyte.engine.backends.support import Resources

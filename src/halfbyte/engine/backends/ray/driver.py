@@ -25,8 +25,8 @@ from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import KEEP
 
 if TYPE_CHECKING:
-    from halfbyte.calibrate.provided import Statistics
     from halfbyte.calibrate.stats import LayerStats
+    from halfbyte.calibrate.store import Statistics
     from halfbyte.engine.dispatch import Work
     from halfbyte.prune.decide import LayerByLayer
 

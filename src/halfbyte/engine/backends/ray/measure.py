@@ -13,9 +13,8 @@ import numpy as np
 
 from halfbyte.calibrate.expert_sums import SUM_ROWS
 from halfbyte.calibrate.layers import layer_nbytes
-from halfbyte.calibrate.provided import Statistics
 from halfbyte.calibrate.stats import LayerStats, merge
-from halfbyte.calibrate.store import Store
+from halfbyte.calibrate.store import Statistics, Store
 from halfbyte.calibrate.stream import Calibration
 from halfbyte.checkpoint.atomic_write import PART
 from halfbyte.engine.backends.cuda.partition import some_rows

@@ -54,7 +54,7 @@ def test_recipes_load_neither_torch_nor_numba_nor_numpy():
 
 
 def test_what_is_planned_is_done_without_the_libraries_that_read_recipes():
-    modules = ("engine.pipeline", "cli.pipeline_output", "plan.plan_file", "calibrate.provided", "calibrate.local_data")
+    modules = ("engine.pipeline", "cli.pipeline_output", "plan.manifest", "calibrate.store", "calibrate.datasets")
     loaded = loaded_by(
         "import " + ", ".join(f"halfbyte.{name}" for name in (*modules, "methods.layer_inputs", "audit.run"))
     )

@@ -1,6 +1,6 @@
 """The modules that vLLM's loaders quantize for given ignore lists. Runs in an environment with vLLM.
 
-    PYTHONPATH=tests python tests/unit/audit/vllm_cases.py > cases.json                     with halfbyte
+    PYTHONPATH=tests python tests/unit/plan/vllm_cases.py > cases.json                     with halfbyte
     python tests/golden/make_vllm_matching.py cases.json tests/golden/vllm_matching.json    with vLLM
 
 A verdict is a letter for each module: q quantized, i ignored, ! rejected because fused parts disagree.

@@ -5,12 +5,11 @@ Stages after the verdict are recorded in release/after.json, because provenance.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from halfbyte.checkpoint.atomic_write import write_whole
+from halfbyte.checkpoint.atomic_write import write_json
 from halfbyte.checkpoint.output_folder import FOLDER, RELEASE_LOGS
 from halfbyte.checkpoint.untrusted_files import json_object
 from halfbyte.evidence.record import InvalidRecordError

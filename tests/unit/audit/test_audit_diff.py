@@ -86,7 +86,7 @@ def test_minus_zero_and_nan_are_values_like_others(tmp_path):
     assert diff(a, b).equal
 
 
-def test_what_one_side_lacks_is_missing(folders, tmp_path):
+def test_tensors_of_one_side_are_missing_on_the_other(folders, tmp_path):
     other = write_pico(tmp_path / "other", "nvfp4_ct")
     found = diff(other, folders / "source")
     assert len(found.only_a) == 24

@@ -43,7 +43,7 @@ def prune_finding(found):
     return finding
 
 
-def test_what_is_right(pruned):
+def test_a_pruned_output_passes(pruned):
     found = audit(pruned / "out", against=pruned / "source")
     assert found.failed == []
     said = prune_finding(found).text
@@ -110,7 +110,7 @@ def one_scale(tensors):
         ),
     ],
 )
-def test_wrong_bytes(pruned, out, damage, number, says):
+def test_wrong_bytes_of_a_pruned_output_are_found(pruned, out, damage, number, says):
     edit_shard(out, SHARD, damage)
     settle(out)
     found = audit(out, against=pruned / "source")
@@ -140,7 +140,7 @@ def test_an_expert_that_is_not_there(pruned, out):
         assert "layer 1 has 3 experts, the plan keeps 4" in prune_finding(found).examples
 
 
-def test_a_gate_with_all_its_rows(pruned, out):
+def test_an_unpruned_gate_is_found(pruned, out):
     def whole(tensors):
         dtype, (rows, columns), data = tensors[GATE]
         tensors[GATE] = (dtype, (2 * rows, columns), data + data)
@@ -162,7 +162,7 @@ def test_a_plan_that_was_changed(pruned, out):
     assert prune_finding(found).text == "halfbyte/prune-plan.json was changed after the run"
 
 
-def test_no_plan(pruned, out):
+def test_a_missing_prune_plan_is_found(pruned, out):
     (out / "halfbyte/prune-plan.json").unlink()
     found = audit(out, against=pruned / "source")
     assert found.failed == ["prune"]
@@ -198,7 +198,7 @@ def test_a_looping_build_is_flagged_for_whoever_publishes_it(out, text, level, s
     assert says in finding.text
 
 
-def test_without_its_plan_nobody_asks_for_the_source_again(pruned, out):
+def test_without_its_plan_the_source_is_not_required(pruned, out):
     (out / "halfbyte" / "prune-plan.json").unlink()
     found = {finding.check: finding.text for finding in audit(out, against=pruned / "source").findings}
     assert found["kept"] == found["repeat"] == "not checked: the kept experts are unknown"

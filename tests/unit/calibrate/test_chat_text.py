@@ -34,7 +34,7 @@ def test_kimi_minis_template_equals_transformers_on_every_conversation():
         assert vocabulary.encode(text, special=True) == theirs(text)["input_ids"]
 
 
-def test_a_template_may_use_what_transformers_gives(tmp_path):
+def test_a_template_may_use_the_helpers_of_transformers(tmp_path):
     source = (
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}"
         "{% generation %}{{ m.content | tojson }}{% endgeneration %}"
@@ -46,7 +46,7 @@ def test_a_template_may_use_what_transformers_gives(tmp_path):
     assert text == '<s>"<ü>"{\n "role": "tool",\n "content": "x"\n}FalseTrue'
 
 
-def test_blocks_leave_no_lines_behind(tmp_path):
+def test_template_blocks_leave_no_empty_lines(tmp_path):
     source = "a\n  {% if true %}\nb\n  {% endif %}\nc\n"
     assert template_of(tmp_path, source).text(HELLO) == "a\nb\nc"
 
@@ -55,7 +55,7 @@ def test_a_template_that_prints_the_date_prints_the_same_every_day(tmp_path):
     assert template_of(tmp_path, "{{ strftime_now('%Y-%m-%d') }}").text(HELLO) == "2026-01-01"
 
 
-def test_arguments_of_tool_calls_are_given_as_objects(tmp_path):
+def test_arguments_of_tool_calls_are_objects(tmp_path):
     source = "{% for c in messages[0].tool_calls %}{% for k in c.function.arguments %}{{ k }};{% endfor %}{% endfor %}"
     arguments = ['{"a": 1, "b": 2}', {"c": 3}, "{d", "[1]"]
     calls = [{"function": {"name": "f", "arguments": argument}} for argument in arguments]
@@ -75,19 +75,19 @@ def test_arguments_of_tool_calls_are_given_as_objects(tmp_path):
         "{{ 1 / 0 }}",
     ],
 )
-def test_what_a_template_cannot_or_may_not_do_is_an_error(tmp_path, source):
+def test_forbidden_operations_of_a_template_are_errors(tmp_path, source):
     with pytest.raises(CheckpointError, match="the chat template failed on a conversation") as caught:
         template_of(tmp_path, source).text(HELLO)
     assert caught.value.where.endswith("chat_template.jinja")
     assert "chat_template to false" in caught.value.fix
 
 
-def test_a_template_that_is_no_template_is_refused(tmp_path):
+def test_an_invalid_template_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="cannot read the chat template"):
         template_of(tmp_path, "{% if %}")
 
 
-def test_a_template_is_found_in_its_file_before_the_config(tmp_path):
+def test_the_template_file_takes_precedence_over_the_config(tmp_path):
     assert load_template(tmp_path, {}) is None
     config = tmp_path / "tokenizer_config.json"
     config.write_text("{}")
@@ -104,7 +104,7 @@ def test_a_template_is_found_in_its_file_before_the_config(tmp_path):
         load_template(tmp_path, {})
 
 
-def test_without_a_template_turns_are_joined_as_modelopt_joins_them():
+def test_without_a_template_turns_are_joined_as_in_modelopt():
     assert joined(HELLO) == "Hello\nHi <b>"
     parts = [{"type": "image"}, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert (
@@ -112,7 +112,7 @@ def test_without_a_template_turns_are_joined_as_modelopt_joins_them():
     )
 
 
-def test_a_prompt_waits_for_an_answer():
+def test_a_prompt_ends_with_the_generation_prompt():
     folder = Path(__file__).parents[3] / "models" / "kimi-mini"
     template = load_template(folder, load_vocabulary(folder).named)
     assert template is not None

@@ -61,13 +61,13 @@ def test_every_format_gives_the_same_texts(tmp_path):
         assert {(text.domain, text.from_template) for text in found} == {("news", False)}
 
 
-def test_nothing_is_read_before_it_is_asked_for(tmp_path):
+def test_samples_are_read_lazily(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", {"text": "one"}, {"text": "two"}, "broken")
     assert texts(itertools.islice(read_texts(dataset(path)), 2)) == ["one", "two"]
     refused(path, "invalid JSON")
 
 
-def test_of_a_table_only_what_is_asked_for_is_decoded(tmp_path, monkeypatch):
+def test_only_requested_columns_of_a_table_are_decoded(tmp_path, monkeypatch):
     path = tmp_path / "a.parquet"
     table = pa.table({"text": [str(at) for at in range(2000)], "other": [0] * 2000})
     pq.write_table(table, path, row_group_size=100)
@@ -96,7 +96,7 @@ def test_a_seed_shuffles_window_by_window(tmp_path, monkeypatch):
     assert one != texts(read_texts(dataset(path), seed=2))
 
 
-def test_samples_without_text_are_passed_over(tmp_path):
+def test_samples_without_text_are_skipped(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", {"text": ""}, {"text": None}, {"text": "x"})
     assert texts(read_texts(dataset(path))) == ["x"]
     path = jsonl(tmp_path / "b.jsonl", {"a": None, "b": ""}, {"a": "", "b": "x"})
@@ -105,7 +105,7 @@ def test_samples_without_text_are_passed_over(tmp_path):
     assert texts(read_texts(dataset(path))) == ["Hello\nHi"]
 
 
-def test_conversations_go_through_the_template_where_asked(tmp_path, template):
+def test_conversations_are_rendered_with_the_template(tmp_path, template):
     spoken = [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi"}]
     tools = json.dumps([{"name": "f"}, {"name": "g"}])
     rows = ({"c": MESSAGES}, {"c": spoken}, {"c": MESSAGES, "tools": tools}, {"c": MESSAGES, "tools": ""})
@@ -163,14 +163,14 @@ def test_a_domain_in_braces_is_a_column(tmp_path):
         ({"text": "a", "b": [1]}, "'b' is a list, not a text", {"columns": ("text", "b")}),
     ],
 )
-def test_wrong_samples_have_a_place(tmp_path, row, what, changes):
+def test_invalid_samples_are_reported_with_their_position(tmp_path, row, what, changes):
     path = jsonl(tmp_path / "a.jsonl", {"text": "fine", "b": "fine"}, "")
     with path.open("ab") as file:
         file.write(row if isinstance(row, bytes) else (row if isinstance(row, str) else json.dumps(row)).encode())
     assert refused(path, what, **changes).where == f"{path}, line 3"
 
 
-def test_wrong_files_are_refused(tmp_path):
+def test_invalid_files_are_refused(tmp_path):
     refused(tmp_path / "a.jsonl", "file not found")
     for name in ("a.jsonl", "a.txt"):
         (tmp_path / name).write_text("\n \n")
@@ -242,7 +242,7 @@ def test_the_hub_is_streamed(hub):
         (ValueError("Unknown split"), UsageError, "cannot load the dataset: Unknown split", "check subset and split"),
     ],
 )
-def test_what_the_hub_refuses_is_said(hub, error, kind, what, fix):
+def test_hub_errors_of_datasets_are_reported(hub, error, kind, what, fix):
     hub([error])
     caught = refused("a/b", what, kind, split="train")
     assert fix in caught.fix
@@ -269,7 +269,7 @@ def recipe() -> Calibrate:
     return Calibrate.of(keys | {"datasets": sets})
 
 
-def test_local_files_take_the_place_of_data_sets(recipe):
+def test_local_files_replace_datasets(recipe):
     articles, instructions = DATA / "articles.jsonl", DATA / "instructions.jsonl"
     pairs = [f"news={articles}", f"other={articles}", f"{{domain}}={instructions}", f"id={articles}:id,article"]
     changed = replace_datasets(recipe, pairs)
@@ -296,7 +296,7 @@ def test_local_files_of_other_kinds(recipe, tmp_path):
     ]
 
 
-def test_a_file_alone_is_named_after_itself(recipe, tmp_path, monkeypatch):
+def test_a_file_without_a_domain_is_named_after_its_stem(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     jsonl(tmp_path / "my-texts.jsonl", {"text": "a", "body": "b"})
     changed = replace_datasets(recipe, ["my-texts.jsonl", "./my-texts.jsonl:body"])
@@ -342,7 +342,7 @@ def test_a_column_that_is_not_known_is_answered_with_the_right_spelling(recipe, 
         (["news=odd.jsonl:z"] * 8, "7 samples cannot be split over 8 files"),
     ],
 )
-def test_wrong_pairs_are_refused(recipe, tmp_path, monkeypatch, pairs, what):
+def test_invalid_data_pairs_are_refused(recipe, tmp_path, monkeypatch, pairs, what):
     monkeypatch.chdir(tmp_path)
     jsonl(tmp_path / "odd.jsonl", {"x": "a", "y": "b"})
     with pytest.raises(UsageError, match=what) as caught:

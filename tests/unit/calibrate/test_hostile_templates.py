@@ -71,7 +71,7 @@ def test_a_template_comes_to_an_end(load, text):
     )
 
 
-def test_no_key_of_ours_is_in_its_environment(load, monkeypatch):
+def test_api_keys_are_not_in_the_templates_environment(load, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_canary")
     loaded = load("{{ messages[0].content }}")
     process = loaded._process._process

@@ -147,7 +147,7 @@ def test_packed_rows_take_no_more_than_their_share():
     assert rows.tokens_of_domains() == {"a": 8, "b": 4}
 
 
-def test_too_few_samples_or_rows_are_said():
+def test_too_few_samples_or_rows_are_refused():
     with pytest.raises(UsageError, match="only 1 of 2 samples available") as caught:
         padded_rows([Share("news.jsonl", [Document([1], "a")], 2)], 4, PAD)
     assert caught.value.fix == "add more data, or request 1 samples"
@@ -208,7 +208,7 @@ def test_a_vocabulary_without_padding_is_refused():
         make_rows(recipe(("news", ARTICLES, "article", False, 1)), nameless, None)
 
 
-def test_512_rows_of_512_tokens_take_no_time(tmp_path, mini):
+def test_512_rows_of_512_tokens_are_fast(tmp_path, mini):
     articles = [json.loads(line)["article"] for line in ARTICLES.open()]
     joined = ["\n\n".join((articles * 2)[at : at + 4]) for at in range(len(articles))] * 2
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"article": text}) + "\n" for text in joined[:520]))

@@ -54,7 +54,7 @@ def test_merging_changes_none_of_its_parts():
     assert same(merge([one]), one)
 
 
-def test_nothing_is_neutral():
+def test_empty_statistics_are_neutral():
     one = make_stats(1)
     empty = LayerStats({}, ExpertStats.empty(5, 2))
     assert same(merge([one, empty]), one)
@@ -67,7 +67,7 @@ def test_dense_layers_merge_too():
     assert found.experts is None
 
 
-def test_a_file_and_back():
+def test_statistics_round_trip():
     for stats in (
         make_stats(3),
         make_stats(4, public=True),
@@ -92,7 +92,7 @@ def earlier(stats):
     return LayerStats.of({name: array for name, array in stats.tensors().items() if name not in left_out})
 
 
-def test_sums_that_an_earlier_version_did_not_make_are_absent():
+def test_sums_of_an_earlier_version_are_absent():
     """Not zeros, which would mark an expert as useless; also after merging."""
     old, new = earlier(make_stats(1)), make_stats(2)
     for stats in (old, merge([old, earlier(new)]), merge([old, new]), merge([new, old])):

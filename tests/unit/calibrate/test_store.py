@@ -52,7 +52,7 @@ def files(store):
     return sorted(path.name for path in store.folder.iterdir())
 
 
-def test_layers_come_back(store):
+def test_layers_round_trip(store):
     assert store.load(0) is None
     store.save(0, make_stats(4))
     assert same(store.load(0), make_stats(4))
@@ -74,7 +74,7 @@ def test_hidden_states_bits_survive(store):
     assert torch.equal(store.load_hidden()[1].view(torch.int16), values.view(torch.int16))
 
 
-def test_room_for_hidden_states(store):
+def test_disk_space_for_hidden_states(store):
     """Two of them, minus existing files; none once the statistics are finished."""
     assert store.missing_nbytes(1000) == 2000
     store.save_hidden(1, torch.zeros(50))
@@ -85,7 +85,7 @@ def test_room_for_hidden_states(store):
     assert store.missing_nbytes(1000) == 0
 
 
-def test_nobody_goes_on_behind_a_layer_that_is_missing(store):
+def test_resuming_stops_at_a_missing_layer(store):
     store.save_hidden(2, torch.zeros(1))
     store.save(1, make_stats(1))
     assert store.load_hidden() is None
@@ -93,7 +93,7 @@ def test_nobody_goes_on_behind_a_layer_that_is_missing(store):
     assert store.load_hidden()[0] == 2
 
 
-def test_after_a_kill_between_two_hidden_states_the_later_one_counts(store):
+def test_after_a_kill_the_later_hidden_states_count(store):
     for layer in range(3):
         store.save(layer, make_stats(layer))
     store.save_hidden(3, torch.ones(1))
@@ -104,7 +104,7 @@ def test_after_a_kill_between_two_hidden_states_the_later_one_counts(store):
     assert (layer, hidden.tolist()) == (3, [1.0])
 
 
-def test_before_hidden_states_that_cannot_be_read_the_earlier_ones_count(store):
+def test_unreadable_hidden_states_fall_back_to_earlier_ones(store):
     for layer in range(3):
         store.save(layer, make_stats(layer))
     store.save_hidden(2, torch.zeros(1))
@@ -116,13 +116,13 @@ def test_before_hidden_states_that_cannot_be_read_the_earlier_ones_count(store):
     assert store.load_hidden() is None
 
 
-def test_a_layer_that_is_gone_in_the_end_is_said(store):
+def test_a_layer_missing_at_the_end_is_an_error(store):
     store.save(0, make_stats(0))
     with pytest.raises(MachineError, match="cannot be read back"):
         store.finish()
 
 
-def test_in_the_end_there_is_one_file(store):
+def test_finishing_leaves_one_file(store):
     for layer in range(3):
         store.save(layer, make_stats(layer))
         store.save_hidden(layer + 1, torch.zeros(1))
@@ -137,7 +137,7 @@ def test_in_the_end_there_is_one_file(store):
     assert store.whole() is not None
 
 
-def test_what_a_kill_left_goes(store):
+def test_leftovers_of_a_kill_are_removed(store):
     store.save(0, make_stats(0))
     (store.folder / "layer-00001.safetensors.part").write_bytes(b"half")
     store.begin()
@@ -175,7 +175,7 @@ def test_another_number_of_layers_is_refused(store):
     assert (store.folder / "calibration.json").read_bytes() == kept
 
 
-def test_all_layers_are_whole_and_fewer_are_not(store):
+def test_only_all_layers_count_as_complete(store):
     """Complete statistics may be placed there (`quantize --stats`): extra layers are fine, missing ones are not."""
     finish(store)
     assert list(Store(store.folder, ABOUT, 2).whole()) == [0, 1]
@@ -191,7 +191,7 @@ def test_a_description_survives_the_file(store):
 
 
 @pytest.mark.parametrize("data", [b"", b"not a file of tensors", None])
-def test_what_is_no_statistics_is_said(tmp_path, data):
+def test_a_file_without_statistics_is_refused(tmp_path, data):
     path = tmp_path / "stats.safetensors"
     if data is None:
         import safetensors.numpy
@@ -202,14 +202,14 @@ def test_what_is_no_statistics_is_said(tmp_path, data):
         read_stats(tmp_path)
 
 
-def test_a_missing_or_unfinished_file_is_said(store, tmp_path):
+def test_a_missing_or_unfinished_file_is_refused(store, tmp_path):
     with pytest.raises(UsageError, match=r"no finished statistics found.*command to finish them"):
         read_stats(store.folder)
     with pytest.raises(UsageError, match=r"no finished statistics found.*pass the OUT of `calibrate`"):
         read_stats(tmp_path / "nowhere")
 
 
-def test_a_file_that_lacks_a_tensor_is_said(store):
+def test_a_file_without_a_tensor_is_refused(store):
     import safetensors.numpy
 
     finish(store)
@@ -231,7 +231,7 @@ def finished(store):
     return path, safetensors.numpy.load(path.read_bytes())
 
 
-def test_a_changed_bit_is_noticed(finished):
+def test_a_changed_bit_is_detected(finished):
     path, tensors = finished
     whole = path.read_bytes()
     write_stats(path, tensors)
@@ -273,7 +273,7 @@ def test_a_record_of_other_kinds_is_refused(finished, change, what):
         read_stats(path)
 
 
-def test_a_record_that_does_not_say_what_was_measured_is_refused(finished):
+def test_a_record_without_its_description_is_refused(finished):
     path, tensors = finished
     write_stats(path, tensors, {key: value for key, value in ABOUT.items() if key != "domains"})
     with pytest.raises(UsageError, match="not a statistics file: 'domains' is missing"):

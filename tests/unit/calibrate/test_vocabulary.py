@@ -218,7 +218,7 @@ def test_a_tokenizer_json_reads_special_tokens_only_where_they_are_meant():
     assert vocabulary.encode("\udfff") == vocabulary.encode("\ufffd")
 
 
-def test_what_a_tokenizer_json_puts_around_a_text_is_known(tmp_path):
+def test_special_tokens_around_a_text_are_known(tmp_path):
     bytes_only = Tokenizer(
         models.BPE({char: at for at, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
     )
@@ -263,7 +263,7 @@ def load_mini():
     return load_vocabulary(MINI)
 
 
-def test_what_lies_behind_the_first_tokens_is_not_encoded(kimi):
+def test_text_after_the_first_tokens_is_not_encoded(kimi):
     """However long a text is; and where its tokens are long or few, more of it is, up to all."""
     seen = []
 
@@ -286,7 +286,7 @@ def test_what_lies_behind_the_first_tokens_is_not_encoded(kimi):
     assert [len(text) for text in seen] == [25_000, 25_000, len(few)]
 
 
-def test_ids_become_their_text_again():
+def test_ids_decode_to_their_text():
     vocabulary = load_vocabulary(Path(__file__).parents[3] / "models" / "kimi-mini")
     text = "Zwei Füße, <|im_end|> und 东方!\n\n"
     assert vocabulary.decode(vocabulary.encode(text)) == text
@@ -295,7 +295,7 @@ def test_ids_become_their_text_again():
     assert vocabulary.decode(ids) == text
 
 
-def test_kimis_ids_become_their_text_again(kimi):
+def test_kimi_ids_decode_to_their_text(kimi):
     for text in ("a b c", "Füße <|im_end|>"):
         assert kimi.decode(kimi.encode(text)) == text
     assert kimi.decode(kimi.encode("东")[:1]) == "\ufffd"  # a third of a character

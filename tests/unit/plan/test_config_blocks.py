@@ -29,18 +29,18 @@ def of_method(blocks, method):
     return {name: configs for name, configs in blocks.items() if configs[BLOCK]["quant_method"] == method}
 
 
-def test_the_peers_are_given_what_is_written_today(blocks):
+def test_the_recorded_peer_inputs_are_up_to_date(blocks):
     assert blocks == json.loads(FILE.read_text()), AGAIN
 
 
 @pytest.mark.parametrize("path", PARSED, ids=lambda path: path.stem)
-def test_a_peer_has_parsed_all_that_is_written_for_it(path, blocks):
+def test_a_peer_has_parsed_every_block(path, blocks):
     facts = json.loads(path.read_text())
     given = {name: entry["given"] for name, entry in facts["parsed"].items()}
     assert given == of_method(blocks, OWNERS[facts["peer"]]), AGAIN
 
 
-def test_every_owner_is_asked():
+def test_every_peer_parses_the_blocks():
     assert {json.loads(path.read_text())["peer"] for path in PARSED} == set(OWNERS)
 
 

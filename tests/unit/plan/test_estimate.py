@@ -58,7 +58,7 @@ def test_by_hand(planned):
     assert slow.seconds == slow.cores_s > slow.disk_s
 
 
-def test_what_is_not_measured_is_assumed_and_said(planned):
+def test_unmeasured_speeds_are_assumed_and_reported(planned):
     plan = planned()
     half = estimate(plan, speeds(plan, write_nbytes_per_s=None))
     assert half.disk_s == pytest.approx((plan.read_nbytes + plan.write_nbytes) / 100)
@@ -71,7 +71,7 @@ def test_what_is_not_measured_is_assumed_and_said(planned):
     assert "calibration not included" in estimate(calibrated, speeds(calibrated)).basis()
 
 
-def test_fused_linears_are_another_kernel(planned):
+def test_fused_linears_are_timed_as_their_own_kernel(planned):
     assert {kernel for kernel, _ in kernels(planned())} == {
         Kernel("quantize", "int4", 32, True, "max"),
         Kernel("quantize", "int4", 32, False, "max"),
@@ -81,7 +81,7 @@ def test_fused_linears_are_another_kernel(planned):
     }
 
 
-def test_compensating_is_timed_by_its_width(planned, tmp_path):
+def test_gptq_is_timed_by_its_width(planned, tmp_path):
     plan = planned(recipe="kimi-k2.6-nvfp4-compensated")
     wide, swept = (
         {kernel.method for kernel, _ in kernels(planned(recipe=r))}
@@ -106,7 +106,7 @@ def test_speeds_of_a_folder(planned, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "recipe"), [*((kind, "kimi-k2.6-bf16") for kind in KINDS), *(("int4-k2.6", name) for name in RECIPES)]
 )
-def test_weights_can_be_invented_in_every_format(planned, monkeypatch, kind, recipe):
+def test_random_weights_exist_for_every_format(planned, monkeypatch, kind, recipe):
     plan = planned(kind, recipe)
     monkeypatch.setattr("halfbyte.plan.measure._KERNEL_S", 0.001)
     assert all(seconds > 0 for seconds in measure(plan, None).core_s_per_weight.values())

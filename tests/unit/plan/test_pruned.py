@@ -20,7 +20,7 @@ KEPT = {1: (0, 2, 3, 7), 2: (1, 2, 5, 6)}
 LAYER = "language_model.model.layers"
 
 
-def test_rows_are_read_in_runs():
+def test_adjacent_router_rows_are_read_together():
     info = TensorInfo("gate.weight", "BF16", (8, 64), "shard", 1000, 1000 + 8 * 128)
     assert [(r.begin, r.end, r.shape) for r in router_rows(info, (0, 2, 3, 7))] == [
         (1000, 1128, (1, 64)),
@@ -32,14 +32,14 @@ def test_rows_are_read_in_runs():
     assert [(r.begin, r.end, r.shape) for r in router_rows(bias, (1, 6))] == [(20, 24, (1,)), (40, 44, (1,))]
 
 
-def test_names_under_another_number():
+def test_expert_names_are_renumbered():
     assert KIMI.with_expert(f"{LAYER}.1.mlp.experts.11.up_proj", 1) == f"{LAYER}.1.mlp.experts.1.up_proj"
     assert QWEN.with_expert("model.layers.10.mlp.experts.10.down_proj", 7) == "model.layers.10.mlp.experts.7.down_proj"
     with pytest.raises(ValueError, match="shared"):
         KIMI.with_expert(f"{LAYER}.1.mlp.shared_experts.up_proj", 1)
 
 
-def test_lists_that_name_experts_mean_the_same_ones():
+def test_lists_with_expert_numbers_are_renumbered():
     block = {
         "quant_method": "quark",
         "exclude": [
@@ -85,7 +85,7 @@ def test_lists_that_name_experts_mean_the_same_ones():
         r"re:.*experts\.[0-3]\..*",
     ],
 )
-def test_a_pattern_that_tells_experts_apart_is_refused(pattern):
+def test_a_pattern_for_single_experts_is_refused(pattern):
     with pytest.raises(CheckpointError, match="matches single experts with a pattern"):
         renumbered({"ignore": [pattern]}, KIMI, KEPT)
 
@@ -109,6 +109,6 @@ def test_until_experts_are_chosen_all_shards_of_a_layer_are_needed(tmp_path):
     assert "late" in shards(dict.fromkeys((1, 2), (0, 1, 2, 7)))
 
 
-def test_a_choice_has_a_hash_of_its_own():
+def test_each_choice_of_experts_has_its_own_hash():
     assert kept_digest({1: (0, 1), 2: (2, 3)}) == kept_digest({2: (2, 3), 1: (0, 1)})
     assert len({kept_digest(kept) for kept in (KEPT, {**KEPT, 2: (1, 2, 5, 7)}, {1: KEPT[1]}, {3: KEPT[1]})}) == 4

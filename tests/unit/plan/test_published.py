@@ -34,7 +34,7 @@ def kimi():
         ("kimi-k2.7-code-nvfp4-nvidia", 595_148_192_736, 277_670, 120),
     ],
 )
-def test_sizes(kimi, recipe, payload_nbytes, tensors, shards):
+def test_planned_sizes_match_published_checkpoints(kimi, recipe, payload_nbytes, tensors, shards):
     made = make_plan(*kimi, load_recipe(recipe))
     places = [tensor for shard in made.shards for tensor in shard.tensors]
     assert sum(place.nbytes for place in places) == payload_nbytes

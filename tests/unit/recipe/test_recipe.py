@@ -216,7 +216,7 @@ def test_recipes_import_neither_torch_nor_numpy() -> None:
     assert "pydantic" in shown.stdout.split()
 
 
-def test_names_and_files_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_recipes_are_reported_with_a_suggestion(tmp_path: Path) -> None:
     known = ", ".join(recipe_names())
     listed = "pass the path of a YAML file, or a name from 'halfbyte recipes list'"
     assert refusal("kimi-k2.6-nvfp4-waver") == (
@@ -355,7 +355,7 @@ def read_cases(name: str) -> list[list[str]]:
 
 # Each case of refused.txt: a change of whole.yaml (with \n for line breaks), then what, where and fix.
 @pytest.mark.parametrize("case", read_cases("refused.txt"), ids=lambda case: case[0])
-def test_what_is_wrong_is_said_exactly(case: list[str], tmp_path: Path) -> None:
+def test_each_recipe_mistake_has_its_exact_error(case: list[str], tmp_path: Path) -> None:
     change, *said = case
     old, new = re.split(" => ?", change.replace(r"\n", "\n"))
     assert list(refusal(edited(tmp_path, old, new))) == said
@@ -394,7 +394,7 @@ SMALL = "{domain: d, source: s, subset: u, split: t, columns: [c], chat_template
         ("name=a", "name=.."),
     ],
 )
-def test_bounds_are_where_the_words_say(inside: str, outside: str, tmp_path: Path) -> None:
+def test_bounds_match_their_descriptions(inside: str, outside: str, tmp_path: Path) -> None:
     path = write(tmp_path, WHOLE)
     load_recipe(path, inside.split(" ; "))
     assert re.match(r"(\S+|'.*') is not valid for '\w+'$", refusal(path, tuple(outside.split(" ; ")))[0])

@@ -58,7 +58,7 @@ def test_paths_begin_at_the_recipes_file(tmp_path, monkeypatch):
     assert load_release("recipes/r.yaml")["compare"]["data"][0] == "a=texts/a.jsonl:text"
 
 
-def test_what_is_left_out_is_left_out(tmp_path):
+def test_omitted_stages_are_absent(tmp_path):
     assert load_release(written(tmp_path, "")) is None
     block = load_release(written(tmp_path, BLOCK))
     assert block["audit"] == {}
@@ -90,7 +90,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("before", "after", "what", "fix"), REFUSED)
-def test_mistakes_are_named(tmp_path, before, after, what, fix):
+def test_release_mistakes_are_named(tmp_path, before, after, what, fix):
     assert before in BLOCK
     path = written(tmp_path, BLOCK.replace(before, after))
     for load in (load_recipe, load_release):

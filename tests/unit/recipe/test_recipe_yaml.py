@@ -77,7 +77,7 @@ def test_words_that_look_like_something_else_stay_words(word: str, tmp_path: Pat
         "long number",
     ],
 )
-def test_files_that_are_no_recipes(content: bytes, said: tuple[str, str, str], tmp_path: Path) -> None:
+def test_files_that_are_not_recipes_are_refused(content: bytes, said: tuple[str, str, str], tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_bytes(content)
     with pytest.raises(RecipeError) as caught:

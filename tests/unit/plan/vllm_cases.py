@@ -1,6 +1,6 @@
 """Modules and ignore lists for vLLM's matching: every recipe's own, NVIDIA's published ones, and tricky ones.
 
-`PYTHONPATH=tests python tests/unit/audit/vllm_cases.py` prints them for tests/golden/make_vllm_matching.py.
+`PYTHONPATH=tests python tests/unit/plan/vllm_cases.py` prints them for tests/golden/make_vllm_matching.py.
 """
 
 import json

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from halfbyte.publish.closure import closure
+from halfbyte.publish.sbom import closure
 
 ROOT = Path(__file__).parents[2]
 LOCKS = [ROOT / "requirements" / name for name in ("lock-dev.txt", "lock-vllm.txt")]

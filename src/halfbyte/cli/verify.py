@@ -24,8 +24,8 @@ def verify_command(out: Output, out_folder: Path, quick: bool, source: Path | No
     Hashes every file. OUT may be a download. Exit code 1 if a file was changed, removed or added.
     """
     from halfbyte.cli.hash_progress import watched
-    from halfbyte.publish.report.visible import visible
     from halfbyte.publish.verify import verify
+    from halfbyte.publish.visible_text import visible
 
     with out.progress("hashing the checkpoint") as bar:
         result = verify(out_folder, quick=quick, source=source, watch=watched(bar, "hashed"))

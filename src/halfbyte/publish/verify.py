@@ -18,7 +18,7 @@ from halfbyte.evidence.provenance import Provenance
 from halfbyte.publish import contents
 from halfbyte.publish.contents import CARD, CARD_HASH, CARD_RECORD, LATER, MOST_EVIDENCE_NBYTES, PROVENANCE
 from halfbyte.publish.provenance import digest, read_provenance
-from halfbyte.publish.report.visible import visible
+from halfbyte.publish.visible_text import visible
 from halfbyte.ui.console import Level
 
 Problem = Literal["changed", "missing", "added", "edited"]

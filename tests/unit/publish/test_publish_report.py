@@ -14,9 +14,9 @@ from pico import write_pico
 from report_evidence import add_evidence, write_output
 
 from halfbyte.publish.hub.secrets import local_paths
-from halfbyte.publish.report.heat import NOTHING, png, shades
+from halfbyte.publish.report.charts import NOTHING, png, shades
 from halfbyte.publish.report.page import write_report
-from halfbyte.publish.report.visible import visible
+from halfbyte.publish.visible_text import visible
 from halfbyte.ui.units import size
 
 

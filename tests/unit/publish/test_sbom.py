@@ -15,10 +15,9 @@ from referencing import Registry, Resource
 
 from halfbyte.evidence.provenance import Provenance
 from halfbyte.publish import sbom as module
-from halfbyte.publish.closure import closure
 from halfbyte.publish.hub.secrets import telling_host
 from halfbyte.publish.provenance import write_provenance
-from halfbyte.publish.sbom import sbom
+from halfbyte.publish.sbom import closure, sbom
 from halfbyte.publish.verify import verify
 
 SCHEMAS = Path(__file__).parents[2] / "golden" / "cyclonedx"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from halfbyte.publish.local_folders import without_folders
+from halfbyte.publish.visible_text import without_folders
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -34,8 +34,8 @@ from halfbyte.publish.hub.staging import (
     metadata_text,
 )
 from halfbyte.publish.report.page import FILE as REPORT
-from halfbyte.publish.report.visible import visible
 from halfbyte.publish.verify import Verified
+from halfbyte.publish.visible_text import visible
 from halfbyte.ui.console import Level
 from halfbyte.ui.escape import key_variables, pasted
 

@@ -11,8 +11,7 @@ from halfbyte.checkpoint.hashing import Hash, HashProgress, Stamps
 from halfbyte.evidence.folder import read_evidence
 from halfbyte.publish import contents
 from halfbyte.publish.hub.checks import Check, before_hashing, of_record, of_staged
-from halfbyte.publish.hub.staging import Sent, Staged, stage
-from halfbyte.publish.hub.traces import traces as dataset_files
+from halfbyte.publish.hub.staging import Sent, Staged, dataset_files, stage
 from halfbyte.publish.provenance import hash_output, read_provenance
 from halfbyte.publish.verify import Verified, verify_hashed
 

@@ -21,17 +21,10 @@ from halfbyte.evidence.folder import Evidence, read_evidence
 from halfbyte.families.model import Model, describe
 from halfbyte.publish.card.write import title_of
 from halfbyte.publish.report.blocks import MARKS, Missing, Section
-from halfbyte.publish.report.divergence import divergence
-from halfbyte.publish.report.evals import evals
-from halfbyte.publish.report.experts import experts
-from halfbyte.publish.report.layers import layers
-from halfbyte.publish.report.probes import probes
-from halfbyte.publish.report.provenance import provenance
-from halfbyte.publish.report.scales import scales
-from halfbyte.publish.report.sizes import sizes
-from halfbyte.publish.report.speed import speed
-from halfbyte.publish.report.summary import summary
-from halfbyte.publish.report.visible import visible
+from halfbyte.publish.report.measurements import divergence, evals, probes, speed
+from halfbyte.publish.report.overview import provenance, summary
+from halfbyte.publish.report.weights import experts, layers, scales, sizes
+from halfbyte.publish.visible_text import visible
 
 FILE = "report.html"
 

@@ -16,7 +16,7 @@ from halfbyte.evidence.provenance import Provenance
 from halfbyte.evidence.release import Release
 from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.markdown import Markdown, code, fenced, phrase, table
-from halfbyte.publish.local_folders import names_only
+from halfbyte.publish.visible_text import names_only
 
 _LONG_LIST = 16  # entries of an exclude list that the card shows in full
 

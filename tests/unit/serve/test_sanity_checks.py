@@ -5,6 +5,7 @@ import os
 import subprocess
 
 import pytest
+from card_evidence import AUDIT
 from ignore_list import with_ignore_list
 from pico import write_pico
 from safetensors.torch import load_file, save_file
@@ -26,7 +27,7 @@ def pico(pico):
 def made(folder, findings, plan="one"):
     (folder / "halfbyte").mkdir(exist_ok=True)
     (folder / "halfbyte/plan.json").write_text(json.dumps({"fingerprint": "one"}))
-    found = {"plan": plan, "findings": findings, **measured_in(folder)}
+    found = {**AUDIT, "plan": plan, "findings": findings, **measured_in(folder)}
     (folder / "halfbyte/audit.json").write_text(json.dumps(found))
 
 

@@ -28,7 +28,7 @@ from halfbyte.evidence.record import Record
 from halfbyte.evidence.release import AfterRelease
 from halfbyte.formats.format import Format
 from halfbyte.formats.registry import FORMATS
-from halfbyte.probe.causes import causes
+from halfbyte.probe.output import causes
 from halfbyte.recipe.load import load_recipe, recipe_text
 from halfbyte.serve.engine_log import known_errors
 from halfbyte.statistics.verdicts import items_needed

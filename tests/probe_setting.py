@@ -8,11 +8,10 @@ from typing import Any
 from scripted_server import ScriptedServer
 
 from halfbyte.endpoint.client import Endpoint
-from halfbyte.probe.client import Client
+from halfbyte.probe.client import Client, Trace
 from halfbyte.probe.context import Lengths
 from halfbyte.probe.kinds import Setting
 from halfbyte.probe.profiles import load_profile
-from halfbyte.probe.trace import Trace
 
 
 @contextmanager

@@ -52,9 +52,9 @@ def probe_command(ctx: click.Context, listed: bool, **options: Any) -> None:
         raise click.UsageError("missing argument 'URL'", ctx)
     from halfbyte.cli.hash_progress import hash_served
     from halfbyte.probe.kinds import Verdict
+    from halfbyte.probe.output import show
     from halfbyte.probe.report import FILE
     from halfbyte.probe.run import Asked, probe_endpoint
-    from halfbyte.probe.table import show
 
     hash_served(out, options["folder"] / FILE)
     report = probe_endpoint(Asked(**options), out)

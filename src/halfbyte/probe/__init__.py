@@ -1,12 +1,13 @@
 """`halfbyte probe URL`: test a served model for faults that benchmarks miss.
 
-kinds       probes, their settings and findings
-catalogue   all probes in order
-client      requests, plain or streamed;  trace: every request and answer on disk
-context     prompts of given lengths;  budget: schedule within --budget;  profiles: questions as data
-run         run the probes;  table and report: output;  causes: known causes of failures
-watching    streams that are canceled when they loop;  rates: shares of bad answers as gates
-card/       probes of the keep192 card;  server/: server behavior;  tools/: tool calls
-prose, thinking, copying, garbage    faults that the card's probes missed
-drift, decode_drift                  log-probabilities against a reference, token by token
+run          identify the server, run the probes, write the report;  budget: schedule within --budget
+kinds        probes, their settings and findings;  catalogue: all probes in order
+profiles     questions as data;  context: prompts of given lengths
+client       requests, plain or streamed, all recorded in the trace;  answers: their parsed form
+checks       faults of one answer;  judging: findings over many answers, rates as gates, marked texts
+report       probe.json;  coverage: which probes ran;  output: table, progress and known causes
+
+The probes: card_probes, vision and long_context (those of the keep192 card), prose and thinking (faults that the card's
+probes missed), tool_cases and tool_calls, server and streams (behavior of the server), drift and drift_measures
+(log-probabilities against a reference, token by token).
 """

@@ -1,13 +1,19 @@
-"""Judge answers: which are usable, which are right, and how certain the rate is."""
+"""Judge answers: which are usable, which are right, how certain the rate is, and which part of a text is wrong."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from halfbyte.degeneracy.defects import Severity, find_defects
+from halfbyte.degeneracy.rules import KindOfText
+from halfbyte.degeneracy.watch import LoopWatch, find_loop
 from halfbyte.probe.answers import Answer
+from halfbyte.probe.client import Watch
 from halfbyte.probe.kinds import Finding, Shown, Verdict
-from halfbyte.statistics.proportions import wilson
+from halfbyte.statistics.proportions import sign_test, wilson
 
 _TOKEN_0 = "!" * 16
 NO_ANSWER = "no usable answer"
@@ -85,3 +91,170 @@ def _cause_of(shown: Sequence[Shown]) -> str | None:
 def each(answers: Sequence[Answer], wrong: Callable[[int, Answer], Sequence[Shown]]) -> list[list[Shown]]:
     """Apply a check to every answer without an error."""
     return [[] if answer.error else list(wrong(number, answer)) for number, answer in enumerate(answers)]
+
+
+# Mark the wrong part of an offending text.
+
+OPEN, CLOSE = "⟦", "⟧"
+AROUND = 60  # characters shown before and after a mark
+LONGEST_MARK = 160
+MOST_SHOWN = 5  # per probe; the trace has all
+
+
+def marked(shown: Shown) -> str:
+    """Return one line: some text before, the wrong part in brackets, some text after."""
+    start, end = max(0, shown.start), min(len(shown.text), max(shown.start, shown.end))
+    before, wrong, after = shown.text[:start], shown.text[start:end], shown.text[end:]
+    if len(wrong) > LONGEST_MARK:
+        wrong = wrong[: LONGEST_MARK // 2] + " … " + wrong[-LONGEST_MARK // 2 :]
+    before = ("…" if len(before) > AROUND else "") + before[-AROUND:]
+    after = after[:AROUND] + ("…" if len(after) > AROUND else "")
+    return visible(f"{before}{OPEN}{wrong}{CLOSE}{after}" if end > start else f"{before}{OPEN}{CLOSE}{after}")
+
+
+def visible(text: str) -> str:
+    """Escape characters that a terminal would hide or interpret."""
+    return "".join(
+        char if char == " " or (char.isprintable() and unicodedata.category(char) not in {"Cf", "Cs"})
+        else {"\n": "⏎", "\t": "⇥"}.get(char, f"\\u{{{ord(char):04X}}}")
+        for char in text
+    )  # fmt: skip
+
+
+def first_difference(right: str, got: str, trace: str = "") -> Shown | None:
+    """Mark the first difference of two texts, with character names: a Persian yeh looks like an Arabic one."""
+    if right == got:
+        return None
+    at = next((i for i, (a, b) in enumerate(zip(right, got, strict=False)) if a != b), min(len(right), len(got)))
+    what = f"{_named(got, at)} instead of {_named(right, at)}"
+    return Shown(got, what, at, min(at + 1, len(got)), trace)
+
+
+def _named(text: str, at: int) -> str:
+    if at >= len(text):
+        return "the end"
+    return f"U+{ord(text[at]):04X} {unicodedata.name(text[at], 'unnamed')}"
+
+
+def defects(answer: Answer, kind: KindOfText = "any") -> list[Shown]:
+    """Return defects that no healthy answer has, in content and reasoning."""
+    return [
+        Shown(text, f"{defect.kind}: {defect.detail}", defect.start, defect.end, answer.id)
+        for name, text in answer.written
+        for defect in find_defects(text, kind_of_text=kind, cut=answer.cut_in == name)
+        if defect.severity is Severity.HARD
+    ]
+
+
+def whole(answer: Answer, what: str) -> Shown:
+    """Mark a whole answer as wrong."""
+    text = answer.text or answer.reasoning or answer.error or ""
+    return Shown(text, what, 0, len(text), answer.id)
+
+
+# Cancel streams as soon as they loop: a loop that runs to the end of the context costs minutes.
+
+
+def cancel_on_loop(kind: KindOfText = "prose") -> Watch:
+    """Return a watch that cancels a stream when its content or its reasoning loops."""
+    watches = {"content": LoopWatch(kind), "reasoning": LoopWatch(kind)}
+
+    def watch(chunk: Mapping[str, Any]) -> str | None:
+        for name, reader in watches.items():
+            loop = reader.feed(str(chunk.get(name) or ""))
+            if loop is not None:
+                return f"loop in the {name}: {loop.sentence}"
+        return None
+
+    return watch
+
+
+def loops(answer: Answer, kind: KindOfText = "prose") -> list[Shown]:
+    """Return the loops in the content and the reasoning of an answer."""
+    shown: list[Shown] = []
+    for name, text in answer.written:
+        loop = find_loop(text, kind, cut=answer.cut_in == name)
+        if loop is not None:
+            shown.append(Shown(text, f"loop: in the {name}, {loop.sentence}", loop.start, loop.end, answer.id))
+    return shown
+
+
+# Gates on the share of bad answers: against a share that no healthy model reaches, or against a reference.
+#
+# Good models also loop or get cut off occasionally, so one bad answer proves nothing. Without a reference, the whole
+# interval must be above the tolerated share. With one, a sign test must show that more prompts are worse than better.
+# Answers to one prompt at several temperatures are not independent, so prompts are compared, not answers.
+
+SIGNIFICANT = 0.01  # several gates use it in one run, so 0.05 would give too many false alarms
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Bad answers by prompt: how many of how many."""
+
+    bad: tuple[int, ...]
+    asked: tuple[int, ...]
+
+    @property
+    def found(self) -> int:
+        """Number of bad answers."""
+        return sum(self.bad)
+
+    @property
+    def count(self) -> int:
+        """Number of answers."""
+        return sum(self.asked)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Return the Wilson interval over prompts, each with its share of bad answers."""
+        shares = [bad / asked for bad, asked in zip(self.bad, self.asked, strict=True) if asked]
+        return wilson(sum(shares), len(shares))
+
+    @property
+    def sentence(self) -> str:
+        """Return the rate with its interval: 0 of 40 prompts only means less than 9 %."""
+        low, high = self.interval
+        between = f"< {high:.0%}" if not self.found else f"{low:.0%} to {high:.0%}"
+        return f"{self.found} / {self.count} ({between})"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Whether a rate is too high, and its description."""
+
+    too_high: bool
+    measured: str
+    threshold: str
+    numbers: dict[str, Any]
+
+
+def rate_of(flags: Sequence[Sequence[bool]]) -> Rate:
+    """Count the bad answers of each prompt."""
+    return Rate(tuple(sum(answers) for answers in flags), tuple(len(answers) for answers in flags))
+
+
+def judge_rate(ours: Rate, theirs: Rate | None, tolerated: float, what: str) -> Judged:
+    """Judge a rate; both sides answered the same prompts."""
+    low, high = ours.interval
+    interval = [round(low, 4), round(high, 4)]
+    numbers: dict[str, Any] = {
+        "ours": share_of(ours.found, ours.count),
+        "tolerated": tolerated,
+        "over_prompts": interval,
+    }
+    if theirs is None:
+        return Judged(low > tolerated, f"{ours.sentence} {what}", f"not significantly above {tolerated:.0%}", numbers)
+    sides = zip(ours.bad, ours.asked, theirs.bad, theirs.asked, strict=True)
+    pairs = [(a / asked, b / others) for a, asked, b, others in sides if asked and others]
+    worse, better = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
+    p = sign_test(worse, better)
+    numbers |= {
+        "reference": share_of(theirs.found, theirs.count), "prompts_worse": worse, "prompts_better": better, "p": p
+    }  # fmt: skip
+    return Judged(
+        p < SIGNIFICANT,
+        f"{ours.sentence} {what}, the reference {theirs.found} / {theirs.count} (p {p:.2g})",
+        f"not significantly above the reference (p {SIGNIFICANT})",
+        numbers,
+    )

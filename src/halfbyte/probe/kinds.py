@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from halfbyte.probe.client import Client
     from halfbyte.probe.context import Lengths
     from halfbyte.probe.profiles import Profile
-    from halfbyte.probe.tools.cases import Case
+    from halfbyte.probe.tool_cases import Case
     from halfbyte.sandbox.tiers import Tier
 
 

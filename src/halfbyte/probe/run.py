@@ -24,8 +24,8 @@ from halfbyte.probe.budget import (
     warm_up,
 )
 from halfbyte.probe.catalogue import PROBES
-from halfbyte.probe.client import LATE, BudgetEndedError, Client
-from halfbyte.probe.code import NEED_SANDBOX
+from halfbyte.probe.checks import NEED_SANDBOX
+from halfbyte.probe.client import FILE, LATE, BudgetEndedError, Client, Trace
 from halfbyte.probe.context import Lengths
 from halfbyte.probe.kinds import (
     Probe,
@@ -34,11 +34,10 @@ from halfbyte.probe.kinds import (
     broken,
     skipped,
 )
+from halfbyte.probe.output import Progress
 from halfbyte.probe.profiles import load_profile
-from halfbyte.probe.progress import Progress
 from halfbyte.probe.report import Report, Result, write_report
-from halfbyte.probe.tools.vendor import read_cases
-from halfbyte.probe.trace import FILE, Trace
+from halfbyte.probe.tool_cases import read_cases
 from halfbyte.sandbox.tiers import Tier, find_tier
 from halfbyte.ui.console import Output
 from halfbyte.ui.suggest import did_you_mean

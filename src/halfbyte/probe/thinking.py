@@ -11,8 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from halfbyte.probe.answers import Answer
-from halfbyte.probe.card.items import lacks_section
-from halfbyte.probe.judging import each, judged
+from halfbyte.probe.judging import cancel_on_loop, each, judged, loops, whole
 from halfbyte.probe.kinds import (
     Cost,
     Finding,
@@ -21,9 +20,7 @@ from halfbyte.probe.kinds import (
     Shown,
     skipped,
 )
-from halfbyte.probe.marks import whole
-from halfbyte.probe.profiles import Questions
-from halfbyte.probe.watching import cancel_on_loop, loops
+from halfbyte.probe.profiles import Questions, lacks_section
 
 SECTION = "thinking"
 _MARKUP = re.compile(r"</?think>|◁/?think▷")

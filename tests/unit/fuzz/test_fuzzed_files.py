@@ -24,8 +24,8 @@ from halfbyte.plan.manifest import read_plan_file
 from halfbyte.plan.prune_plan import LayerChoice, PrunePlan, read_prune_plan
 from halfbyte.plan.prune_record import read_record
 from halfbyte.plan.pruned import RouterShape
-from halfbyte.probe.tools.vendor import read_cases
-from halfbyte.probe.trace import Trace
+from halfbyte.probe.client import Trace
+from halfbyte.probe.tool_cases import read_cases
 from halfbyte.recipe.load import load_recipe, recipe_text
 from halfbyte.release import status
 

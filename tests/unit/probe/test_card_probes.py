@@ -3,9 +3,9 @@
 import pytest
 from fake_openai import Say
 
-from halfbyte.probe.card import programs
+from halfbyte.probe import card_probes
+from halfbyte.probe.judging import marked
 from halfbyte.probe.kinds import Verdict
-from halfbyte.probe.marks import marked
 from halfbyte.probe.profiles import load_profile
 
 QUESTIONS = load_profile("kimi").questions
@@ -57,7 +57,7 @@ WRONG = [
 @pytest.mark.parametrize(("name", "said", "what"), WRONG)
 def test_a_wrong_answer_fails_and_is_shown(name, said, what, fake, probe, monkeypatch):
     if "while True" in said:
-        monkeypatch.setattr(programs, "RUN_S", 4.0)
+        monkeypatch.setattr(card_probes, "RUN_S", 4.0)
     fake.answers[ask_of(name)] = said
     finding = probe(name)[name]
     assert finding.verdict is Verdict.FAILED

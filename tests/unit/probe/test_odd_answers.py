@@ -8,7 +8,7 @@ from scripted_server import Said
 
 from halfbyte.probe.answers import Answer, join_chunks, read_chunk, read_plain
 from halfbyte.probe.kinds import Verdict
-from halfbyte.probe.server.options import _inconsistent
+from halfbyte.probe.server import _inconsistent
 
 
 def plain(message=None, choice=None, **body):
@@ -91,7 +91,7 @@ def test_calls_of_a_stream_may_have_odd_places_and_arguments():
 
 def test_halves_of_a_character_in_two_chunks_are_found(tmp_path):
     """As gateways in JavaScript cut them: whole they are one character, in a stream each half comes alone."""
-    from halfbyte.probe.server.streams import STREAMS
+    from halfbyte.probe.streams import STREAMS
 
     whole = next(one for one in STREAMS if one.name == "utf8-chunks")
     with setting_of(tmp_path, lambda _: Said("Zażółć \ud83d\ude42"), {}) as (setting, _):
@@ -101,7 +101,7 @@ def test_halves_of_a_character_in_two_chunks_are_found(tmp_path):
 
 
 def test_a_probe_that_stumbles_does_not_cost_the_others(probe, monkeypatch):
-    from halfbyte.probe.card import checks
+    from halfbyte.probe import checks
 
     def stumble(*_):
         raise KeyError("nobody thought of this")

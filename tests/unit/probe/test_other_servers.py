@@ -10,7 +10,7 @@ from scripted_server import Said, call
 from halfbyte.probe.kinds import Verdict
 from halfbyte.probe.profiles import load_profile
 from halfbyte.probe.thinking import THINKING
-from halfbyte.probe.tools.probes import TOOLS
+from halfbyte.probe.tool_calls import TOOLS
 
 
 def test_a_server_that_answers_to_any_name_of_a_model_is_told_and_sound(server, probe, monkeypatch):
@@ -23,7 +23,7 @@ def test_a_server_that_answers_to_any_name_of_a_model_is_told_and_sound(server, 
 
 
 def test_requests_of_others_are_not_ours(fake, probe, monkeypatch):
-    from halfbyte.probe.server import streams
+    from halfbyte.probe import streams
 
     monkeypatch.setattr(streams, "_CALM_S", 0.5)
     fake.running, fake.token_delay = 5, 0.003

@@ -6,7 +6,7 @@ import pytest
 from probe_setting import setting_of
 from scripted_server import Said
 
-from halfbyte.probe.decode_drift import DECODE_DRIFT, same_text
+from halfbyte.probe.drift import DECODE_DRIFT, same_text
 from halfbyte.probe.drift_measures import Place
 from halfbyte.probe.kinds import Verdict
 

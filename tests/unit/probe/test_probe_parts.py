@@ -11,7 +11,14 @@ from probe_setting import setting_of
 from scripted_server import Said
 
 from halfbyte.probe.answers import join_chunks, read_chunk, read_plain
-from halfbyte.probe.card.picture import (
+from halfbyte.probe.catalogue import PROBES
+from halfbyte.probe.context import Haystack, entries
+from halfbyte.probe.judging import first_difference, judged, marked, share_of
+from halfbyte.probe.kinds import Finding, Probe, Shown, Verdict
+from halfbyte.probe.output import causes, markdown
+from halfbyte.probe.profiles import load_profile, profile_names
+from halfbyte.probe.report import Report, Result
+from halfbyte.probe.vision import (
     BLACK,
     BLUE,
     RED,
@@ -19,15 +26,6 @@ from halfbyte.probe.card.picture import (
     Picture,
     smoke_picture,
 )
-from halfbyte.probe.catalogue import PROBES
-from halfbyte.probe.causes import causes
-from halfbyte.probe.context import Haystack, entries
-from halfbyte.probe.judging import judged, share_of
-from halfbyte.probe.kinds import Finding, Probe, Shown, Verdict
-from halfbyte.probe.marks import first_difference, marked
-from halfbyte.probe.profiles import load_profile, profile_names
-from halfbyte.probe.report import Report, Result
-from halfbyte.probe.table import markdown
 
 
 def chunk(**delta):

@@ -6,9 +6,9 @@ import pytest
 from probe_setting import setting_of
 from scripted_server import Said
 
-from halfbyte.probe import copying, garbage, prose, thinking
+from halfbyte.probe import prose, thinking
+from halfbyte.probe.judging import judge_rate, rate_of
 from halfbyte.probe.kinds import Verdict
-from halfbyte.probe.rates import judge_rate, rate_of
 
 STORY = (
     "A fox found a map under a stone. It showed a river, a hill and a red cross, and the fox was curious at once. "
@@ -21,7 +21,7 @@ PROSE = {
 }  # fmt: skip
 LOOPS, ENDS = prose.PROSE
 ON, OFF = thinking.THINKING
-GARBAGE, LANGUAGE = garbage.GARBAGES
+GARBAGE, LANGUAGE = prose.GARBAGES
 
 
 def number_of(body):
@@ -168,7 +168,7 @@ def copies(changed):
 )
 def test_the_first_wrong_character_of_a_copy_is_named_and_marked(tmp_path, text, written, what, at):
     with setting_of(tmp_path, copies({text: written}), {"copying": COPY}) as (setting, _):
-        found = copying.COPYING.run(setting)
+        found = prose.COPYING.run(setting)
     assert (found.verdict, found.measured, found.cause) == (Verdict.FAILED, "4 / 5 copied", "copying")
     assert what in found.shown[0].what.replace("U+0070 LATIN SMALL LETTER P", "")
     assert found.shown[0].start == at or text == "Check_Spark_192"
@@ -176,10 +176,10 @@ def test_the_first_wrong_character_of_a_copy_is_named_and_marked(tmp_path, text,
 
 def test_right_copies_pass_and_so_do_as_many_wrong_ones_as_are_allowed(tmp_path):
     with setting_of(tmp_path, copies({}), {"copying": COPY}) as (setting, _):
-        assert copying.COPYING.run(setting).verdict is Verdict.PASSED
+        assert prose.COPYING.run(setting).verdict is Verdict.PASSED
     (tmp_path / "b").mkdir()
     with setting_of(tmp_path / "b", copies({"a": "b"}), {"copying": {**COPY, "allowed": 1}}) as (setting, _):
-        assert copying.COPYING.run(setting).verdict is Verdict.PASSED
+        assert prose.COPYING.run(setting).verdict is Verdict.PASSED
 
 
 WORDS = {"prompts": ["One?", "Two?"], "before": "More text. ", "copies": [0, 3], "max_tokens": 64}
@@ -222,6 +222,6 @@ def test_an_answer_keeps_its_language(tmp_path, text, sound):
 @pytest.mark.parametrize("profile", ["kimi", "mini"])
 def test_every_profile_has_questions_that_can_be_read(tmp_path, profile):
     with setting_of(tmp_path, lambda _: Said("x"), {}, profile=profile) as (setting, _):
-        for probe in (*prose.PROSE, *thinking.THINKING, copying.COPYING, *garbage.GARBAGES):
+        for probe in (*prose.PROSE, *thinking.THINKING, prose.COPYING, *prose.GARBAGES):
             assert probe.lacks(setting) is None, probe.name
             assert probe.cost(setting).requests > 0

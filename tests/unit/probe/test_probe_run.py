@@ -143,7 +143,7 @@ def test_a_finished_run_is_asked_again(command, fake):
 
 def test_a_server_that_was_started_anew_is_asked_again(fake, server, tmp_path):
     """A resumed run must not use the answers of another checkpoint."""
-    from halfbyte.probe.trace import Trace
+    from halfbyte.probe.client import Trace
 
     path = tmp_path / "probe.jsonl"
     answer = {"kind": "request", "id": "k", "again": False, "answer": {}}
@@ -159,8 +159,7 @@ def test_a_server_that_was_started_anew_is_asked_again(fake, server, tmp_path):
 
 def test_what_failed_is_asked_again_by_the_next_run_and_a_refusal_is_not(fake, server, tmp_path):
     from halfbyte.endpoint.client import Endpoint
-    from halfbyte.probe.client import Client
-    from halfbyte.probe.trace import Trace
+    from halfbyte.probe.client import Client, Trace
 
     fake.fails = {"one": 500, "two": 400}
     for _ in range(2):

@@ -9,7 +9,7 @@ from fake_openai import Say
 from halfbyte.cli.main import run
 from halfbyte.errors import UsageError
 from halfbyte.probe.profiles import load_profile
-from halfbyte.probe.tools.vendor import read_cases
+from halfbyte.probe.tool_cases import read_cases
 
 SECRET = "sk-very-secret-0123456789"
 CALL = load_profile("kimi").questions["tool-call"]["items"][0]

@@ -15,7 +15,7 @@ from scripted_server import Said
 from halfbyte.probe.budget import Clock, Schedule, Speed
 from halfbyte.probe.kinds import Cost, Probe, Verdict
 from halfbyte.probe.prose import PROSE
-from halfbyte.probe.tools.probes import TOOLS
+from halfbyte.probe.tool_calls import TOOLS
 
 GROUPS = ("card", "server", "tools", "prose", "long")
 UNUSED = 0.05

@@ -6,14 +6,11 @@ from scripted_server import Said, call
 from test_probe_tools import PROBES, SECTION, right
 
 from halfbyte.probe.answers import Answer
-from halfbyte.probe.copying import COPYING
-from halfbyte.probe.garbage import GARBAGES, wrong_text
+from halfbyte.probe.judging import Rate, judge_rate
 from halfbyte.probe.kinds import Verdict
-from halfbyte.probe.prose import PROSE, _rate, _unfinished
-from halfbyte.probe.rates import Rate, judge_rate
+from halfbyte.probe.prose import COPYING, GARBAGES, PROSE, _rate, _unfinished, wrong_text
 from halfbyte.probe.thinking import wrong_thought, wrong_without_thought
-from halfbyte.probe.tools.calls import violation, wrong_ids
-from halfbyte.probe.tools.cases import streamed
+from halfbyte.probe.tool_cases import streamed, violation, wrong_ids
 
 FORM = "functions.{name}:{index}"
 

@@ -9,11 +9,8 @@ from scripted_server import Said, call
 
 from halfbyte.errors import UsageError
 from halfbyte.probe.kinds import Verdict
-from halfbyte.probe.tools.calls import violation
-from halfbyte.probe.tools.cases import Case
-from halfbyte.probe.tools.probes import TOOLS
-from halfbyte.probe.tools.trigger import agreement
-from halfbyte.probe.tools.vendor import read_cases
+from halfbyte.probe.tool_calls import TOOLS, agreement
+from halfbyte.probe.tool_cases import Case, read_cases, violation
 
 TOOL = {
     "type": "function",

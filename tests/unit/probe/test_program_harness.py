@@ -2,7 +2,7 @@
 
 import pytest
 
-from halfbyte.probe.card.harness import run_tested
+from halfbyte.probe.card_probes import run_tested
 from halfbyte.sandbox.process import Limits
 from halfbyte.sandbox.tiers import Bare, Tier
 

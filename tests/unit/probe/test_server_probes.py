@@ -43,7 +43,7 @@ def test_a_sound_server_passes_all(fake, probe):
     ],
 )
 def test_a_fault_is_found(fault, name, what, fake, probe, monkeypatch):
-    from halfbyte.probe.server import streams
+    from halfbyte.probe import streams
 
     monkeypatch.setattr(streams, "_CALM_S", 1.0)
     fake.token_delay = 0.003
@@ -56,7 +56,7 @@ def test_a_fault_is_found(fault, name, what, fake, probe, monkeypatch):
 
 def test_a_difference_at_a_near_tie_is_told_but_is_no_fault():
     from halfbyte.probe.answers import Answer
-    from halfbyte.probe.server.sameness import compare
+    from halfbyte.probe.server import compare
 
     def told(margin):
         top = [{"token": "b", "logprob": -0.7}, {"token": "c", "logprob": -0.7 - margin}]

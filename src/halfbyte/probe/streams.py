@@ -10,7 +10,7 @@ from halfbyte.endpoint.client import EndpointError
 from halfbyte.endpoint.metrics_page import read_page
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.client import Client
-from halfbyte.probe.judging import each, judged, no_answers
+from halfbyte.probe.judging import each, first_difference, judged, no_answers, whole
 from halfbyte.probe.kinds import (
     Finding,
     Setting,
@@ -18,8 +18,7 @@ from halfbyte.probe.kinds import (
     Verdict,
     skipped,
 )
-from halfbyte.probe.marks import first_difference, whole
-from halfbyte.probe.server.prompts import questions, server_probe
+from halfbyte.probe.server import questions, server_probe
 
 AT_ONCE = 8
 _CANCELLED = 4

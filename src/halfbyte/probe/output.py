@@ -1,13 +1,18 @@
-"""Result table as on a model card, and details of the failures below it."""
+"""Console output: the result table as on a model card, details of the failures with known causes, and progress."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
 from typing import Any, cast
 
-from halfbyte.probe.causes import causes
-from halfbyte.probe.kinds import Shown, Verdict
-from halfbyte.probe.marks import MOST_SHOWN, marked, visible
+import yaml
+from pydantic import TypeAdapter
+
+from halfbyte.probe.judging import MOST_SHOWN, marked, visible
+from halfbyte.probe.kinds import Probe, Shown, Verdict
+from halfbyte.probe.profiles import Questions
 from halfbyte.probe.report import Report, Result
 from halfbyte.ui.console import SYMBOLS, Column, Level, Output
 
@@ -93,3 +98,58 @@ def markdown(report: Report) -> str:
         cells = (result.probe.title, result.finding.verdict.value, result.finding.measured, result.finding.threshold)
         lines.append("| " + " | ".join(visible(cell.replace("\n", " ")).replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+# Progress of a run: one line when a probe starts, with the remaining time, and one when it ends.
+
+_LONG_S = 10.0
+_MINUTE, _HOUR = 60.0, 3600.0
+
+
+def duration(seconds: float) -> str:
+    """Format a duration."""
+    if seconds < 2 * _MINUTE:
+        return f"{seconds:.0f} s"
+    return f"{seconds / _MINUTE:.0f} min" if seconds < 2 * _HOUR else f"{seconds / _HOUR:.1f} h"
+
+
+class Progress:
+    """Print the current probe and the remaining time on stderr."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._ended = 0
+
+    def starts(self, probe: Probe, number: int, total: int, left_s: float) -> None:
+        """Print the start of a probe; show the remaining time once three probes have corrected the estimate."""
+        remaining = f", about {duration(left_s)} left" if self._ended >= 3 and left_s > _LONG_S else ""  # noqa: PLR2004
+        self._out.note(f"[{number}/{total}] {probe.title}{remaining}")
+
+    def ended(self, result: Result) -> None:
+        """Print the result of a probe."""
+        measured = visible(result.finding.measured)  # it may quote the server
+        verdict = result.finding.verdict.value
+        taken = f" in {duration(result.seconds)}" if result.seconds >= 1 else ""
+        if not result.traces:
+            self._out.note(f"        {result.probe.title}: {verdict}, {measured}")
+            return
+        self._ended += 1
+        self._out.note(f"        {verdict}{taken}: {measured}")
+
+
+# Known causes of failing probes, as data with references.
+
+
+class Cause(Questions):
+    """One known cause, or several with the same symptom."""
+
+    sign: str  # symptom
+    known: str  # cause, and where it was seen
+    fix: str  # what to try next
+
+
+@cache
+def causes() -> dict[str, Cause]:
+    """Load all causes by key."""
+    text = (files("halfbyte.probe") / "data" / "causes.yaml").read_text(encoding="utf-8")
+    return TypeAdapter(dict[str, Cause]).validate_python(yaml.safe_load(text))

@@ -8,10 +8,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, cast
 
+from halfbyte.machine.extras import install_extra
 from halfbyte.probe.answers import Answer
-from halfbyte.probe.code import code_of
-from halfbyte.probe.kinds import Shown
-from halfbyte.probe.marks import defects, first_difference, whole
+from halfbyte.probe.judging import defects, first_difference, whole
+from halfbyte.probe.kinds import Setting, Shown
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _SMALLEST_TOLERANCE = 1e-9
@@ -124,3 +124,24 @@ def python(answer: Answer, function: str | None = None) -> list[Shown]:
 def _offset(text: str, line: int, column: int) -> int:
     lines = text.splitlines(keepends=True)
     return min(len(text), sum(map(len, lines[: line - 1])) + column - 1)
+
+
+# Extract model-written code from answers, and check for a sandbox to run it.
+
+_FENCED = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+NEED_SANDBOX = frozenset({"coding-canary", "unicode-chart"})  # probes
+
+
+def code_of(text: str) -> str:
+    """Return the fenced code of an answer, or all of it without fences."""
+    blocks = _FENCED.findall(text)
+    return "\n\n".join(blocks) if blocks else text
+
+
+def lacks_sandbox(setting: Setting) -> str | None:
+    """Return why code cannot be run here, or None."""
+    tier = setting.sandbox
+    if tier is None or tier.engine is None:
+        reason = f" ({tier.reason})" if tier else ""
+        return f"no sandbox for model-written code: install bubblewrap, or {install_extra('sandbox')}{reason}"
+    return None

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -190,4 +190,4 @@ def speak_to(hub: RangeHub, monkeypatch: Any) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
     template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(downloads, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(downloads, "BACKOFF", replace(downloads.BACKOFF, first_wait_s=0.01))

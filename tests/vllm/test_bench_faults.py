@@ -17,9 +17,8 @@ from quiet_server import QuietServer
 
 from halfbyte.bench.blocks import Arm, Plan, measure, run_block
 from halfbyte.bench.machine import inspect_server
-from halfbyte.bench.records import open_records
+from halfbyte.bench.records import Point, open_records
 from halfbyte.bench.report import make_report
-from halfbyte.bench.shapes import Point
 from halfbyte.bench.summary import summarize
 from halfbyte.bench.vllm_generator import VllmGenerator
 from halfbyte.serve.supervisor import descendants

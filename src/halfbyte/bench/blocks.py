@@ -11,11 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from halfbyte.bench.gpu_power import GpuPower
-from halfbyte.bench.kv_peak import KvPeak
-from halfbyte.bench.machine import Server, metrics, server_changes
-from halfbyte.bench.records import Block, Records, requests_of
-from halfbyte.bench.shapes import Point
+from halfbyte.bench.machine import GpuPower, KvPeak, Server, metrics, server_changes
+from halfbyte.bench.records import Block, Point, Records, requests_of
 from halfbyte.bench.vllm_generator import LoadGenerator, Order, seed_of
 from halfbyte.endpoint.client import without_keys
 from halfbyte.endpoint.metrics_page import between

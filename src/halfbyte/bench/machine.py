@@ -1,4 +1,4 @@
-"""Identify the server behind a URL, and whether its speed may support a claim.
+"""Identify the server behind a URL and whether its speed may support a claim; sample its GPUs and KV cache under load.
 
 The speed of an emulated server or a CPU says nothing about GPUs. Both are recognized from the server's responses and,
 on this machine, from its process. An unrecognized device is "unknown" and supports no claim without --gpus.
@@ -9,10 +9,14 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
+import subprocess
+import threading
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
+from types import TracebackType
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -184,3 +188,102 @@ def _device(version: str, url: str, command: str, *, declared: bool) -> str:
 
 def _gpu_here() -> bool:
     return bool(shutil.which("nvidia-smi")) or Path("/dev/kfd").exists()
+
+
+# Sample power and clocks of the local GPUs with nvidia-smi while a block runs.
+
+_GPU_SAMPLE_S = 1.0
+_ANSWERS_WITHIN_S = 10.0
+FIELDS = ("power.draw", "clocks.sm", "clocks.mem", "temperature.gpu", "utilization.gpu")
+_OURS = ("watts", "sm_mhz", "memory_mhz", "celsius", "busy_percent")
+
+
+class GpuPower:
+    """A context that samples the GPUs every second and sets `summary` on exit, to None without nvidia-smi."""
+
+    def __init__(self, *, wanted: bool) -> None:
+        self._program = shutil.which("nvidia-smi") if wanted else None
+        self._samples: list[list[dict[str, float | None]]] = []
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.summary: dict[str, Any] | None = None
+
+    def __enter__(self) -> GpuPower:
+        if self._program is not None:
+            self._thread = threading.Thread(target=self._sample, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join(_ANSWERS_WITHIN_S)
+        self.summary = over_time(self._samples)
+
+    def _sample(self) -> None:
+        command = [str(self._program), f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
+        while not self._done.is_set():
+            try:
+                query = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S, check=True)
+            except (OSError, subprocess.SubprocessError):
+                return
+            self._samples.append(read_gpus(query.stdout))
+            self._done.wait(_GPU_SAMPLE_S)
+
+
+def read_gpus(text: str) -> list[dict[str, float | None]]:
+    """Parse nvidia-smi's output, one line per GPU. Missing values ("[N/A]") are None."""
+    return [dict(zip(_OURS, map(_number, line.split(",")), strict=False)) for line in text.splitlines() if line.strip()]
+
+
+def over_time(samples: Sequence[Sequence[dict[str, float | None]]]) -> dict[str, Any] | None:
+    """Return the number of GPUs and the mean of each value over GPUs and time. Power is the sum over GPUs."""
+    if not samples or not samples[0]:
+        return None
+    means: dict[str, Any] = {"gpus": len(samples[0]), "samples": len(samples)}
+    for name in _OURS:
+        known = [value for sample in samples for gpu in sample if (value := gpu.get(name)) is not None]
+        means[name] = fmean(known) * (len(samples[0]) if name == "watts" else 1) if known else None
+    return means
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.strip())
+    except ValueError:
+        return None
+
+
+# Sample the peak KV cache usage of a server while a block runs.
+
+KV_SAMPLE_S = 1.0
+_ENDS_WITHIN_S = 15.0  # timeout of a pending request
+
+
+class KvPeak:
+    """A context that sets `peak`, the highest usage as a fraction, or None if the server does not report it."""
+
+    def __init__(self, read: Callable[[], Page | None], every_s: float = KV_SAMPLE_S) -> None:
+        self._read, self._every_s = read, every_s
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.looks = 0
+        self.peak: float | None = None
+
+    def __enter__(self) -> KvPeak:
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join(_ENDS_WITHIN_S)
+
+    def _watch(self) -> None:
+        while not self._done.wait(self._every_s):
+            page = self._read()
+            if page is None or page.kv_use is None:
+                return  # the server does not report it
+            self.looks += 1
+            self.peak = max(page.kv_use, self.peak or 0.0)

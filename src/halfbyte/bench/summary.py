@@ -1,4 +1,9 @@
-"""Summarize the blocks of one server at one point: rates, latencies, errors, goodput, server metrics."""
+"""Summarize the blocks of one server at one point: rates, latencies, errors, goodput, server metrics, and doubts.
+
+A block is doubtful if its speed may be wrong although all requests succeeded. It counts, but supports no claim. The
+server's token counter shows whether other clients used it, or whether it generated fewer tokens than reported. A
+response whose tokens all arrive at once was buffered, e.g. by a proxy, so its streaming speed is unknown.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +15,38 @@ from typing import Any
 import numpy as np
 
 from halfbyte.bench.blocks import WARM_UP
-from halfbyte.bench.doubts import doubt_of
-from halfbyte.bench.records import Block, Request
-from halfbyte.bench.shapes import Point
+from halfbyte.bench.records import Block, Point, Request
 from halfbyte.statistics.throughput import DRIFT_P, drift_of
+
+MOST_APART = 0.02  # tolerated relative difference between the server's counter and its responses
+_LATE = 2  # tokens per user that the counter may lag behind
+_FEW = 8  # tokens of health checks
+FASTEST_S = 50e-6  # per token: faster than any model decodes
+
+
+def doubt_of(block: Block) -> str:
+    """Return why a block supports no claim, or an empty string."""
+    return block.doubt or _counted_otherwise(block) or _held_back(block)
+
+
+def _counted_otherwise(block: Block) -> str:
+    counter, reported = block.server.get("generated_tokens"), sum(request.output_tokens for request in block.good)
+    if counter is None or block.problem:
+        return ""
+    if abs(counter - reported) <= max(MOST_APART * reported, _LATE * block.point.concurrency + _FEW):
+        return ""
+    if counter > reported:
+        return f"other clients used the server: it generated {counter:,.0f} tokens during a block of {reported:,}"
+    return f"the server's counter shows {counter:,.0f} tokens, but its responses report {reported:,}"
+
+
+def _held_back(block: Block) -> str:
+    paces = [request.tpot for request in block.good if request.tpot is not None]
+    at_once = sum(pace < FASTEST_S for pace in paces)
+    if at_once * 2 <= len(paces):
+        return ""
+    return f"{at_once} of {len(paces)} responses arrived all at once instead of streaming (is a proxy buffering them?)"
+
 
 PERCENTILES = (50, 90, 99)
 BUSY_CLIENT = 0.8  # share of a core above which the load generator may be the bottleneck

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol
 
-from halfbyte.bench.shapes import Point
+from halfbyte.bench.records import Point
 from halfbyte.endpoint.client import PATHS, api_key, without_keys
 from halfbyte.errors import MachineError
 from halfbyte.serve.installed import engine_environment, installed

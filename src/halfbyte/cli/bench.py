@@ -59,10 +59,9 @@ def bench_command(out: Output, url: str | None, **choice: Any) -> None:
     Uses vLLM's load generator. With --against, compares two servers. Exit code 1 if requests failed. Ctrl-C keeps
     complete blocks, and the same command resumes. API keys come from HALFBYTE_API_KEY or OPENAI_API_KEY.
     """
-    from halfbyte.bench.import_checks import refuse_duplicates
-    from halfbyte.bench.importers import read_results
+    from halfbyte.bench.importers import read_results, refuse_duplicates
+    from halfbyte.bench.records import targets
     from halfbyte.bench.report import COLUMNS, make_report
-    from halfbyte.bench.shapes import targets
     from halfbyte.checkpoint.atomic_write import disk_error
     from halfbyte.cli.hash_progress import hash_served
 
@@ -119,8 +118,7 @@ def _measure(out: Output, url: str, choice: dict[str, Any]) -> tuple[dict[str, S
     """Run the load. After an interrupt, complete blocks are on disk."""
     from halfbyte.bench.blocks import Arm, Plan, measure
     from halfbyte.bench.machine import inspect_server
-    from halfbyte.bench.records import open_records
-    from halfbyte.bench.shapes import points
+    from halfbyte.bench.records import open_records, points
     from halfbyte.bench.vllm_generator import VllmGenerator
     from halfbyte.checkpoint.output_folder import alone_measuring
 
@@ -164,7 +162,7 @@ def _tokenizer(server: Server) -> str:
 
 
 def _save(report: Report, folder: Path) -> None:
-    from halfbyte.bench.plot import plot
+    from halfbyte.bench.report import plot
     from halfbyte.checkpoint.atomic_write import write_whole
     from halfbyte.evidence.measured_files import measured_on
 

@@ -54,8 +54,7 @@ def eval_command(ctx: click.Context, listed: bool, **options: Any) -> None:
         raise click.UsageError("missing argument 'URL'", ctx)
     from halfbyte.checkpoint.atomic_write import disk_error
     from halfbyte.cli.hash_progress import hash_served
-    from halfbyte.evaluate.progress import ProgressLines
-    from halfbyte.evaluate.report import failure, show
+    from halfbyte.evaluate.report import ProgressLines, failure, show
     from halfbyte.evaluate.results import FILE
     from halfbyte.evaluate.run import Options, evaluate
 

@@ -49,7 +49,7 @@ class Writer:
     template: ChatTemplate | None
     stops: tuple[int, ...]
 
-    def asked(self, question: str) -> list[int]:
+    def prompt_tokens(self, question: str) -> list[int]:
         """Return the tokens of a question with a generation prompt, without thinking; plain text without a template."""
         if self.template is None:
             return [*self.vocabulary.before, *self.vocabulary.encode(question)]

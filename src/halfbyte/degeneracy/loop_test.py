@@ -89,14 +89,14 @@ class Verdict:
 class Judged:
     """Loop rates of the checkpoint and its source (if tested), and the verdict."""
 
-    found: LoopRate
+    rate: LoopRate
     source: LoopRate | None
     verdict: Verdict
 
     def record(self, tokens: int, measured: Mapping[str, Any] | None = None) -> Loops:
         """Return the contents of loops.json; `tokens` is the limit per text."""
         return Loops(
-            **vars(self.found.counts()),
+            **vars(self.rate.counts()),
             temperatures=TEMPERATURES,
             tokens=tokens,
             source=None if self.source is None else self.source.counts(),
@@ -130,7 +130,7 @@ def loop_rate(
     with open_writer(folder) as writer:
         if activity is not None:
             activity.begin(f"generating {len(chosen) * len(TEMPERATURES)} texts with {folder}")
-        ids = [writer.asked(prompt) for prompt in chosen]
+        ids = [writer.prompt_tokens(prompt) for prompt in chosen]
         heat = [temperature for temperature in TEMPERATURES for _ in chosen]
         texts = writer.write(ids * len(TEMPERATURES), tokens=tokens, temperatures=heat, seed=seed, progress=report)
     if activity is not None:

@@ -15,9 +15,9 @@ from typing import Any, TypeVar, cast
 from halfbyte.endpoint.client import Endpoint, EndpointError
 from halfbyte.errors import MachineError
 from halfbyte.machine.process import deferred_ctrl_c
+from halfbyte.machine.retry import Backoff
 
-ATTEMPTS = 3
-WAIT_S = 1.0  # before the second attempt; doubles with each further attempt
+BACKOFF = Backoff(attempts=3, first_wait_s=1.0)
 GIVE_UP_AFTER = 20  # consecutive failures
 _POLL_S = 0.2  # interval of the check for Ctrl-C
 _REACHABLE_S = 10.0
@@ -40,8 +40,7 @@ class Sender:
 
     endpoint: Endpoint
     concurrency: int
-    attempts: int = ATTEMPTS
-    wait_s: float = WAIT_S
+    backoff: Backoff = BACKOFF
 
     def send(self, path: str, bodies: Sequence[Any], finished: Callable[[int, Outcome], None]) -> None:
         """Send all bodies; call `finished` in this thread with each index and outcome, in order of completion."""
@@ -64,15 +63,15 @@ class Sender:
         return True
 
     def _ask(self, path: str, body: Any, stop: threading.Event) -> Outcome:
-        for attempt in range(1, self.attempts + 1):
+        for attempt in range(1, self.backoff.attempts + 1):
             start = time.perf_counter()
             try:
                 answer = self.endpoint.post(path, body)
             except EndpointError as error:
                 seconds = time.perf_counter() - start
-                if not error.again or attempt == self.attempts or stop.is_set():
+                if not error.again or attempt == self.backoff.attempts or stop.is_set():
                     return Outcome(None, str(error), attempt, seconds)
-                stop.wait(self.wait_s * 2 ** (attempt - 1))
+                stop.wait(self.backoff.wait_s(attempt))
             except Exception as error:
                 return Outcome(None, f"{type(error).__name__}: {error}", attempt, time.perf_counter() - start)
             else:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
+import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from halfbyte.checkpoint.hashing import file_sha256
 from halfbyte.endpoint.sending import Sender
 from halfbyte.errors import MachineError, UsageError
-from halfbyte.evaluate.data_sets import data_hash
 from halfbyte.evaluate.preflight import Preflight
 from halfbyte.evaluate.programs import use_sandbox
-from halfbyte.evaluate.samples import Sample, Side, read_samples
-from halfbyte.evaluate.store import Scope, Store
+from halfbyte.evaluate.samples import Sample, Scope, Side, Store, read_samples
 from halfbyte.evaluate.suites import Seeds, Suite, Task, suite_hash
 from halfbyte.machine.extras import install_extra
 
@@ -241,3 +240,44 @@ def run_pass(harness: Harness, arm: Arm, task_pass: Pass, sent: list[str]) -> li
 def as_reference(samples: list[Sample]) -> list[Sample]:
     """Return the candidate's items of an earlier run as reference items."""
     return [replace(sample, side="reference") for sample in samples if sample.side == "candidate"]
+
+
+# Check and hash the rows of a task before the first request.
+#
+# Runs with equal hashes use the same items and draw few-shot examples from the same rows.
+
+
+def data_hash(loaded: dict[str, Any], where: str) -> str:
+    """Return the hash of the rows of a task's parts, loaded by lm-eval."""
+    digest = hashlib.sha256()
+    for name in sorted(loaded):
+        part: Any = loaded[name]
+        rows = list(part.eval_docs)
+        if not rows:
+            raise UsageError(f"{name} has no rows", where=where, fix="check its files; each line is one row")
+        _try_columns(part, rows[0], name, where)
+        digest.update(name.encode() + b"\0")
+        for row in (*rows, *_shown(part)):
+            line = json.dumps(row, ensure_ascii=False, sort_keys=True, default=str) + "\n"
+            digest.update(line.encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()
+
+
+def _try_columns(part: Any, row: Any, name: str, where: str) -> None:
+    """Build the prompt and target of the first row, so that a missing column fails before the run."""
+    try:
+        part.doc_to_text(row)
+        part.doc_to_target(row)
+    except Exception as error:  # lm-eval's templates and task functions raise any exception
+        columns = ", ".join(cast("dict[str, Any]", row)) if isinstance(row, dict) else type(row).__name__
+        what = f"{name}: cannot build a prompt from the first row ({type(error).__name__}: {error}); columns: {columns}"
+        fix = "use files with the original columns"
+        raise UsageError(what, where=where, fix=fix) from None
+
+
+def _shown(part: Any) -> Iterable[Any]:
+    """Return the rows for few-shot examples, if any."""
+    try:
+        return part.fewshot_docs() or ()
+    except Exception:  # no such split, or a custom sampler; the task's file is hashed too
+        return ()

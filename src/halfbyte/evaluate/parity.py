@@ -1,6 +1,7 @@
-"""Check that two servers are comparable: both running now, or one from an earlier run.
+"""Check that two servers are comparable, and that a server is still the one of the preflight.
 
-Different tokenization of the same prompt is an error. Other differences are reported, because they may affect scores.
+The reference may run now or come from an earlier run. Different tokenization of the same prompt is an error. Other
+differences are reported, because they may affect scores.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from halfbyte.endpoint.identity import Identity, differences, has_logprobs, same_probes
-from halfbyte.errors import CheckFailedError
-from halfbyte.evaluate.preflight import PARITY_PROMPTS, Finding, Preflight
+from halfbyte.endpoint.client import Asker, EndpointError
+from halfbyte.endpoint.identity import Identity, differences, has_logprobs, identify, probe, same_probes
+from halfbyte.errors import CheckFailedError, MachineError, UsageError
+from halfbyte.evaluate.preflight import PARITY_PROMPTS, Finding, Preflight, forms
+from halfbyte.evaluate.suites import Suite
 from halfbyte.evidence.evaluation import Evaluation
 
 
@@ -82,3 +85,31 @@ def _refuse_unequal_prompts(candidate: Known, reference: Known) -> None:
                 where=f"{candidate.identity.url} and {reference.identity.url}",
                 fix="serve both with the same tokenizer and chat template",
             )
+
+
+# Check after each task that the server is still the one of the preflight.
+
+TRIES = 3  # the server's noise can change one set of replies; another checkpoint changes all of them
+_STEADY = ("root", "version", "max_model_len", "cache.cache_dtype")  # facts that do not change over time
+
+
+def server_changes(before: Preflight, suite: Suite) -> str | None:
+    """Return a description of what changed since the preflight, or None."""
+    try:
+        now = identify(before.endpoint, before.identity.model)
+    except UsageError as error:  # the model is no longer served
+        return error.what
+    then = before.identity
+    names = _STEADY if has_logprobs(before.probes) else (*_STEADY, "started")
+    for name in names:
+        if now.told.get(name) != then.told.get(name):
+            return f"{name} was {then.told.get(name, 'not reported')} and is {now.told.get(name, 'not reported')}"
+    try:
+        for _ in range(TRIES):
+            replies = [reply for api in forms(suite) for reply in probe(Asker(before.endpoint, then.model, api))]
+            if same_probes(before.probes, replies):
+                return None
+    except EndpointError as error:
+        fix = "restart the server, and run the same command to resume"
+        raise MachineError(f"the endpoint no longer responds: {error}", where=then.url, fix=fix) from None
+    return "its replies to the fingerprint prompts changed"

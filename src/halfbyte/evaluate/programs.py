@@ -34,7 +34,7 @@ class CodeJudge:
         self._kept: dict[tuple[str, str], dict[str, Any]] = {}
         self._lock = threading.Lock()
 
-    def begin(self, tier: Tier) -> None:
+    def reset(self, tier: Tier) -> None:
         """Discard the results of an earlier evaluation."""
         self.tier, self._kept = tier, {}
 
@@ -96,7 +96,7 @@ def use_sandbox() -> Tier:
     tier = find_tier()
     if tier.engine is None:
         raise no_sandbox(tier)
-    JUDGE.begin(tier)
+    JUDGE.reset(tier)
     evaluate: Any = importlib.import_module("evaluate")
     if not hasattr(evaluate.load, _MARKER):
         evaluate.load = _load_instead_of(evaluate.load)

@@ -21,8 +21,8 @@ from typing import Any, cast
 from halfbyte.endpoint.client import PATHS, Api
 from halfbyte.endpoint.sending import Outcome, Sender
 from halfbyte.errors import CheckFailedError
-from halfbyte.evaluate.store import Scope, Store, request_key
-from halfbyte.evaluate.tokens import ServerTokens
+from halfbyte.evaluate.preflight import ServerTokens
+from halfbyte.evaluate.samples import Scope, Store, request_key
 
 _api_models: Any = importlib.import_module("lm_eval.models.openai_completions")
 MOST_CHAT_STOPS = 4  # lm-eval sends at most so many stop strings to a chat

@@ -29,6 +29,7 @@ from halfbyte.evaluate.parity import (
     known_now,
     known_then,
     parity,
+    server_changes,
 )
 from halfbyte.evaluate.preflight import Preflight, preflight
 from halfbyte.evaluate.results import (
@@ -41,13 +42,12 @@ from halfbyte.evaluate.results import (
 from halfbyte.evaluate.samples import (
     Sample,
     Side,
+    Store,
     check_pairs,
     load_samples,
     write_samples,
 )
-from halfbyte.evaluate.store import Store
 from halfbyte.evaluate.suites import load_suite
-from halfbyte.evaluate.unchanged import server_changes
 from halfbyte.ui.console import Output
 
 REQUESTS = "requests.jsonl"

@@ -1,7 +1,12 @@
-"""Items of an evaluation, one line of eval.jsonl each: prompt hash, answer, scores, request details."""
+"""Items of an evaluation (eval.jsonl) and the journal of its requests (requests.jsonl).
+
+A line of eval.jsonl has one item: prompt hash, answer, scores, request details.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +17,7 @@ from halfbyte.checkpoint.untrusted_files import MOST_NBYTES, parsed, plain_bytes
 from halfbyte.endpoint.client import values_without_keys
 from halfbyte.errors import CheckFailedError, UsageError
 from halfbyte.evaluate.programs import runs_of
-from halfbyte.evidence.jsonl import encoded
+from halfbyte.evidence.jsonl import Lines, encoded
 
 Side = Literal["candidate", "reference"]
 FILE = "eval.jsonl"
@@ -161,3 +166,70 @@ def check_pairs(candidate: Sequence[Sample], reference: Sequence[Sample]) -> Non
             if getattr(sample, name) != getattr(other, name):
                 what = f"item {place[3]} of {place[1]} differs between the runs ({name})"
                 raise CheckFailedError(what, where="the two runs", fix="run both with the same suite and data")
+
+
+# An append-only journal of finished requests, one per line, from which an interrupted run resumes.
+#
+# The key of a request covers everything that could change its answer: address, model name, server fingerprint, suite,
+# task, seed, item, and the request body. lm-eval's cache considers only the body.
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The server, suite, task and seed of a request."""
+
+    url: str
+    model: str
+    fingerprint: str
+    suite: str
+    task: str
+    seed: int
+
+
+def request_key(scope: Scope, item: tuple[str, int, int], payload: Any) -> str:
+    """Return the key of a request. Equal keys have equal answers, within the server's noise."""
+    whole = [asdict(scope), list(item), payload]
+    text = json.dumps(whole, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+class Store(Lines):
+    """The journal of an evaluation: endpoints, and answers by request key."""
+
+    def __init__(self, path: Path) -> None:
+        self.endpoints: list[dict[str, Any]] = []
+        self._answers: dict[str, dict[str, Any]] = {}
+        super().__init__(path)
+
+    def _remember(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "endpoint":
+            self.endpoints.append({key: record[key] for key in ("kind", "fingerprint", "stable", "probes")})
+        elif record["kind"] == "void":
+            for key in record["keys"]:
+                self._answers.pop(key, None)
+        elif record["error"] is None:  # failed requests are sent again
+            _check(record)
+            self._answers[record["key"]] = {**record, "answer": record["answer"]}
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """Return the finished request with this key."""
+        return self._answers.get(key)
+
+    def drop(self, keys: list[str]) -> None:
+        """Invalidate answers of another server by appending a "void" record."""
+        self.add({"kind": "void", "keys": keys})
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _check(record: dict[str, Any]) -> None:
+    """Raise if an edited or outdated line is invalid. Its request is then sent again."""
+    counts = [record.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    if not all(count is None or isinstance(count, int) for count in counts):
+        raise ValueError("invalid token counts")
+    if not isinstance(record.get("finish_reason") or "", str):
+        raise ValueError("invalid finish_reason")

@@ -27,6 +27,7 @@ from typing import Any, cast
 from halfbyte.endpoint.client import ASK_AGAIN, PATHS, Endpoint, EndpointError
 from halfbyte.endpoint.sending import fan_out
 from halfbyte.evidence.jsonl import Lines
+from halfbyte.machine.retry import Backoff
 from halfbyte.probe.answers import Answer, join_chunks, read_chunk, read_plain
 from halfbyte.probe.profiles import Profile
 
@@ -81,7 +82,7 @@ class Trace(Lines):
         self.sent += record["kind"] == "request"
         return super().add(record)
 
-    def begin(self, probe: str) -> None:
+    def start_probe(self, probe: str) -> None:
         """Set the current probe."""
         self.probe, self.used = probe, []
 
@@ -96,11 +97,10 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-ATTEMPTS = 3
+BACKOFF = Backoff(attempts=3, first_wait_s=1.0)
 ATTEMPTS_WHEN_RATE_LIMITED = 6  # half a minute in all: most rate limits are per minute
 LATE = "no answer in "  # prefix of the timeout error of the endpoint; such a request is not sent again
 SHORTEST_S = 1.0  # minimum timeout of a request, even if less of the budget is left
-WAIT_S = 1.0  # before the second attempt; doubled before the third
 DONE = b"[DONE]"
 
 Watch = Callable[[Mapping[str, Any]], str | None]  # a chunk -> why to cancel the stream, or None
@@ -130,7 +130,7 @@ class Ask:
 class Client:
     """Client of one endpoint."""
 
-    wait_s = WAIT_S
+    backoff = BACKOFF
     deadline = math.inf  # of the budget, on the clock of time.monotonic; nothing is sent after it
 
     def __init__(self, endpoint: Endpoint, model: str, trace: Trace, profile: Profile, seed: int = 0) -> None:
@@ -220,8 +220,9 @@ class Client:
             fields = self._once(ask)
             if LATE in str(fields.get("error")) and time.monotonic() >= self.deadline:
                 raise BudgetEndedError
-            limit = ATTEMPTS_WHEN_RATE_LIMITED if fields.get("status") == http.client.TOO_MANY_REQUESTS else ATTEMPTS
-            wait_s = self.wait_s * 2 ** (attempt - 1)
+            rate_limited = fields.get("status") == http.client.TOO_MANY_REQUESTS
+            limit = ATTEMPTS_WHEN_RATE_LIMITED if rate_limited else self.backoff.attempts
+            wait_s = self.backoff.wait_s(attempt)
             late = str(fields.get("error")).startswith(LATE) or time.monotonic() + wait_s > self.deadline
             if not fields.get("again") or late or attempt >= limit or stop.is_set():
                 return fields, attempt

@@ -19,11 +19,11 @@ _TOKEN_0 = "!" * 16
 NO_ANSWER = "no usable answer"
 
 
-def share_of(found: int, count: int) -> dict[str, Any]:
+def share_of(part: int, count: int) -> dict[str, Any]:
     """Return a rate for probe.json with its Wilson interval: 0 of 40 only means less than 9 %."""
-    low, high = wilson(found, count)
-    share = found / count if count else None
-    return {"found": found, "of": count, "share": share, "low": round(low, 4), "high": round(high, 4)}
+    low, high = wilson(part, count)
+    share = part / count if count else None
+    return {"found": part, "of": count, "share": share, "low": round(low, 4), "high": round(high, 4)}
 
 
 def no_answers(answers: Sequence[Answer]) -> Finding | None:
@@ -193,30 +193,30 @@ class Rate:
     """Bad answers by prompt: how many of how many."""
 
     bad: tuple[int, ...]
-    asked: tuple[int, ...]
+    answers: tuple[int, ...]
 
     @property
-    def found(self) -> int:
+    def bad_count(self) -> int:
         """Number of bad answers."""
         return sum(self.bad)
 
     @property
     def count(self) -> int:
         """Number of answers."""
-        return sum(self.asked)
+        return sum(self.answers)
 
     @property
     def interval(self) -> tuple[float, float]:
         """Return the Wilson interval over prompts, each with its share of bad answers."""
-        shares = [bad / asked for bad, asked in zip(self.bad, self.asked, strict=True) if asked]
+        shares = [bad / answers for bad, answers in zip(self.bad, self.answers, strict=True) if answers]
         return wilson(sum(shares), len(shares))
 
     @property
     def sentence(self) -> str:
         """Return the rate with its interval: 0 of 40 prompts only means less than 9 %."""
         low, high = self.interval
-        between = f"< {high:.0%}" if not self.found else f"{low:.0%} to {high:.0%}"
-        return f"{self.found} / {self.count} ({between})"
+        between = f"< {high:.0%}" if not self.bad_count else f"{low:.0%} to {high:.0%}"
+        return f"{self.bad_count} / {self.count} ({between})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,22 +239,22 @@ def judge_rate(ours: Rate, theirs: Rate | None, tolerated: float, what: str) -> 
     low, high = ours.interval
     interval = [round(low, 4), round(high, 4)]
     numbers: dict[str, Any] = {
-        "ours": share_of(ours.found, ours.count),
+        "ours": share_of(ours.bad_count, ours.count),
         "tolerated": tolerated,
         "over_prompts": interval,
     }
     if theirs is None:
         return Judged(low > tolerated, f"{ours.sentence} {what}", f"not significantly above {tolerated:.0%}", numbers)
-    sides = zip(ours.bad, ours.asked, theirs.bad, theirs.asked, strict=True)
-    pairs = [(a / asked, b / others) for a, asked, b, others in sides if asked and others]
+    sides = zip(ours.bad, ours.answers, theirs.bad, theirs.answers, strict=True)
+    pairs = [(bad / of, other_bad / other_of) for bad, of, other_bad, other_of in sides if of and other_of]
     worse, better = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
     p = sign_test(worse, better)
     numbers |= {
-        "reference": share_of(theirs.found, theirs.count), "prompts_worse": worse, "prompts_better": better, "p": p
+        "reference": share_of(theirs.bad_count, theirs.count), "prompts_worse": worse, "prompts_better": better, "p": p
     }  # fmt: skip
     return Judged(
         p < SIGNIFICANT,
-        f"{ours.sentence} {what}, the reference {theirs.found} / {theirs.count} (p {p:.2g})",
+        f"{ours.sentence} {what}, the reference {theirs.bad_count} / {theirs.count} (p {p:.2g})",
         f"not significantly above the reference (p {SIGNIFICANT})",
         numbers,
     )

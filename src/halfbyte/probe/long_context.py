@@ -170,15 +170,15 @@ def _lacks(name: str) -> Callable[[Setting], str | None]:
 def _ask(setting: Setting, name: str, shares: Sequence[float], check: Check, cause: str) -> Finding:
     section = setting.profile.need(name, AfterLong)
     chosen = [0.0] if section.short_only else shares
-    asked = [(share, item) for share in chosen for item in section.chosen(setting.seed)]
+    questions = [(share, item) for share in chosen for item in section.chosen(setting.seed)]
     client = setting.client
     answers = [
         client.chat(
             turns_of(setting, share, section, item), max_tokens=section.max_tokens, **section.options, **item.options
         )
-        for share, item in asked
+        for share, item in questions
     ]
-    wrongs = each(answers, lambda number, answer: check(asked[number][1], answer))
+    wrongs = each(answers, lambda number, answer: check(questions[number][1], answer))
     lengths = [answer.prompt_tokens for answer in answers]
     longest = max((tokens for tokens in lengths if tokens), default=0)
     generated = [answer.completion_tokens for answer in answers]

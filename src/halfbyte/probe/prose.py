@@ -106,12 +106,18 @@ def _judged(setting: Setting, bad: Bad, tolerated: float, what: str, cause: str)
         others = _answers(setting.reference, prose, setting.seed)
         theirs = None if no_answers(others) else _rate(others, each, bad)[0]
     judged = judge_rate(ours, theirs, tolerated, what)
-    by_heat = {f"{value:g}": _rate(answers[at::each], 1, bad)[0].found for at, value in enumerate(prose.temperatures)}
+    by_temperature = {
+        f"{value:g}": _rate(answers[at::each], 1, bad)[0].bad_count for at, value in enumerate(prose.temperatures)
+    }
     return Finding(
         Verdict.FAILED if judged.too_high else Verdict.PASSED,
         judged.measured,
         judged.threshold,
-        {**judged.numbers, "by_temperature": by_heat, "errors": sum(answer.error is not None for answer in answers)},
+        {
+            **judged.numbers,
+            "by_temperature": by_temperature,
+            "errors": sum(answer.error is not None for answer in answers),
+        },
         tuple(shown),
         cause if judged.too_high else None,
     )

@@ -149,7 +149,7 @@ class _Run:
 
     def all(self, probes: Sequence[Probe]) -> list[Result]:
         """Run the probes in the order of the schedule; return the results in the order of the probes."""
-        self._setting.client.trace.begin("warm-up")
+        self._setting.client.trace.start_probe("warm-up")
         if not warm_up(self._setting):
             self.gone = f"{UNREACHABLE}: it did not answer the warm-up within the budget"
         results: dict[str, Result] = {}
@@ -179,7 +179,7 @@ class _Run:
 
     def _run_probe(self, probe: Probe, schedule: Schedule) -> Result:
         client = self._setting.client
-        client.trace.begin(probe.name)
+        client.trace.start_probe(probe.name)
         estimated, start, sent = schedule.estimate(probe), time.monotonic(), client.trace.sent
         try:
             finding = probe.run(self._setting)

@@ -546,7 +546,7 @@ class Preflight:
         raise kind(what, fix=str(result["fix"]).replace("--data-dir DIR", "--set release.eval.data_dir=DIR"))
 
     def _shapes(self) -> str:
-        from halfbyte.bench.shapes import points  # noqa: PLC0415
+        from halfbyte.bench.records import points  # noqa: PLC0415
 
         how = self._asked.block["bench"]
         users = ",".join(map(str, how.get("concurrency", _BENCH_CONCURRENCY)))

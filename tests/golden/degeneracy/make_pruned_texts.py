@@ -55,7 +55,7 @@ def main(made_as: Texts) -> None:
         quantize(FOLDER, out, recipe_of_plan(plan, "layers"), prune_plan=plan)
         with open_writer(out) as writer:
             endless = replace(writer, stops=())
-            asked = [endless.asked(prompt) for prompt in list(open_prompts())[made_as.prompts]]
+            asked = [endless.prompt_tokens(prompt) for prompt in list(open_prompts())[made_as.prompts]]
             heat = [0.0] * len(asked) + [made_as.temperature] * len(asked)
             texts = endless.write(asked * 2, tokens=made_as.tokens, temperatures=heat, seed=made_as.seed)
     for temperature, text in zip(heat, texts, strict=True):

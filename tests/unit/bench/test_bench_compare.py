@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from halfbyte.bench.compare import headlines
-from halfbyte.bench.plot import plot
-from halfbyte.bench.records import Block, Request, read_records
-from halfbyte.bench.report import make_report
-from halfbyte.bench.shapes import Point
+from halfbyte.bench.records import Block, Point, Request, read_records
+from halfbyte.bench.report import make_report, plot
 
 RECORDED = Path(__file__).parent / "recorded"
 FAST, SLOW = Point(64, 10, 8), Point(64, 10, 1)

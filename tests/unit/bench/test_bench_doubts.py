@@ -2,11 +2,10 @@
 
 import pytest
 
-from halfbyte.bench.doubts import doubt_of
 from halfbyte.bench.machine import Server
-from halfbyte.bench.records import Block, Request
+from halfbyte.bench.records import Block, Point, Request
 from halfbyte.bench.report import SAME_SERVER, make_report
-from halfbyte.bench.shapes import Point
+from halfbyte.bench.summary import doubt_of
 
 POINT = Point(64, 100, 4)
 

@@ -4,10 +4,9 @@ import random
 
 import pytest
 
-from halfbyte.bench.equal_pace import at_pace, equal_pace
-from halfbyte.bench.records import Block, Request
+from halfbyte.bench.compare import at_pace, equal_pace
+from halfbyte.bench.records import Block, Point, Request
 from halfbyte.bench.report import make_report
-from halfbyte.bench.shapes import Point
 
 CURVE = [(0.25, 400.0), (0.125, 100.0), (0.5, 800.0)]  # seconds for a token, tokens a second
 

@@ -9,7 +9,7 @@ import pytest
 
 from halfbyte.bench import generator_process
 from halfbyte.bench.generator_process import make_prompts, ordinary_tokens, text_of
-from halfbyte.bench.shapes import CONTENTS, Point
+from halfbyte.bench.records import CONTENTS, Point
 from halfbyte.bench.vllm_generator import Order, VllmGenerator, seed_of
 
 WORDS = list(range(100, 1100))

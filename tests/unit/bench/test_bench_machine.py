@@ -3,8 +3,7 @@
 import pytest
 
 from halfbyte.bench import machine
-from halfbyte.bench.gpu_power import GpuPower, over_time, read_gpus
-from halfbyte.bench.machine import differences, inspect_server
+from halfbyte.bench.machine import GpuPower, differences, inspect_server, over_time, read_gpus
 from halfbyte.errors import MachineError, UsageError
 
 MODELS = {"data": [{"id": "mini", "root": "/models/mini", "max_model_len": 1024}]}

@@ -8,12 +8,12 @@ import pytest
 
 from halfbyte.bench.records import (
     Block,
+    Point,
     open_records,
     read_records,
     requests_of,
     whole_pairs,
 )
-from halfbyte.bench.shapes import Point
 from halfbyte.bench.summary import steady, summarize
 from halfbyte.endpoint.metrics_page import between, read_page
 from halfbyte.errors import UsageError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from halfbyte.bench.shapes import Point, points, targets
+from halfbyte.bench.records import Point, points, targets
 from halfbyte.errors import UsageError
 
 

@@ -4,8 +4,7 @@ import json
 import time
 from dataclasses import asdict
 
-from halfbyte.bench.kv_peak import KvPeak
-from halfbyte.bench.machine import inspect_server
+from halfbyte.bench.machine import KvPeak, inspect_server
 from halfbyte.bench.report import make_report
 from halfbyte.endpoint.metrics_page import read_page
 from halfbyte.serve.boot_time import VARIABLE, Boot

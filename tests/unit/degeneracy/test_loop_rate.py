@@ -28,11 +28,11 @@ def writer():
 
 
 def asked(writer):
-    return [writer.asked(prompt) for prompt in PROMPTS]
+    return [writer.prompt_tokens(prompt) for prompt in PROMPTS]
 
 
 def test_greedy_texts_are_those_of_transformers_own_generate(writer):
-    prompt = torch.tensor([writer.asked(PROMPTS[0])])
+    prompt = torch.tensor([writer.prompt_tokens(PROMPTS[0])])
     whole = writer.model.generate(
         prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False, use_cache=False
     )
@@ -41,7 +41,7 @@ def test_greedy_texts_are_those_of_transformers_own_generate(writer):
 
 
 def test_a_batch_is_what_each_prompt_gives_alone(writer):
-    long = writer.asked("The fox found a lamp beside the old bridge. " * 25 + PROMPTS[0])
+    long = writer.prompt_tokens("The fox found a lamp beside the old bridge. " * 25 + PROMPTS[0])
     prompts = [*asked(writer), long]  # the first two see hundreds of tokens less
     together = writer.write(prompts, tokens=16, temperatures=[0.0] * 3)
     assert together == [writer.write([ids], tokens=16, temperatures=[0.0])[0] for ids in prompts]
@@ -70,7 +70,7 @@ def test_who_leaves_does_not_change_what_the_others_draw(writer):
 
 
 def leaving_and_not(writer):
-    return [writer.asked("What is 2 + 3?"), asked(writer)[0]]
+    return [writer.prompt_tokens("What is 2 + 3?"), asked(writer)[0]]
 
 
 def test_noise_draws_from_the_softmax():
@@ -81,7 +81,7 @@ def test_noise_draws_from_the_softmax():
 
 
 def test_a_text_ends_at_its_stop_and_leaves_the_others_alone(writer):
-    ids = [*asked(writer), writer.asked("What is 2 + 3?")]
+    ids = [*asked(writer), writer.prompt_tokens("What is 2 + 3?")]
     short = writer.write(ids, tokens=40, temperatures=[0.0] * 3)
     assert short[2].ended
     assert short[2].tokens < 40

@@ -180,7 +180,7 @@ def test_a_sandbox_that_breaks_is_not_a_wrong_answer(fake, halfbyte, hub, tmp_pa
 @pytest.fixture
 def judge(sandbox):
     judge = CodeJudge()
-    judge.begin(sandbox)
+    judge.reset(sandbox)
     return judge
 
 

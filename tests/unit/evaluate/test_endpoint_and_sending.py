@@ -9,6 +9,7 @@ from halfbyte.endpoint import sending
 from halfbyte.endpoint.client import Endpoint, EndpointError, parse_url
 from halfbyte.endpoint.sending import Sender
 from halfbyte.errors import MachineError, UsageError
+from halfbyte.machine.retry import Backoff
 
 
 def bodies(*prompts):
@@ -17,7 +18,7 @@ def bodies(*prompts):
 
 def send(url, prompts, *, timeout_s=5.0, concurrency=4):
     found = {}
-    Sender(Endpoint(url, timeout_s), concurrency, wait_s=0.01).send(
+    Sender(Endpoint(url, timeout_s), concurrency, Backoff(3, 0.01)).send(
         "/v1/completions", bodies(*prompts), lambda number, outcome: found.update({number: outcome})
     )
     return [found[number] for number in range(len(prompts))]

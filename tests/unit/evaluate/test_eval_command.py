@@ -107,8 +107,7 @@ def test_a_missing_content_is_not_a_wrong_answer_in_silence(fake, mini):
     assert code == 1 and "24 of 24 answers are empty, 24 of them without content" in printed
 
 
-def test_an_error_does_not_end_the_run_and_is_not_a_wrong_answer(fake, mini, tmp_path, monkeypatch):
-    monkeypatch.setattr("halfbyte.endpoint.sending.WAIT_S", 0.01)
+def test_an_error_does_not_end_the_run_and_is_not_a_wrong_answer(fake, mini, tmp_path):
     url, server = fake
     knows(server)
     server.refuses[f"Question: {WORDS[7]['question']}\nAnswer:"] = 400

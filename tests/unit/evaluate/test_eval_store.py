@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from halfbyte.errors import MachineError
-from halfbyte.evaluate.store import Scope, Store, request_key
+from halfbyte.evaluate.samples import Scope, Store, request_key
 
 SCOPE = Scope("http://h:1", "m", "f00d", "mini", "kimi_mini_gsm8k", 1234)
 ITEM = ("kimi_mini_gsm8k", 3, 0)

@@ -148,7 +148,7 @@ def test_ctrl_c_after_a_swap_does_not_keep_the_others_answers(fake, chats, monke
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("halfbyte.evaluate.progress.ProgressLines.__call__", stop)
+        patch.setattr("halfbyte.evaluate.report.ProgressLines.__call__", stop)
         code, _, said = chats(url)
     assert (code, "its answers are discarded" in said) == ((1, True) if swapped else (130, False))
     server.weights, asked = "", len(server.items())

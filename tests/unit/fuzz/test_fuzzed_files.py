@@ -18,8 +18,7 @@ from halfbyte.cli import pipeline_output as show
 from halfbyte.engine.pipeline import quantize
 from halfbyte.evaluate.parity import known_then
 from halfbyte.evaluate.results import read_baseline, refuse_missing_items, refuse_other_questions
-from halfbyte.evaluate.samples import Sample, check_pairs, load_samples
-from halfbyte.evaluate.store import Store
+from halfbyte.evaluate.samples import Sample, Store, check_pairs, load_samples
 from halfbyte.plan.manifest import read_plan_file
 from halfbyte.plan.prune_plan import LayerChoice, PrunePlan, read_prune_plan
 from halfbyte.plan.prune_record import read_record

@@ -4,6 +4,7 @@ import pytest
 from fake_openai import Fake, FakeServer
 from right_answers import right_answers
 
+from halfbyte.machine.retry import Backoff
 from halfbyte.probe import client as client_module
 from halfbyte.probe.run import Asked, probe_endpoint
 from halfbyte.ui.console import Output
@@ -13,7 +14,7 @@ from halfbyte.ui.console import Output
 def no_keys(monkeypatch):
     for name in ("HALFBYTE_API_KEY", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(client_module.Client, "wait_s", 0.01)
+    monkeypatch.setattr(client_module.Client, "backoff", Backoff(3, 0.01))
 
 
 @pytest.fixture

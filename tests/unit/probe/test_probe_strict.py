@@ -86,7 +86,7 @@ def test_an_answer_that_is_none_is_not_counted():
         Answer("2", content="x", finish_reason="length", error="no"),
     ]
     rate, shown = _rate(answers, 2, _unfinished)
-    assert (rate.bad, rate.asked, len(shown)) == ((1,), (1,), 1)
+    assert (rate.bad, rate.answers, len(shown)) == ((1,), (1,), 1)
 
 
 def test_asking_a_reference_costs_as_much_again(tmp_path):

@@ -22,11 +22,11 @@ from halfbyte.checkpoint.atomic_write import disk_error, sync_folder
 from halfbyte.checkpoint.remote.store import Checksum, Files
 from halfbyte.errors import CheckpointError, MachineError
 from halfbyte.machine.direct_io import PIECE_NBYTES
+from halfbyte.machine.retry import Backoff
 from halfbyte.ui.units import size
 
-TRIES = 8  # consecutive attempts without a megabyte of progress
-FIRST_WAIT_S = 1.0
-MOST_WAIT_S = 300.0  # the Hub's rate limits use windows of five minutes
+# Attempts without a megabyte of progress. The Hub's rate limits use windows of five minutes.
+BACKOFF = Backoff(attempts=8, first_wait_s=1.0, longest_wait_s=300.0)
 _ENOUGH_NBYTES = 1 << 20
 
 Tell = Callable[[str], None]
@@ -63,11 +63,11 @@ def read_with_retries(
                 raise TransientError("the response ended early")
         except TransientError as error:
             tries, progress_at = (tries + 1, progress_at) if at - progress_at < _ENOUGH_NBYTES else (1, at)
-            if tries >= TRIES:
-                what = f"'{name}' cannot be read: {error.what} ({TRIES} times, at {size(at)} of {size(end)})"
+            if tries >= BACKOFF.attempts:
+                what = f"'{name}' cannot be read: {error.what} ({tries} times, at {size(at)} of {size(end)})"
                 fix = "check the network, then run the same command again: it resumes"
                 raise MachineError(what, where=files.where, fix=fix) from None
-            seconds = min(error.wait_s if error.wait_s is not None else FIRST_WAIT_S * 2 ** (tries - 1), MOST_WAIT_S)
+            seconds = BACKOFF.wait_s(tries, error.wait_s)
             if tell is not None:
                 tell(f"{error.what}; retrying in {seconds:.0f} s ({name}, {size(at)} of {size(end)})")
             if stop.wait(seconds):

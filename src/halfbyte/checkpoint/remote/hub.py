@@ -117,8 +117,7 @@ def _list_files(repo: str, revision: str | None) -> Any:
         except errors.HfHubHTTPError as error:
             if attempt == _LIST_ATTEMPTS or not _is_transient(status_of(error)):
                 raise
-            wait_s = retry_after(error)
-            time.sleep(min(download.FIRST_WAIT_S * 2**attempt if wait_s is None else wait_s, download.MOST_WAIT_S))
+            time.sleep(download.BACKOFF.wait_s(attempt + 1, retry_after(error)))
     raise AssertionError
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from halfbyte.errors import CheckpointError, MachineError, UsageError
+from halfbyte.machine.retry import Backoff
 from halfbyte.publish.hub.answers import is_passing, sentence, wait_asked
 from halfbyte.publish.hub.staging import Sent
 
@@ -28,9 +29,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
 
 GROUP_NBYTES = 50 * 10**9  # weights per commit
-TRIES = 6
-FIRST_WAIT_S = 2.0
-MOST_WAIT_S = 120.0
+BACKOFF = Backoff(attempts=6, first_wait_s=2.0, longest_wait_s=120.0)
 SILENCE_S = 600.0  # timeout of an idle connection
 MAIN = "main"
 _SMALL_NBYTES = 10 * 10**6  # larger files need LFS and are sent with the weights
@@ -201,13 +200,13 @@ class Upload:
 
     def _retry(self, act: Callable[[], Any]) -> Any:
         """Call a function, with retries after transient errors; huggingface_hub retries only some requests."""
-        for attempt in range(1, TRIES + 1):
+        for attempt in range(1, BACKOFF.attempts + 1):
             try:
                 return act()
             except Exception as error:
-                if attempt == TRIES or not is_passing(error):
+                if attempt == BACKOFF.attempts or not is_passing(error):
                     raise
-                seconds = min(wait_asked(error) or FIRST_WAIT_S * 2 ** (attempt - 1), MOST_WAIT_S)
+                seconds = BACKOFF.wait_s(attempt, wait_asked(error) or None)
                 known = sentence(error, self._target.repo)
                 self._say(f"{known.what if known else 'no answer'}; retrying in {seconds:.0f} s", -1, -1)
                 time.sleep(seconds)

@@ -3,6 +3,7 @@
 import hashlib
 import threading
 import time
+from dataclasses import replace
 from email.utils import formatdate
 
 import pytest
@@ -84,7 +85,7 @@ def test_retries_are_limited(fetch):
     fetch.hub.faults.append(Fault(SHARD, "status", times=99, status=500))
     with pytest.raises(MachineError, match=rf"'{SHARD}' cannot be read: the Hub returned status 500 \(8 times"):
         fetch()
-    assert len(fetch.begins()) == downloads.TRIES
+    assert len(fetch.begins()) == downloads.BACKOFF.attempts
     assert not (fetch.folder / SHARD).exists()
 
 
@@ -92,13 +93,13 @@ def test_cuts_without_progress_count_as_retries(fetch):
     fetch.hub.faults.append(Fault(SHARD, "cut", times=99, after_nbytes=0))
     with pytest.raises(MachineError, match="cannot be read: the connection was lost"):
         fetch()
-    assert len(fetch.begins()) == downloads.TRIES
+    assert len(fetch.begins()) == downloads.BACKOFF.attempts
 
 
 def test_progress_resets_the_retries(fetch, monkeypatch):
     monkeypatch.setattr(downloads, "_ENOUGH_NBYTES", 4096)
     fetch.hub.faults.append(Fault(SHARD, "cut", times=99, after_nbytes=4096))  # a cut each 16 KiB
-    monkeypatch.setattr(downloads, "TRIES", 2)
+    monkeypatch.setattr(downloads, "BACKOFF", replace(downloads.BACKOFF, attempts=2))
     fetch()
     assert fetch.arrived()
     assert len(fetch.begins()) > 3

@@ -70,23 +70,23 @@ def bench(tmp_path, monkeypatch, serve):
 
 def test_turns_are_abba_and_everything_is_written(bench, capsys):
     assert bench("--slo", "ttft=1s", "--blocks", "6") == 0
-    found = json.loads(capsys.readouterr().out)
+    outcome = json.loads(capsys.readouterr().out)
     names = [order.name for order in Generator.orders[:10]]
     assert names == ["A-1", "B-1", "A0", "B0", "B1", "A1", "A2", "B2", "B3", "A3"]
     assert [order.requests for order in Generator.orders[14:17]] == [2, 2, 8], "the warm-up asks once for each user"
     assert len({order.head_seed for order in Generator.orders}) == len(Generator.orders)
-    assert found == json.loads((bench.folder / "bench.json").read_text())
-    assert [row["where"] for row in found["points"]][:1] == ["concurrency 1, 32 in / 8 out"]
-    assert found["points"][0]["good_share"] == 1
-    assert any("at least" in said and "more output tokens" in said for said in found["headlines"])
-    assert found["comparisons"][0]["alone"]["ratio"] == pytest.approx(2, rel=0.05)
+    assert outcome == json.loads((bench.folder / "bench.json").read_text())
+    assert [row["where"] for row in outcome["points"]][:1] == ["concurrency 1, 32 in / 8 out"]
+    assert outcome["points"][0]["good_share"] == 1
+    assert any("at least" in said and "more output tokens" in said for said in outcome["headlines"])
+    assert outcome["comparisons"][0]["alone"]["ratio"] == pytest.approx(2, rel=0.05)
     assert "<svg" in (bench.folder / "bench.svg").read_text()
     lines = (bench.folder / "bench.jsonl").read_text().splitlines()
     assert len(lines) == 1 + 24
     assert json.loads(lines[1])["requests"][0]["output_tokens"] == 8
 
 
-def test_ctrl_c_keeps_whole_blocks_and_the_same_command_goes_on(bench, capsys):
+def test_ctrl_c_keeps_complete_blocks_and_the_run_resumes(bench, capsys):
     Generator.stop_at = 5  # two for the warm-up, A0, B0, B1
     assert bench() == 130
     assert Generator.ended
@@ -128,7 +128,7 @@ def test_a_second_bench_in_the_same_folder_is_refused(bench, capsys, monkeypatch
         ("/v1/models", {"data": [{"id": "mini", "root": "/pruned", "max_model_len": 512}]}, "A root: "),
     ],
 )
-def test_another_server_at_the_same_address_does_not_go_on_with_its_blocks(bench, capsys, page, other, why):
+def test_another_server_at_the_same_address_does_not_resume(bench, capsys, page, other, why):
     bench.pages |= {"/metrics": "process_start_time_seconds 1.0\n", "/version": {"version": "0.32.0"}}
     Generator.stop_at = 5
     tokenizer = ["--tokenizer", "/mini"]
@@ -154,7 +154,7 @@ def test_another_server_at_the_same_address_does_not_go_on_with_its_blocks(bench
         ("/v1/models", {"data": [{"id": "other", "root": "/pruned", "max_model_len": 512}]}, "no model 'mini'"),
     ],
 )
-def test_a_server_that_is_replaced_while_it_is_measured_ends_the_bench(bench, capsys, monkeypatch, page, other, why):
+def test_replacing_a_server_during_the_bench_ends_it(bench, capsys, monkeypatch, page, other, why):
     bench.pages |= {"/metrics": "process_start_time_seconds 1.0\n", "/version": {"version": "0.32.0"}}
     own = Generator.block
 
@@ -171,7 +171,7 @@ def test_a_server_that_is_replaced_while_it_is_measured_ends_the_bench(bench, ca
     assert not (bench.folder / "bench.json").exists() and Generator.ended
 
 
-def test_a_server_that_tells_nothing_for_a_while_is_not_another_one(bench, monkeypatch):
+def test_missing_metrics_for_a_while_are_not_a_restart(bench, monkeypatch):
     bench.pages |= {"/metrics": "process_start_time_seconds 1.0\n", "/version": {"version": "0.32.0"}}
     own = Generator.block
 
@@ -190,10 +190,10 @@ def test_a_server_that_hangs_costs_one_block_and_is_reported(bench, capsys):
     Generator.failing = "B"
     assert bench() == 1
     out, err = capsys.readouterr()
-    found = json.loads(out)
+    outcome = json.loads(out)
     assert [order.name for order in Generator.orders] == ["A-1", "B-1"] * 2, "given up after its warm-up"
-    assert found["headlines"] == []
-    assert {row["arm"]: row["tokens_per_second"] for row in found["points"]} == {"B": None}
+    assert outcome["headlines"] == []
+    assert {row["arm"]: row["tokens_per_second"] for row in outcome["points"]} == {"B": None}
     assert "the block timed out after 90 s" in err
 
 
@@ -206,22 +206,22 @@ def test_a_server_that_dies_after_its_warm_up_is_given_up_after_two_blocks(bench
     assert rows["B"]["errors"] == {"the block timed out after 90 s": 2}
 
 
-def test_one_failed_block_is_told_and_the_rest_is_measured(bench, capsys):
+def test_a_failed_block_is_reported_and_the_others_are_measured(bench, capsys):
     Generator.failing = "B3"
     assert bench("--concurrency", "1") == 1
-    found = json.loads(capsys.readouterr().out)
-    rows = {row["arm"]: row for row in found["points"]}
+    outcome = json.loads(capsys.readouterr().out)
+    rows = {row["arm"]: row for row in outcome["points"]}
     assert rows["A"]["failed"] == 0
     assert rows["B"]["failed"] == 1
     assert rows["B"]["tokens_per_second"] > 0
-    assert found["headlines"] == [], "errors forbid a claim"
+    assert outcome["headlines"] == [], "errors forbid a claim"
 
 
 def test_emulated_servers_support_no_claim(bench, capsys):
     assert bench("--emulated") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["headlines"] == []
-    assert found["no_claim_because"] == "the server emulates its number format"
+    outcome = json.loads(capsys.readouterr().out)
+    assert outcome["headlines"] == []
+    assert outcome["no_claim_because"] == "the server emulates its number format"
     assert "no claim: the server emulates" in (bench.folder / "bench.svg").read_text()
     # And a file of it does not forget.
     file = str(bench.folder / "bench.jsonl")
@@ -229,11 +229,11 @@ def test_emulated_servers_support_no_claim(bench, capsys):
     assert "emulates" in json.loads(capsys.readouterr().out)["no_claim_because"]
 
 
-def test_the_roofline_says_why_it_is_missing(bench, capsys):
+def test_a_missing_roofline_has_a_reason(bench, capsys):
     assert bench("--gpus", "8xB200", against=False) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["roofline"] == []
-    assert "the checkpoint of A is not on this machine" in found["roofline_missing"]
+    outcome = json.loads(capsys.readouterr().out)
+    assert outcome["roofline"] == []
+    assert "the checkpoint of A is not on this machine" in outcome["roofline_missing"]
 
 
 def test_imported_results_make_a_table(tmp_path, capsys):
@@ -262,7 +262,7 @@ def test_imported_results_make_a_table(tmp_path, capsys):
         (["http://127.0.0.1:1", "--blocks", "1000000000000"], "1000000000000"),
     ],
 )
-def test_what_cannot_be(arguments, why, tmp_path, capsys):
+def test_invalid_options_are_refused(arguments, why, tmp_path, capsys):
     assert run(["bench", *arguments, "-o", str(tmp_path / "out")]) in (2, 3)
     assert why in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -38,22 +38,22 @@ def report(blocks, **kinds):
 
 
 def test_a_claim_names_its_point_and_is_the_lower_bound():
-    found = report(run(1.58) + run(1.1, point=SLOW, seed=1))
-    said = headlines(found.comparisons)
+    result = report(run(1.58) + run(1.1, point=SLOW, seed=1))
+    said = headlines(result.comparisons)
     assert len(said) == 2, said
     assert "output tokens per second at concurrency 8, 64 in / 10 out" in said[0]
-    one = found.comparisons[0]
+    one = result.comparisons[0]
     low = one.together.interval[0]
     assert low < one.alone.interval[0], "the best of several has the wider interval"
     assert f"at least {int(1000 * (low - 1)) / 10:g} % more" in said[0]
     assert "all 4 ratios together" in said[0]
-    assert found.record().as_json()["headlines"] == said
+    assert result.record().as_json()["headlines"] == said
 
 
 def test_a_slowdown_of_30_percent_is_found():
-    found = report(run(1 / 1.3, noise=0.05))
-    assert found.comparisons[0].alone.interval[1] < 1
-    assert "less output tokens per second" in headlines(found.comparisons)[0]
+    result = report(run(1 / 1.3, noise=0.05))
+    assert result.comparisons[0].alone.interval[1] < 1
+    assert "less output tokens per second" in headlines(result.comparisons)[0]
 
 
 def test_two_equal_servers_are_rarely_called_different():
@@ -70,25 +70,25 @@ def test_two_equal_servers_are_rarely_called_different():
         ({"prefix_hits": 500.0}, "prefix cache hit rate is 50%"),
     ],
 )
-def test_what_forbids_a_claim(change, why):
-    found = report(run(1.58, **change))
-    assert headlines(found.comparisons) == []
-    assert why in found.comparisons[0].sentence()
-    assert "no claim" in found.comparisons[0].sentence()
+def test_reasons_against_a_claim(change, why):
+    result = report(run(1.58, **change))
+    assert headlines(result.comparisons) == []
+    assert why in result.comparisons[0].sentence()
+    assert "no claim" in result.comparisons[0].sentence()
 
 
 def test_errors_and_too_few_blocks_forbid_a_claim():
     blocks = run(1.58)
     broken = replace(blocks[0].requests[0], error="HTTP 500")
     blocks[0] = replace(blocks[0], requests=(broken, *blocks[0].requests[1:]))
-    found = report(blocks)
-    assert headlines(found.comparisons) == []
-    assert "1 of 48 requests of A failed: HTTP 500" in found.comparisons[0].alone.refused
-    assert found.comparisons[0].alone.units == (5, 5), "the pair is left out"
+    result = report(blocks)
+    assert headlines(result.comparisons) == []
+    assert "1 of 48 requests of A failed: HTTP 500" in result.comparisons[0].alone.refused
+    assert result.comparisons[0].alone.units == (5, 5), "the pair is left out"
     assert "5 blocks per arm" in report(run(1.58, blocks=5)).comparisons[0].alone.refused
 
 
-def test_results_of_unknown_machines_support_no_claim_unless_the_user_tells():
+def test_unknown_machines_support_no_claim_without_gpus_option():
     blocks = [replace(one, server={}) for one in run(1.58)]
     assert headlines(report(blocks).comparisons) == []
     assert "the hardware of these results is unknown" in report(blocks).no_claim_because
@@ -98,8 +98,8 @@ def test_results_of_unknown_machines_support_no_claim_unless_the_user_tells():
 
 def test_one_after_the_other_counts_server_starts():
     blocks = run(1.58, server_started=1.0)
-    found = report(blocks, design="sequential")
-    assert "1 and 1 server starts" in found.comparisons[0].alone.refused
+    result = report(blocks, design="sequential")
+    assert "1 and 1 server starts" in result.comparisons[0].alone.refused
     more = [replace(one, server={**one.server, "server_started": 2.0}) for one in run(1.5, seed=3)]
     again = report(blocks + more, design="sequential").comparisons[0].alone
     assert again.units == (2, 2)
@@ -108,23 +108,23 @@ def test_one_after_the_other_counts_server_starts():
 
 def test_a_server_that_stalls_has_no_ratio_but_a_reason():
     dead = [Block("B", FAST, turn, 0.0, (), failed="no answer", server=GPU) for turn in range(6)]
-    found = report([one for one in run(1.0) if one.arm == "A"] + dead)
-    assert found.comparisons == ()
-    assert [one.arm for one in found.failed] == ["B"]
-    assert any(level == "bad" and "6x no answer" in said for level, said in found.sentences())
+    result = report([one for one in run(1.0) if one.arm == "A"] + dead)
+    assert result.comparisons == ()
+    assert [one.arm for one in result.failed] == ["B"]
+    assert any(level == "bad" and "6x no answer" in said for level, said in result.sentences())
 
 
-def test_a_server_that_slows_down_is_told_on():
+def test_a_slowing_server_is_reported():
     blocks = [block("A", turn, 50 * 0.9**turn * (1 + 0.001 * (turn % 2))) for turn in range(6)]
-    found = report(blocks)
-    assert found.summaries[0].drift == pytest.approx(0.9**5 - 1, abs=0.01)
-    assert any("changed by -41% over the run" in said for _, said in found.sentences())
+    result = report(blocks)
+    assert result.summaries[0].drift == pytest.approx(0.9**5 - 1, abs=0.01)
+    assert any("changed by -41% over the run" in said for _, said in result.sentences())
     assert report([one for one in run(1.0) if one.arm == "A"]).summaries[0].drift is None
 
 
 def test_the_picture_has_every_point_and_escapes_names():
-    found = report(run(1.58) + run(1.1, point=SLOW, seed=1))
-    svg = plot(found.summaries, "no claim: <CPU>")
+    result = report(run(1.58) + run(1.1, point=SLOW, seed=1))
+    svg = plot(result.summaries, "no claim: <CPU>")
     assert svg.count("<circle") == 4
     assert svg.count("<polyline") == 2
     assert "&lt;CPU&gt;" in svg
@@ -148,9 +148,9 @@ def test_real_blocks_of_a_server_behind_a_slow_proxy():
 
 def test_real_blocks_of_a_server_against_itself():
     free = [replace(one, server=GPU) for one in recorded("same")]
-    found = report(free)
-    assert headlines(found.comparisons) == []
-    assert all("no significant difference" in one.alone.refused for one in found.comparisons)
+    result = report(free)
+    assert headlines(result.comparisons) == []
+    assert all("no significant difference" in one.alone.refused for one in result.comparisons)
 
 
 def test_20_comparisons_of_real_equal_blocks():

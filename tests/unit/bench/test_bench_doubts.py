@@ -26,36 +26,36 @@ def turns(**of_a):
 
 
 @pytest.mark.parametrize("made", [None, 1000.0, 1016.0, 984.0, 1020.0])
-def test_a_counter_that_agrees_or_is_not_there_is_no_doubt(made):
+def test_an_agreeing_or_missing_counter_raises_no_doubt(made):
     assert doubt_of(block(made=made)) == ""
 
 
-def test_tokens_that_others_asked_for_are_seen_and_the_claim_is_gone():
+def test_load_from_other_clients_prevents_the_claim():
     assert make_report(turns(), {}, design="abba", slo={}).record().headlines, "without a doubt there is a claim"
     for made, why in ((1200.0, "other clients used the server"), (500.0, "the server's counter shows 500 tokens")):
-        found = make_report(turns(made=made), {}, design="abba", slo={})
-        assert found.record().as_json()["headlines"] == []
-        assert any(why in sentence for _, sentence in found.sentences())
+        result = make_report(turns(made=made), {}, design="abba", slo={})
+        assert result.record().as_json()["headlines"] == []
+        assert any(why in sentence for _, sentence in result.sentences())
 
 
-def test_an_answer_that_comes_at_once_is_no_stream():
+def test_a_buffered_response_raises_a_doubt():
     assert "10 of 10 responses arrived all at once" in doubt_of(block(tpot=1e-6))
     assert "10 of 10 responses arrived all at once" in doubt_of(block(tpot=0.0))
     assert doubt_of(block(tpot=1e-3)) == ""
     assert make_report(turns(tpot=1e-6), {}, design="abba", slo={}).record().as_json()["headlines"] == []
 
 
-def test_a_failed_block_is_an_error_and_no_doubt():
+def test_a_failed_block_is_an_error_not_a_doubt():
     assert doubt_of(block(made=5000.0, error="HTTP 500")) == ""
 
 
 @pytest.mark.parametrize(("url", "started", "same"), [("http://a", 1.0, True), ("http://b", 1.0, True),
                                                       ("http://b", 2.0, False), ("http://b", None, False)])  # fmt: skip
-def test_one_server_under_two_names_is_said_to_be_one(url, started, same):
+def test_one_server_under_two_names_is_reported(url, started, same):
     a, b = (
         Server(at, "m", "/m", 512, "1", "gpu", False, False, None, since, {})
         for at, since in (("http://a", None if started is None else 1.0), (url, started))
     )
-    found = make_report([], {"A": a, "B": b}, design="abba", slo={})
-    assert found.record().same_server == same
-    assert any(SAME_SERVER in sentence for _, sentence in found.sentences()) == same
+    result = make_report([], {"A": a, "B": b}, design="abba", slo={})
+    assert result.record().same_server == same
+    assert any(SAME_SERVER in sentence for _, sentence in result.sentences()) == same

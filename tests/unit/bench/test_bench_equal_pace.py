@@ -18,7 +18,7 @@ def test_between_two_points_and_on_them():
 
 
 @pytest.mark.parametrize("tpot", [0.1249, 0.5001, 0, 1])
-def test_no_curve_is_continued(tpot):
+def test_curves_are_not_extrapolated(tpot):
     assert at_pace(CURVE, tpot) is None
     assert at_pace(CURVE[:1], 0.25) is None
     assert at_pace([], 0.020) is None
@@ -37,8 +37,8 @@ def blocks(users_and_paces: dict[int, float], arm: str, turns: int = 6, content:
 
 def test_a_ratio_by_hand():
     measured = [*blocks({4: 100.0, 16: 45.0}, "A"), *blocks({4: 52.0, 16: 25.0}, "B")]
-    found = make_report(measured, {}, design="abba", slo={})
-    (one,) = found.same_pace
+    result = make_report(measured, {}, design="abba", slo={})
+    (one,) = result.same_pace
     # A has 10 to 22.2 ms per token and 400 to 720 tokens a second, B 19.2 to 40 ms and 208 to 400: both reach 20.67 ms.
     assert one.tpot == pytest.approx(0.020672, rel=0.01)
     assert one.speedup.ratio == pytest.approx((400 + 320 * 10.672 / 12.222) / (208 + 192 * 1.441 / 20.769), rel=0.03)
@@ -59,7 +59,7 @@ def test_a_server_twice_as_fast_at_every_pace_has_its_ratio_and_interval():
     assert "ms per token" in one.sentence() and one.as_dict()["found"]["headline"]
 
 
-def test_what_forbids_a_claim_forbids_it_here():
+def test_reasons_against_a_claim_apply_at_equal_pace():
     a, b = {1: 100.0, 4: 50.0}, {1: 90.0, 4: 45.0}
     (one,) = equal_pace([*blocks(a, "A"), *blocks(b, "B")], "the server computes on a CPU")
     assert one.speedup.headline is None and "no claim: the server computes on a CPU" in one.sentence()
@@ -74,13 +74,16 @@ def test_paces_that_do_not_meet_have_no_ratio():
     )
 
 
-def test_one_concurrency_is_no_curve():
+def test_one_concurrency_gives_no_curve():
     (one,) = equal_pace([*blocks({4: 80.0}, "A"), *blocks({4: 40.0}, "B")], "")
     assert "a curve needs at least two concurrencies" in one.sentence()
 
 
 def test_shapes_and_contents_are_kept_apart():
-    found = []
+    result = []
     for content in ("prose", "code"):
-        found += [*blocks({1: 100.0, 4: 50.0}, "A", content=content), *blocks({1: 90.0, 4: 45.0}, "B", content=content)]
-    assert [one.shape for one in equal_pace(found, "")] == ["64 in / 10 out, prose", "64 in / 10 out, code"]
+        result += [
+            *blocks({1: 100.0, 4: 50.0}, "A", content=content),
+            *blocks({1: 90.0, 4: 45.0}, "B", content=content),
+        ]
+    assert [one.shape for one in equal_pace(result, "")] == ["64 in / 10 out, prose", "64 in / 10 out, code"]

@@ -43,7 +43,7 @@ class Tokenizer:
         return {letter: at for at, letter in enumerate("abcdef")}
 
 
-def test_tokens_with_a_meaning_are_never_sent():
+def test_special_tokens_are_never_sent():
     assert ordinary_tokens(Tokenizer()) == [0, 1, 2, 5]
 
 
@@ -75,8 +75,8 @@ import sys, os, json
 for line in sys.stdin:
     print(json.dumps({"pid": os.getpid(), "order": json.loads(line)}), flush=True)
 """
-    with generator(tmp_path, program) as found:
-        first, second = found.block(ORDER), found.block(ORDER)
+    with generator(tmp_path, program) as result:
+        first, second = result.block(ORDER), result.block(ORDER)
     assert first["pid"] == second["pid"], "started once"
     assert first["order"]["prompt_tokens"] == 8
     given = first["order"]["arguments"]
@@ -94,9 +94,9 @@ print(json.dumps({"key": os.environ["OPENAI_API_KEY"]}), flush=True)
 sys.stdin.readline()
 sys.exit("no entry with " + os.environ["OPENAI_API_KEY"])
 """
-    with generator(tmp_path, program) as found:
-        assert found.block(ORDER) == {"key": "sk-very-secret"}
-        assert found.block(ORDER)["failed"].endswith("no entry with ***")
+    with generator(tmp_path, program) as result:
+        assert result.block(ORDER) == {"key": "sk-very-secret"}
+        assert result.block(ORDER)["failed"].endswith("no entry with ***")
 
 
 def test_a_generator_that_hangs_is_ended_and_the_next_block_runs(tmp_path, monkeypatch):
@@ -114,16 +114,16 @@ for line in sys.stdin:
     print("{{}}", flush=True)
 """
     start = time.monotonic()
-    with generator(tmp_path, program) as found:
-        assert found.block(ORDER) == {"failed": "the block timed out after 1 s"}
+    with generator(tmp_path, program) as result:
+        assert result.block(ORDER) == {"failed": "the block timed out after 1 s"}
         monkeypatch.setattr(vllm_generator, "_SPARE_S", 30.0)
-        assert found.block(ORDER) == {}
+        assert result.block(ORDER) == {}
     assert time.monotonic() - start < 30
 
 
-def test_a_generator_that_dies_says_why(tmp_path):
-    with generator(tmp_path, "import sys; sys.stdin.readline(); sys.exit('no vllm here')") as found:
-        assert found.block(ORDER)["failed"].endswith("no vllm here")
+def test_a_dead_generator_reports_the_reason(tmp_path):
+    with generator(tmp_path, "import sys; sys.stdin.readline(); sys.exit('no vllm here')") as result:
+        assert result.block(ORDER)["failed"].endswith("no vllm here")
 
 
 def test_a_block_may_take_as_long_as_its_requests():

@@ -116,7 +116,7 @@ def test_nonsense_in_our_own_file(tmp_path, change, why):
         read_results(path, "A")
 
 
-def test_the_same_results_twice_are_no_two_starts(tmp_path, capsys, result):
+def test_duplicate_results_are_refused(tmp_path, capsys, result):
     file = tmp_path / "a.json"
     file.write_text(json.dumps(result))
     shutil.copy(file, tmp_path / "copy.json")

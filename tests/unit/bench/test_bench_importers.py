@@ -42,11 +42,11 @@ def test_guidellm(tmp_path):
     path.write_text(json.dumps({"metadata": {"version": 2}, "config": {}, "benchmarks": [benchmark]}))
     (block,) = read_results(path, "B")
     assert (block.arm, block.point.prompt, block.point.output, block.point.concurrency) == ("B", 128, 5, 2)
-    found = summarize([block], {})
-    assert found.ttft["p50"] == pytest.approx(0.5)
-    assert found.tpot["p50"] == pytest.approx(0.1)
-    assert found.tokens_per_second == pytest.approx(15 / 1.9)
-    assert (found.failed, found.requests, found.errors) == (1, 4, {"HTTP 503": 1})
+    outcome = summarize([block], {})
+    assert outcome.ttft["p50"] == pytest.approx(0.5)
+    assert outcome.tpot["p50"] == pytest.approx(0.1)
+    assert outcome.tokens_per_second == pytest.approx(15 / 1.9)
+    assert (outcome.failed, outcome.requests, outcome.errors) == (1, 4, {"HTTP 503": 1})
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_aiperf(tmp_path):
     path.write_text("\n".join(map(json.dumps, rows)))
     (block,) = read_results(path, "A")
     assert (block.point.prompt, block.point.output, block.point.concurrency) == (128, 5, 2)
-    found = summarize([block], {})
-    assert found.tpot["p50"] == pytest.approx(0.1), "the server's count of tokens, not the client's"
-    assert found.itl["p50"] == pytest.approx(0.1)
-    assert found.errors == {"boom": 1}
-    assert found.requests == 3, "without the warm-up"
+    outcome = summarize([block], {})
+    assert outcome.tpot["p50"] == pytest.approx(0.1), "the server's count of tokens, not the client's"
+    assert outcome.itl["p50"] == pytest.approx(0.1)
+    assert outcome.errors == {"boom": 1}
+    assert outcome.requests == 3, "without the warm-up"
     assert block.doubt == ""
     del rows[1]["metrics"]["usage_completion_tokens"]
     path.write_text("\n".join(map(json.dumps, rows[:2])))
@@ -158,21 +158,21 @@ def against(tmp_path, capsys):
 def test_answers_of_other_lengths_support_no_claim(against):
     assert against()["headlines"]
     assert "tokens, so the servers" not in against.said
-    found = against(outputs=(64,) * 5 + (16,) * 3)
-    assert found["headlines"] == []
-    assert "output lengths vary from 16 to 64 tokens" in found["points"][0]["no_claim_because"]
+    outcome = against(outputs=(64,) * 5 + (16,) * 3)
+    assert outcome["headlines"] == []
+    assert "output lengths vary from 16 to 64 tokens" in outcome["points"][0]["no_claim_because"]
     assert "A at concurrency 1, 128 in / 64 out, imported: output lengths vary from 16 to 64 tokens" in against.said
 
 
-def test_points_that_do_not_meet_are_told(against):
+def test_points_of_one_side_only_are_reported(against):
     assert against()["not_compared"] == []
-    found = against(prompt=129)
-    assert found["comparisons"] == []
-    assert found["not_compared"] == [
+    outcome = against(prompt=129)
+    assert outcome["comparisons"] == []
+    assert outcome["not_compared"] == [
         "concurrency 1, 129 in / 64 out, imported: not compared, because only A was measured here",
         "concurrency 1, 128 in / 64 out, imported: not compared, because only B was measured here",
     ]
-    assert found["not_compared"][0] in against.said
+    assert outcome["not_compared"][0] in against.said
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_points_that_do_not_meet_are_told(against):
         ("a.json", '{"ttfts": [], "start_times": []}', "are incomplete"),
     ],
 )
-def test_what_is_no_result(tmp_path, name, text, why):
+def test_invalid_result_files_are_refused(tmp_path, name, text, why):
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(UsageError, match=why):
@@ -206,20 +206,20 @@ def test_a_real_file_of_guidellm_has_the_medians_that_guidellm_says():
     """guidellm 0.8.1 against a small server: 6 requests, 2 concurrent; unused parts were removed from the file."""
     (block,) = read_results(RECORDED / "guidellm.json", "A")
     said = json.loads((RECORDED / "guidellm.json").read_text())["benchmarks"][0]["metrics"]
-    found = summarize([block], {})
-    assert (found.requests, found.failed) == (6, 0)
+    outcome = summarize([block], {})
+    assert (outcome.requests, outcome.failed) == (6, 0)
     assert str(block.point) == "concurrency 2, 32 in / 12 out, imported"
-    assert found.ttft["mean"] * 1000 == pytest.approx(said["time_to_first_token_ms"]["successful"]["mean"], rel=1e-6)
-    assert found.tpot["mean"] * 1000 == pytest.approx(said["inter_token_latency_ms"]["successful"]["mean"], rel=1e-6)
+    assert outcome.ttft["mean"] * 1000 == pytest.approx(said["time_to_first_token_ms"]["successful"]["mean"], rel=1e-6)
+    assert outcome.tpot["mean"] * 1000 == pytest.approx(said["inter_token_latency_ms"]["successful"]["mean"], rel=1e-6)
 
 
 def test_a_real_file_of_aiperf_has_the_percentiles_that_aiperf_says():
     """aiperf 0.13.0 with --use-server-token-count against the same server; its own sums are in the other file."""
     (block,) = read_results(RECORDED / "aiperf.jsonl", "A")
     said = json.loads((RECORDED / "aiperf_summary.json").read_text())
-    found = summarize([block], {})
-    assert (found.requests, found.failed) == (6, 0)
+    outcome = summarize([block], {})
+    assert (outcome.requests, outcome.failed) == (6, 0)
     assert str(block.point) == "concurrency 2, 32 in / 12 out, imported"
     for ours, theirs in (("ttft", "time_to_first_token"), ("e2e", "request_latency"), ("tpot", "inter_token_latency")):
         for at in ("p50", "p90", "p99"):
-            assert getattr(found, ours)[at] * 1000 == pytest.approx(said[theirs][at], rel=1e-6), (ours, at)
+            assert getattr(outcome, ours)[at] * 1000 == pytest.approx(said[theirs][at], rel=1e-6), (ours, at)

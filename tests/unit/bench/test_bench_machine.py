@@ -18,11 +18,11 @@ def pages(version: str = "0.32.0", **more) -> dict:
 def test_a_server_on_a_machine_without_gpus_computes_on_its_cpu(serve, monkeypatch):
     monkeypatch.setattr(machine, "_gpu_here", lambda: False)
     url = serve(pages())
-    found = inspect_server(f"{url}/v1/")
-    assert (found.url, found.model, found.root, found.context) == (url, "mini", "/models/mini", 1024)
-    assert found.kv_tokens == 160
-    assert found.device == "cpu"
-    assert found.no_claim_because == "the server computes on a CPU"
+    result = inspect_server(f"{url}/v1/")
+    assert (result.url, result.model, result.root, result.context) == (url, "mini", "/models/mini", 1024)
+    assert result.kv_tokens == 160
+    assert result.device == "cpu"
+    assert result.no_claim_because == "the server computes on a CPU"
     assert inspect_server(url, gpus="8xB200").device == "cpu", "what is seen counts more than what is told"
 
 
@@ -55,7 +55,7 @@ def test_the_command_of_a_local_server_is_found(serve):
     assert machine.local_command("http://example.org:80") == ""
 
 
-def test_servers_that_are_none(serve):
+def test_servers_that_do_not_respond_are_refused(serve):
     with pytest.raises(MachineError, match="the server does not respond"):
         inspect_server("http://127.0.0.1:1")
     with pytest.raises(MachineError, match="not an OpenAI-compatible server: it returned an HTML page"):
@@ -91,10 +91,10 @@ def test_power_and_clocks():
     one = read_gpus(H200)
     assert one == [{"watts": 78.65, "sm_mhz": 345, "memory_mhz": 3201, "celsius": 35, "busy_percent": 0}]
     two = read_gpus(H200 + "[N/A], 1000, 3201, 40, 100\n")
-    found = over_time([two, two])
-    assert found["gpus"] == 2
-    assert found["watts"] == pytest.approx(2 * 78.65), "of all, from those that tell"
-    assert found["sm_mhz"] == pytest.approx((345 + 1000) / 2)
+    result = over_time([two, two])
+    assert result["gpus"] == 2
+    assert result["watts"] == pytest.approx(2 * 78.65), "of all, from those that tell"
+    assert result["sm_mhz"] == pytest.approx((345 + 1000) / 2)
     assert over_time([]) is None
 
 

@@ -33,24 +33,24 @@ def block(result) -> Block:
 
 
 def test_rates_and_percentiles_are_vllms_own(block, result):
-    found = summarize([block], {})
-    assert found.requests_per_second == pytest.approx(result["request_throughput"], rel=1e-12)
-    assert found.tokens_per_second == pytest.approx(result["output_throughput"], rel=1e-12)
+    outcome = summarize([block], {})
+    assert outcome.requests_per_second == pytest.approx(result["request_throughput"], rel=1e-12)
+    assert outcome.tokens_per_second == pytest.approx(result["output_throughput"], rel=1e-12)
     for ours, theirs in (("ttft", "ttft"), ("tpot", "tpot"), ("itl", "itl")):
-        spread = getattr(found, ours)
+        spread = getattr(outcome, ours)
         assert spread["p50"] * 1000 == pytest.approx(result[f"median_{theirs}_ms"], rel=1e-9)
         assert spread["p99"] * 1000 == pytest.approx(result[f"p99_{theirs}_ms"], rel=1e-9)
         assert spread["mean"] * 1000 == pytest.approx(result[f"mean_{theirs}_ms"], rel=1e-9)
-    assert found.failed == 0
-    assert found.no_claim_because == ""
-    assert found.error_rate == 0
+    assert outcome.failed == 0
+    assert outcome.no_claim_because == ""
+    assert outcome.error_rate == 0
 
 
 def test_goodput_counts_requests_within_every_target(block):
     ttfts = sorted(request.ttft for request in block.requests)
-    found = summarize([block], {"ttft": ttfts[1]})
-    assert found.good_share == 0.5
-    assert found.goodput_per_second == pytest.approx(2 / block.seconds)
+    outcome = summarize([block], {"ttft": ttfts[1]})
+    assert outcome.good_share == 0.5
+    assert outcome.goodput_per_second == pytest.approx(2 / block.seconds)
     late = summarize([block], {"ttft": ttfts[1], "tpot": 1e-6})
     assert (late.good_share, late.goodput_per_second) == (0, 0), "answers that are all too late are no missing figure"
     dead = Block("A", POINT, 1, 0.0, (), failed="gone")
@@ -62,8 +62,8 @@ def test_lengths_other_than_asked_are_errors(result):
     result["output_lens"][1] = 15
     result["input_lens"][2] = 65
     result["errors"][3] = "Traceback ...\nOSError: [Errno 104] Connection reset by peer\n"
-    found = [request.error for request in requests_of(result, POINT)]
-    assert found == [
+    outcome = [request.error for request in requests_of(result, POINT)]
+    assert outcome == [
         "",
         "received 15 output tokens instead of 16",
         "the server counted 65 tokens in a prompt of 64",
@@ -79,13 +79,13 @@ def test_a_reason_does_not_repeat_the_key(result, monkeypatch):
     assert requests_of(result, POINT)[0].error == "HTTP 401: Bearer *** is not known"
 
 
-def test_a_failed_block_is_an_error_and_no_zero(block):
+def test_a_failed_block_is_an_error_not_zero_speed(block):
     dead = Block("A", POINT, 1, 0.0, (), failed="the block timed out after 90 s")
-    found = summarize([dead], {})
-    assert found.tokens_per_second is None
-    assert found.requests_per_second is None
-    assert found.error_rate == 1
-    assert found.no_claim_because.startswith("1 of 1 requests of A failed: the block timed out")
+    outcome = summarize([dead], {})
+    assert outcome.tokens_per_second is None
+    assert outcome.requests_per_second is None
+    assert outcome.error_rate == 1
+    assert outcome.no_claim_because.startswith("1 of 1 requests of A failed: the block timed out")
     both = summarize([block, dead], {})
     assert both.tokens_per_second == summarize([block], {}).tokens_per_second
     assert (both.failed, both.requests) == (1, 5)
@@ -111,11 +111,11 @@ def test_metrics_of_a_real_server():
     before, after = (read_page((RECORDED / name).read_text()) for name in ("metrics.txt", "metrics_after.txt"))
     assert before.kv_tokens == 77_664 == 4_854 * 16
     assert before.cache["enable_prefix_caching"] == "False"
-    found = between(before, after)
-    assert found["generated_tokens"] == 128
-    assert found["prefix_hit_share"] is None, "no queries, so no share of them"
-    assert found["preemptions"] == 0
-    assert found["draft_tokens"] is None, "no draft here"
+    outcome = between(before, after)
+    assert outcome["generated_tokens"] == 128
+    assert outcome["prefix_hit_share"] is None, "no queries, so no share of them"
+    assert outcome["preemptions"] == 0
+    assert outcome["draft_tokens"] is None, "no draft here"
     assert after.kv_use == 0.0
     assert between(None, after)["generated_tokens"] is None
     again = replace(after, started=1.0)
@@ -127,7 +127,7 @@ def test_counters_of_several_engines_are_added():
     assert read_page(page).counters == {"preemptions": 5.0}
 
 
-def test_a_figure_that_is_no_number_is_not_known():
+def test_invalid_metric_values_are_unknown():
     page = read_page("vllm:kv_cache_usage_perc NaN\nvllm:num_preemptions_total +Inf\nprocess_start_time_seconds nan\n")
     assert (page.kv_use, page.counters, page.started) == (None, {}, None)
 
@@ -155,7 +155,7 @@ def test_half_a_pair_is_measured_again_and_failures_stay(tmp_path, block):
     assert [(one.arm, one.turn, one.failed) for one in kept] == [("B", 0, "gone"), ("A", 1, ""), ("B", 1, "")]
 
 
-def test_a_turn_that_is_there_twice_counts_once(tmp_path, block):
+def test_a_repeated_turn_counts_once(tmp_path, block):
     records = open_records(tmp_path, SETTINGS)
     failed = Block("B", POINT, 0, 0.0, (), failed="gone")
     again = replace(block, seconds=2 * block.seconds)

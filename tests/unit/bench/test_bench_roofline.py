@@ -108,8 +108,8 @@ def kimi():
 
 def test_kimi_has_the_parameters_that_its_card_says(kimi):
     int4, nvfp4 = kimi
-    for found in kimi:
-        text = sum(part.parameters for part in found.parts if part.name not in ("vision tower", "projector"))
+    for result in kimi:
+        text = sum(part.parameters for part in result.parts if part.name not in ("vision tower", "projector"))
         assert text == pytest.approx(1.026e12, rel=0.001)
     active = {cost.name: cost.operations for cost in decode_limit(int4, parse_gpus("1xB200"), 1, 0).costs}
     assert sum(active.values()) / 2 == pytest.approx(31.7e9, rel=0.01), "32 billion, less the embedding"
@@ -128,7 +128,7 @@ def test_nvfp4_against_int4_in_principle_on_8_b200(kimi):
     assert [round(ratio(users), 2) for users in (1, 8, 64, 512)] == [1.09, 1.03, 1.01, 1.0]
     assert [round(ratio(users, a="fp8"), 2) for users in (1, 64, 512)] == [1.15, 1.26, 1.67]
     reads = [
-        prefill_limit(found, gpus, 1, 8192, activations=kind).tokens_per_second
-        for found, kind in zip(kimi, ("none", "nvfp4"), strict=True)
+        prefill_limit(result, gpus, 1, 8192, activations=kind).tokens_per_second
+        for result, kind in zip(kimi, ("none", "nvfp4"), strict=True)
     ]
     assert round(reads[1] / reads[0], 2) == 1.46

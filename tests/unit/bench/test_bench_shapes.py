@@ -7,12 +7,12 @@ from halfbyte.errors import UsageError
 
 
 def test_every_combination_once():
-    found = points(["8k:1k", "512:128", "512:128"], "1, 8", "random,json")
-    assert found[:2] == [Point(8192, 1024, 1), Point(8192, 1024, 8)]
-    assert len(found) == 2 * 2 * 2
-    assert str(found[0]) == "concurrency 1, 8k in / 1k out"
-    assert str(found[-1]) == "concurrency 8, 512 in / 128 out, json"
-    assert found[0].context == 8704
+    result = points(["8k:1k", "512:128", "512:128"], "1, 8", "random,json")
+    assert result[:2] == [Point(8192, 1024, 1), Point(8192, 1024, 8)]
+    assert len(result) == 2 * 2 * 2
+    assert str(result[0]) == "concurrency 1, 8k in / 1k out"
+    assert str(result[-1]) == "concurrency 8, 512 in / 128 out, json"
+    assert result[0].context == 8704
 
 
 @pytest.mark.parametrize("shape", ["8k", "0:1", "8k:", "a:b", "1m:1", "-1:5", "", "1:" + "9" * 5000])

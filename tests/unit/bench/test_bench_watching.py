@@ -16,7 +16,7 @@ def page(use: float) -> str:
     return f'vllm:kv_cache_usage_perc{{engine="0"}} {use}\n'
 
 
-def test_the_most_that_was_seen_while_it_ran():
+def test_kv_peak_is_the_maximum_during_the_block():
     uses = iter([0.1, 0.75, 0.3])
     with KvPeak(lambda: read_page(page(next(uses, 0.0))), every_s=0.005) as kv:
         end = time.monotonic() + 10
@@ -28,33 +28,33 @@ def test_the_most_that_was_seen_while_it_ran():
     assert kv.looks == looks, "nobody looks after the end"
 
 
-def test_a_server_that_does_not_tell_is_asked_once_and_is_no_zero():
+def test_missing_kv_usage_is_none_not_zero():
     asked = []
-    for found in (None, read_page("nothing 1\n")):
-        with KvPeak(lambda found=found: asked.append(1) or found, every_s=0.005) as kv:
+    for result in (None, read_page("nothing 1\n")):
+        with KvPeak(lambda result=result: asked.append(1) or result, every_s=0.005) as kv:
             time.sleep(0.1)
         assert kv.peak is None
     assert len(asked) == 2
 
 
-def test_an_emulated_server_tells_it_on_its_metrics_page_wherever_it_is(serve, monkeypatch):
+def test_emulation_is_recognized_from_the_metrics_page(serve, monkeypatch):
     monkeypatch.setattr("halfbyte.bench.machine._LOCAL", ())  # as if it were elsewhere
     for line, emulated in (("", False), ("halfbyte_emulated 1.0\n", True), ("halfbyte_emulated 0\n", False)):
         url = serve({"/v1/models": MODELS, "/metrics": page(0) + line})
-        found = inspect_server(url, gpus="8xB200")
-        assert found.emulated == emulated
-        assert bool(found.no_claim_because) == emulated
+        result = inspect_server(url, gpus="8xB200")
+        assert result.emulated == emulated
+        assert bool(result.no_claim_because) == emulated
 
 
-def test_the_time_to_start_is_told_where_halfbyte_started_it_and_said_to_be_unknown_elsewhere(serve, monkeypatch):
+def test_startup_time_is_known_only_for_servers_started_by_halfbyte(serve, monkeypatch):
     url = serve({"/v1/models": MODELS})
     monkeypatch.delenv(VARIABLE, raising=False)
     for boot in (None, Boot(url, 27.4, 0.01)):
         if boot:
             monkeypatch.setenv(VARIABLE, json.dumps(asdict(boot)))
-        found = make_report([], {"A": inspect_server(url)}, design="abba", slo={})
-        said = " ".join(sentence for _, sentence in found.sentences())
-        told = found.record().as_json()["servers"]["A"]["boot"]
+        result = make_report([], {"A": inspect_server(url)}, design="abba", slo={})
+        said = " ".join(sentence for _, sentence in result.sentences())
+        told = result.record().as_json()["servers"]["A"]["boot"]
         if boot:
             assert "A: answered 27 s after its start (cold, 1% of the checkpoint in the page cache before)" in said
             assert told == {"url": url, "seconds": 27.4, "cached": 0.01, "kind": "cold"}

@@ -57,18 +57,18 @@ each_input = pytest.mark.parametrize("name", INPUTS)
 
 @each_input
 @pytest.mark.parametrize("format", ["mxfp4", "mxfp4_ct"])
-def test_mxfp4_is_the_codecs(name, format):
+def test_mxfp4_matches_the_codec(name, format):
     x = INPUTS[name]
     expected = array_to_torch(decode(encode(x, format)), "BF16")
     for dtype in (torch.bfloat16, torch.float32):
-        found = mxfp4(x.to(dtype))
-        assert found.dtype == dtype
-        assert torch.equal(found.to(torch.bfloat16), expected)
+        result = mxfp4(x.to(dtype))
+        assert result.dtype == dtype
+        assert torch.equal(result.to(torch.bfloat16), expected)
     assert torch.equal(mxfp4(x.float()), expected.float())  # exact in BF16: nothing was rounded on the way
 
 
 @each_input
-def test_nvfp4_is_the_codecs_under_the_tensors_own_maximum(name):
+def test_nvfp4_matches_the_codec_with_the_tensor_maximum(name):
     x = INPUTS[name]
     encoded = encode(x, "nvfp4")
     scale = torch.tensor(float(encoded.tensors["weight_scale_2"]))
@@ -88,8 +88,8 @@ def test_nvfp4_saturates_as_the_reference_where_the_calibrated_maximum_is_too_sm
 
 
 def test_too_large_values_stop_at_the_largest_that_the_scale_allows():
-    found = nvfp4(torch.full((1, 16), 100.0), torch.tensor(1 / 2688))
-    assert torch.allclose(found, torch.ones(1, 16))
+    result = nvfp4(torch.full((1, 16), 100.0), torch.tensor(1 / 2688))
+    assert torch.allclose(result, torch.ones(1, 16))
 
 
 def test_any_leading_shape():

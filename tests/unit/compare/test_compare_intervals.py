@@ -20,7 +20,7 @@ def test_a_mean_is_over_tokens_not_over_documents():
     assert ratio(np.array([10.0, 0.0]), np.array([10, 90])).value == 0.1
 
 
-def test_equal_documents_leave_no_doubt():
+def test_equal_documents_have_an_interval_of_zero_width():
     assert ratio(np.zeros(50), np.full(50, 7)) == Estimate(0.0, 0.0, 0.0)
     assert ratio(np.full(50, 7.0), np.full(50, 7)) == Estimate(1.0, 1.0, 1.0)
 
@@ -34,9 +34,9 @@ def test_few_documents_have_no_interval_and_none_have_no_number():
 def test_it_is_the_same_every_time_and_keeps_its_limits():
     above = np.zeros(40)
     above[:2] = 5
-    found = ratio(above, np.full(40, 10), (0.0, 1.0))
-    assert found == ratio(above, np.full(40, 10), (0.0, 1.0))
-    assert 0.0 <= found.low < found.value < found.high <= 1.0
+    result = ratio(above, np.full(40, 10), (0.0, 1.0))
+    assert result == ratio(above, np.full(40, 10), (0.0, 1.0))
+    assert 0.0 <= result.low < result.value < result.high <= 1.0
 
 
 def test_many_documents_are_worked_on_in_parts(monkeypatch):
@@ -53,14 +53,14 @@ def test_it_covers_the_true_mean(monkeypatch, count, sigma, least):
     random = np.random.default_rng(7)
     trials, covered = 300, 0
     for _ in range(trials):
-        found = ratio(*_documents(random, count, sigma))
-        covered += found.low <= 1 <= found.high
+        result = ratio(*_documents(random, count, sigma))
+        covered += result.low <= 1 <= result.high
     assert least <= covered / trials <= 0.99
 
 
 def test_tokens_as_if_they_were_independent_would_be_far_too_sure():
     random = np.random.default_rng(3)
     above, below = _documents(random, 100, 1.0)
-    found = ratio(above, below)
+    result = ratio(above, below)
     naive = 2 * 1.96 * math.sqrt(1 / 0.3 / below.sum())  # the spread of single tokens over their root
-    assert found.high - found.low > 2 * naive
+    assert result.high - result.low > 2 * naive

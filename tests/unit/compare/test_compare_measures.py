@@ -27,24 +27,24 @@ def _share(*lengths, rows, domain="a", first=10):
 
 
 def _pairs(rows, **how):
-    found = predicting(rows, **how)
+    result = predicting(rows, **how)
     tokens = rows.tokens.reshape(-1)
-    return list(zip(tokens[found.at].tolist(), found.target.tolist(), strict=True)), found
+    return list(zip(tokens[result.at].tolist(), result.target.tolist(), strict=True)), result
 
 
 def test_packed_documents_do_not_predict_across_nor_from_their_last_token():
     rows = packed_rows([_share(3, 4, 1, 2, rows=2)], 5, 0)
-    pairs, found = _pairs(rows)
+    pairs, result = _pairs(rows)
     # The second document is cut by the end of the row: 111 would predict 112, but stands in another row.
     assert pairs == [(10, 11), (11, 12), (110, 111), (112, 113), (310, 311)]
-    assert found.numbers[found.document].tolist() == [0, 0, 1, 1, 3]  # the third has one token, and predicts nothing
+    assert result.numbers[result.document].tolist() == [0, 0, 1, 1, 3]  # the third has one token, and predicts nothing
 
 
 def test_positions_count_from_where_a_text_begins_in_its_row():
     rows = packed_rows([_share(3, 4, 1, 2, rows=2)], 5, 0)
     assert predicting(rows).position.tolist() == [0, 1, 0, 0, 0]
-    found = by_position(np.array([0, 1, 2, 3, 4, 7, 8, 0]), np.arange(8.0)).means()
-    assert found == Positions((0, 1, 2, 4, 8), (2, 1, 2, 2, 1), (3.5, 1.0, 2.5, 4.5, 6.0))
+    result = by_position(np.array([0, 1, 2, 3, 4, 7, 8, 0]), np.arange(8.0)).means()
+    assert result == Positions((0, 1, 2, 4, 8), (2, 1, 2, 2, 1), (3.5, 1.0, 2.5, 4.5, 6.0))
 
 
 def test_padding_counts_nowhere():
@@ -72,18 +72,18 @@ def test_hidden_states_are_compared_over_real_tokens():
     b = a + 0.1 * torch.randn(3, 4, 8, generator=random)
     real = torch.rand(3, 4, generator=random) > 0.3
     a[~real] = torch.nan
-    found = difference(a, b, real, [slice(0, 2), slice(2, 3)], 2)
+    result = difference(a, b, real, [slice(0, 2), slice(2, 3)], 2)
     x, y = a[real].double().numpy(), b[real].double().numpy()
-    assert found.relative_error == pytest.approx(np.linalg.norm(x - y) / np.linalg.norm(x), rel=1e-12)
+    assert result.relative_error == pytest.approx(np.linalg.norm(x - y) / np.linalg.norm(x), rel=1e-12)
     cosines = (x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
-    assert found.mean_cosine == pytest.approx(cosines.mean(), rel=1e-12)
+    assert result.mean_cosine == pytest.approx(cosines.mean(), rel=1e-12)
 
 
 def test_equal_states_are_exactly_equal():
     a = torch.randn(2, 50, 33) * 1e3
     a[0, 0] = 0
-    found = difference(a, a.clone(), torch.ones(2, 50, dtype=torch.bool), [slice(0, 2)], 1)
-    assert (found.relative_error, found.mean_cosine) == (0.0, 1.0)
+    result = difference(a, a.clone(), torch.ones(2, 50, dtype=torch.bool), [slice(0, 2)], 1)
+    assert (result.relative_error, result.mean_cosine) == (0.0, 1.0)
 
 
 def test_routed_alike_is_the_share_of_common_choices():
@@ -113,7 +113,7 @@ def test_kl_agreement_and_loss_are_those_of_plain_arithmetic():
     states = [torch.from_numpy(random.standard_normal((4, 25, 6)).astype(np.float32)) for _ in range(3)]
     heads = [_Linear(torch.from_numpy(random.standard_normal((6, 50)).astype(np.float32) * 2)) for _ in range(3)]
     tokens = predicting(rows)
-    found = predict(states, heads, tokens, 50, 2)
+    result = predict(states, heads, tokens, 50, 2)
 
     logits = [
         (state.view(-1, 6)[tokens.at] @ head._words).double().numpy() for state, head in zip(states, heads, strict=True)
@@ -124,14 +124,14 @@ def test_kl_agreement_and_loss_are_those_of_plain_arithmetic():
         same = logp[0].argmax(1) == second.argmax(1)
         for document in range(len(tokens.numbers)):
             mine = tokens.document == document
-            assert found[at].tokens[document] == mine.sum()
-            assert found[at].kl[document] == pytest.approx(kl[mine].sum(), rel=1e-9)
-            assert found[at].same[document] == same[mine].sum()
+            assert result[at].tokens[document] == mine.sum()
+            assert result[at].kl[document] == pytest.approx(kl[mine].sum(), rel=1e-9)
+            assert result[at].same[document] == same[mine].sum()
             losses = -second[np.arange(len(second)), tokens.target.numpy()]
-            assert found[at].nll_second[document] == pytest.approx(losses[mine].sum(), rel=1e-9)
-    assert (found[0].kl > 0.1).all()  # the other way round is another number
+            assert result[at].nll_second[document] == pytest.approx(losses[mine].sum(), rel=1e-9)
+    assert (result[0].kl > 0.1).all()  # the other way round is another number
     back = predict(states[1::-1], heads[1::-1], tokens, 50, 1)
-    assert not np.allclose(back[0].kl, found[0].kl, rtol=0.01)
+    assert not np.allclose(back[0].kl, result[0].kl, rtol=0.01)
 
 
 SPECIAL = {"<|im_user|>": 1, "<|im_assistant|>": 2, "<|im_middle|>": 3, "<|im_end|>": 4, "<think>": 5, "</think>": 6}
@@ -143,18 +143,18 @@ def _answers(tokens, documents=None, special=SPECIAL):
     return answers(SimpleNamespace(tokens=tokens, documents=documents), SimpleNamespace(special=special))
 
 
-def test_answers_begin_after_what_the_server_writes_and_end_with_their_end():
+def test_answers_start_after_the_generation_prompt_and_include_the_end_token():
     user = [1, 90, 3, 70, 71, 4]
     instant, thinking = [2, 91, 3, 5, 6, 80, 81, 4], [2, 91, 3, 5, 82, 6, 83, 4]
     plain = [2, 91, 3, 84, 4]
-    found = _answers([user + instant + user + thinking + plain])[0]
+    result = _answers([user + instant + user + thinking + plain])[0]
     expected = [0] * 6 + [0, 0, 0, 0, 0, 1, 1, 1] + [0] * 6 + [0, 0, 0, 0, 1, 1, 1, 1] + [0, 0, 0, 1, 1]
-    assert found.tolist() == [bool(value) for value in expected]
+    assert result.tolist() == [bool(value) for value in expected]
 
 
-def test_answers_go_on_in_the_next_row_but_not_in_the_next_document():
-    found = _answers([[2, 3, 80], [81, 70, 70]], [[0, 0, 0], [0, 1, 1]])
-    assert found.tolist() == [[False, False, True], [True, False, False]]
+def test_answers_continue_in_the_next_row_but_not_in_the_next_document():
+    result = _answers([[2, 3, 80], [81, 70, 70]], [[0, 0, 0], [0, 1, 1]])
+    assert result.tolist() == [[False, False, True], [True, False, False]]
 
 
 def test_data_without_answers_is_refused():

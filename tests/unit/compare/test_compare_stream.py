@@ -62,8 +62,8 @@ def folders(tmp_path_factory):
 
 
 def _numbers(report):
-    found = report.record("all").as_json()
-    return {key: value for key, value in found.items() if key not in ("seconds", "second", "emulated")}
+    result = report.record("all").as_json()
+    return {key: value for key, value in result.items() if key not in ("seconds", "second", "emulated")}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -71,23 +71,23 @@ def _numbers(report):
 def test_an_int4_source_and_its_bf16_twin_are_exactly_equal(folders, rows, dtype):
     twin = folders("int4-k2.6", "kimi-k2.6-bf16")
     with open_side(folders("int4-k2.6"), dtype=dtype) as first, open_side(twin, dtype=dtype) as second:
-        found = compare(rows, first, second, threads=2)
-    assert [layer.relative_error for layer in found.layers] == [0.0] * 3
-    assert [layer.cosine for layer in found.layers] == [1.0] * 3
-    assert [layer.routed_alike for layer in found.layers] == [None, 1.0, 1.0]
-    assert found.total.kl.value == 0.0
-    assert found.total.top1.value == 1.0
-    assert found.total.perplexity_ratio.value == 1.0
-    assert (found.documents.kl == 0).all()
-    assert found.total.perplexity_first == found.total.perplexity_second
+        result = compare(rows, first, second, threads=2)
+    assert [layer.relative_error for layer in result.layers] == [0.0] * 3
+    assert [layer.cosine for layer in result.layers] == [1.0] * 3
+    assert [layer.routed_alike for layer in result.layers] == [None, 1.0, 1.0]
+    assert result.total.kl.value == 0.0
+    assert result.total.top1.value == 1.0
+    assert result.total.perplexity_ratio.value == 1.0
+    assert (result.documents.kl == 0).all()
+    assert result.total.perplexity_first == result.total.perplexity_second
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_stored_format_runs_and_equals_itself(folders, kind):
     with open_side(folders(kind)) as first, open_side(folders(kind)) as second:
-        found = compare(ROWS, first, second)
-    assert (found.total.kl.value, found.total.top1.value) == (0.0, 1.0)
-    assert 1 < found.total.perplexity_first < 1000
+        result = compare(ROWS, first, second)
+    assert (result.total.kl.value, result.total.top1.value) == (0.0, 1.0)
+    assert 1 < result.total.perplexity_first < 1000
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def mxfp4_reports(folders):
         yield first, second, served, compare_many(ROWS, first, [second, served], threads=2)
 
 
-def test_other_weights_are_another_model(mxfp4_reports):
+def test_other_weights_give_a_difference(mxfp4_reports):
     *_, (weights, served) = mxfp4_reports
     assert weights.layers[0].relative_error == 0  # a dense layer: nothing of it was quantized
     assert weights.layers[1].relative_error > 0
@@ -112,9 +112,9 @@ def test_other_weights_are_another_model(mxfp4_reports):
 def test_activations_alone_change_the_layers_with_quantized_experts(folders, mxfp4_reports):
     first, _, _, (weights, _) = mxfp4_reports
     with open_side(folders("int4-k2.6", "kimi-k2.6-mxfp4-wafer"), activations="as-served") as served:
-        found = compare(ROWS, first, served)
-    assert found.layers[0] == weights.layers[0]
-    assert found.layers[1].relative_error > weights.layers[1].relative_error
+        result = compare(ROWS, first, served)
+    assert result.layers[0] == weights.layers[0]
+    assert result.layers[1].relative_error > weights.layers[1].relative_error
 
 
 def _decoded(small):
@@ -126,26 +126,28 @@ def _decoded(small):
 def test_the_numbers_are_those_of_transformers_whole_models(folders):
     """Widened weights, so that layers do something; FP32 sums in another order, so not the same bits."""
     smalls = [read_small(folders("int4-k2.6", recipe)) for recipe in (None, "kimi-k2.6-mxfp4-wafer")]
-    found = compare(PADDED, *map(_decoded, smalls))
+    result = compare(PADDED, *map(_decoded, smalls))
     inputs = {
         "input_ids": torch.from_numpy(PADDED.tokens).long(),
         "attention_mask": torch.from_numpy(PADDED.real).long(),
     }
     whole = [run_resident(resident(small, torch.float32), **inputs) for small in smalls]
     real = torch.from_numpy(PADDED.real)
-    for layer, (a, b) in zip(found.layers, zip(whole[0][0], whole[1][0], strict=True), strict=True):
+    for layer, (a, b) in zip(result.layers, zip(whole[0][0], whole[1][0], strict=True), strict=True):
         expected = (a[real].double() - b[real].double()).norm() / a[real].double().norm()
         assert layer.relative_error == pytest.approx(float(expected), rel=1e-3)
     first, second = (logits.double().log_softmax(-1)[:, :-1] for _, logits in whole)
     mask = real[:, 1:] & real[:, :-1]
     kl = (first.exp() * (first - second)).sum(-1)
-    assert found.total.kl.value == pytest.approx(float(kl[mask].mean()), rel=1e-3)
+    assert result.total.kl.value == pytest.approx(float(kl[mask].mean()), rel=1e-3)
     target = inputs["input_ids"][:, 1:, None]
     losses = [(-logp.gather(2, target)[..., 0][mask].mean()).exp() for logp in (first, second)]
-    assert found.total.perplexity_first == pytest.approx(float(losses[0]), rel=1e-5)
-    assert found.total.perplexity_second == pytest.approx(float(losses[1]), rel=1e-5)
-    assert found.total.kl.value > 1e-3
-    assert found.total.top1.value == pytest.approx(float((first.argmax(-1) == second.argmax(-1))[mask].double().mean()))
+    assert result.total.perplexity_first == pytest.approx(float(losses[0]), rel=1e-5)
+    assert result.total.perplexity_second == pytest.approx(float(losses[1]), rel=1e-5)
+    assert result.total.kl.value > 1e-3
+    assert result.total.top1.value == pytest.approx(
+        float((first.argmax(-1) == second.argmax(-1))[mask].double().mean())
+    )
 
 
 def test_one_at_a_time_is_the_same_as_all_together_and_threads_change_nothing(mxfp4_reports):
@@ -156,21 +158,21 @@ def test_one_at_a_time_is_the_same_as_all_together_and_threads_change_nothing(mx
 
 
 def test_sums_by_document_make_the_numbers(mxfp4_reports):
-    *_, (found, _) = mxfp4_reports
-    documents = found.documents
-    assert found.total.tokens == documents.tokens.sum() == sum(part.tokens for part in found.domains.values())
-    assert list(found.domains) == ["a", "b"]
-    assert found.total.kl.value == pytest.approx(documents.kl.sum() / documents.tokens.sum(), rel=1e-12)
+    *_, (result, _) = mxfp4_reports
+    documents = result.documents
+    assert result.total.tokens == documents.tokens.sum() == sum(part.tokens for part in result.domains.values())
+    assert list(result.domains) == ["a", "b"]
+    assert result.total.kl.value == pytest.approx(documents.kl.sum() / documents.tokens.sum(), rel=1e-12)
     of_b = documents.domain == 1
-    assert found.domains["b"].kl.value == pytest.approx(
+    assert result.domains["b"].kl.value == pytest.approx(
         documents.kl[of_b].sum() / documents.tokens[of_b].sum(), rel=1e-12
     )
     difference = (documents.nll_second - documents.nll_first).sum() / documents.tokens.sum()
-    assert found.total.perplexity_ratio.value == pytest.approx(np.exp(difference), rel=1e-12)
-    plot = found.whole_record("all")
+    assert result.total.perplexity_ratio.value == pytest.approx(np.exp(difference), rel=1e-12)
+    plot = result.whole_record("all")
     assert plot.by_layer is not None and plot.by_document is not None
     assert plot.by_layer["layer"] == (0, 1, 2)
-    assert len(plot.by_document.kl) == len(documents.number) == found.total.documents
+    assert len(plot.by_document.kl) == len(documents.number) == result.total.documents
 
 
 def test_padding_counts_nowhere(folders):
@@ -180,11 +182,11 @@ def test_padding_counts_nowhere(folders):
     tokens = rows.tokens.copy()
     tokens[~rows.real] = 77
     with open_side(folders("int4-k2.6")) as first, open_side(out) as second:
-        found, other = (compare(each, first, second) for each in (rows, replace(rows, tokens=tokens)))
+        result, other = (compare(each, first, second) for each in (rows, replace(rows, tokens=tokens)))
     assert (~rows.real).sum() == 5
-    assert found.documents.tokens.tolist() == [8, 13, 18]  # the third begins again in the second row
-    assert found.documents.kl == pytest.approx(other.documents.kl, rel=1e-3)
-    for mine, theirs in zip(found.layers, other.layers, strict=True):
+    assert result.documents.tokens.tolist() == [8, 13, 18]  # the third begins again in the second row
+    assert result.documents.kl == pytest.approx(other.documents.kl, rel=1e-3)
+    for mine, theirs in zip(result.layers, other.layers, strict=True):
         assert mine.relative_error == pytest.approx(theirs.relative_error, rel=1e-3)
         assert mine.routed_alike == theirs.routed_alike
 
@@ -197,17 +199,17 @@ def test_a_side_can_be_changed_without_a_checkpoint(folders):
             expert = first.experts(layer)
             return lambda number: tuple(part * 0.5 for part in expert(number))
 
-        found = compare_many(ROWS, first, [same, replace(first, name="halved", experts=halved)])
-    assert found[0].total.kl.value == 0.0
-    assert found[1].second == "halved"
-    assert found[1].total.kl.value > 0
+        result = compare_many(ROWS, first, [same, replace(first, name="halved", experts=halved)])
+    assert result[0].total.kl.value == 0.0
+    assert result[1].second == "halved"
+    assert result[1].total.kl.value > 0
 
 
 def test_another_dtype_of_the_same_checkpoint_is_its_rounding(folders):
     with open_side(folders("int4-k2.6")) as first, open_side(folders("int4-k2.6"), dtype=torch.bfloat16) as second:
-        found = compare(ROWS, first, second)
-    assert 0 < found.layers[-1].relative_error < 0.02
-    assert found.dtype == "bfloat16"
+        result = compare(ROWS, first, second)
+    assert 0 < result.layers[-1].relative_error < 0.02
+    assert result.dtype == "bfloat16"
 
 
 def test_pruned_experts_are_compared_but_not_their_numbers(folders, tmp_path):
@@ -292,7 +294,7 @@ def test_a_missing_or_useless_input_scale_is_an_error(folders, value, what):
         _served(folders("nvfp4"), tensors).change(1)(0, "down", torch.randn(2, 32))
 
 
-def test_weights_only_stays_so(folders):
+def test_weight_only_formats_keep_their_activations(folders):
     with open_side(folders("int4-k2.6", "kimi-k2.6-nvfp4a16"), activations="as-served") as side:
         assert side.look is None
         assert side.change is None
@@ -301,7 +303,7 @@ def test_weights_only_stays_so(folders):
         assert side.emulated["activations"].startswith("none")
 
 
-def test_what_is_not_emulated_is_refused(folders):
+def test_formats_without_emulation_are_refused(folders):
     with (
         pytest.raises(UsageError, match="fp8_block are not supported"),
         open_side(folders("fp8-block-k2"), activations="as-served"),

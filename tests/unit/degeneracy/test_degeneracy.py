@@ -52,7 +52,7 @@ def test_loops_are_found_and_marked(text, rule, unit):
         "\n".join(f'{{"id": {n}, "name": null}},' for n in range(200)),
     ],
 )  # fmt: skip
-def test_what_only_looks_like_a_loop(text):
+def test_repetition_that_is_not_a_loop(text):
     assert find_loop(text) is None
 
 
@@ -90,8 +90,8 @@ def test_a_watch_keeps_little_and_remembers_its_loop():
     for _ in range(3000):
         assert watch.feed(f"{rng.getrandbits(80):x} ") is None
     assert len(watch._tail) <= DEEP + EVERY
-    found = watch.feed("saliva " * 60)
-    assert found is not None and watch.feed("and on") == found == watch.end()
+    result = watch.feed("saliva " * 60)
+    assert result is not None and watch.feed("and on") == result == watch.end()
 
 
 @given(
@@ -109,11 +109,11 @@ def test_cycles_are_those_of_the_definition(unit, before, times):
         return all(text[-1 - at] == text[-1 - at - period] for at in range(covered - period))
 
     wanted = next((p for p in range(1, len(text)) if needed("x" * p) <= len(text) and holds(p, needed("x" * p))), None)
-    found = suffix_cycle(text, needed)
-    assert (None if found is None else found.period) == wanted
-    if found is not None:
-        assert holds(found.period, found.covered)
-        assert found.covered == len(text) or not holds(found.period, found.covered + 1)
+    result = suffix_cycle(text, needed)
+    assert (None if result is None else result.period) == wanted
+    if result is not None:
+        assert holds(result.period, result.covered)
+        assert result.covered == len(text) or not holds(result.period, result.covered + 1)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_cycles_are_those_of_the_definition(unit, before, times):
     ],
 )
 def test_broken_characters_and_leaked_tokens(text, kind, marked):
-    found = [one for one in find_defects(text) if one.kind == kind]
-    assert [text[one.start : one.end] for one in found] == [marked] and found[0].severity is Severity.HARD
+    result = [one for one in find_defects(text) if one.kind == kind]
+    assert [text[one.start : one.end] for one in result] == [marked] and result[0].severity is Severity.HARD
 
 
 def test_thoughts_leak_into_prose_only():
@@ -151,7 +151,7 @@ def test_thoughts_leak_into_prose_only():
         "Ã ÃO", "naïveté Müller Šárka Žižek",
     ],
 )  # fmt: skip
-def test_sound_characters_are_no_defects(text):
+def test_valid_characters_are_not_defects(text):
     assert find_defects(text) == []
 
 
@@ -172,9 +172,9 @@ def test_script_drift():
 def test_copied_lines_and_compression_are_soft():
     words = [f"{a} {b}" for a in ("red", "blue", "green", "black") for b in ("fox", "hen", "cow", "dog", "owl")]
     lines = [line for word in words for line in (f"Here comes the {word} now.", "And all of them sing along.")]
-    found = find_defects("\n".join(lines), kind_of_text="prose")
-    assert {one.kind for one in found} == {"copied-lines", "compression"}
-    assert {one.severity for one in found} == {Severity.SOFT}
+    result = find_defects("\n".join(lines), kind_of_text="prose")
+    assert {one.kind for one in result} == {"copied-lines", "compression"}
+    assert {one.severity for one in result} == {Severity.SOFT}
     assert find_defects("\n".join(lines), kind_of_text="code") == []
 
 
@@ -187,7 +187,7 @@ NAMES = ("Anna", "Ben", "Carla", "David", "Eva", "Farid", "Grace", "Hugo", "Ines
 
 
 @pytest.mark.parametrize("kind", ["any", "prose"])
-def test_a_letter_to_five_people_is_none_and_one_to_everybody_is(kind):
+def test_five_copies_of_a_letter_are_not_a_loop_but_many_are(kind):
     letters = [f"Dear {name},\n\n{BODY}\n\nYours, {NAMES[at - 3]}\n\n" for at, name in enumerate(NAMES)]
     assert find_loop("".join(letters[:5]), kind) is None
     assert find_loop(f"{BODY}\n\n" * 5, kind) is None
@@ -195,7 +195,7 @@ def test_a_letter_to_five_people_is_none_and_one_to_everybody_is(kind):
     assert find_loop(f"{BODY}\n\n" * 7, kind).rule == "cycle"
 
 
-def test_a_page_need_not_come_six_times():
+def test_long_units_need_fewer_repeats():
     page = " ".join(f"{one}{two} goes to {two} and {one} stays." for one in NAMES for two in NAMES)[:3500]
     assert find_loop(page * 2) is None and find_loop(page * 4) is not None
 

@@ -29,23 +29,23 @@ MISSED = {
 STORED_SHA256 = "8c29b0b8c9c241185b4027a32fc58a6a996ea5e169a8344d505e890cd2d1dc61"
 
 
-def missed(found: dict) -> dict[str, int]:
-    return {family: hits for family, (hits, of) in found["families"].items() if hits < of}
+def missed(result: dict) -> dict[str, int]:
+    return {family: hits for family, (hits, of) in result["families"].items() if hits < of}
 
 
 @pytest.mark.parametrize("told", [False, True])
 def test_loops_of_the_held_out_part_are_found(told):
-    found = measured(loops("held-out", 25), told=told)
-    assert (found["texts"], missed(found)) == (700, MISSED[told])
+    result = measured(loops("held-out", 25), told=told)
+    assert (result["texts"], missed(result)) == (700, MISSED[told])
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_sound_texts_of_the_held_out_part_are_left_alone(told):
-    found = measured(sound("held-out", 25), told=told)
-    assert (found["texts"], found["found"]) == (850, 0)
+def test_healthy_texts_of_the_held_out_part_have_no_defects(told):
+    result = measured(sound("held-out", 25), told=told)
+    assert (result["texts"], result["found"]) == (850, 0)
 
 
-def test_the_goal_was_reached_in_the_one_look():
+def test_the_held_out_error_rates_meet_the_goal():
     """99 % of loops at 0.5 % false alarms, with 75 texts of each family; the tests above read the first 25 of them."""
     look = json.loads(RESULTS.with_suffix(".json").read_text())
     for knows in ("any", "told"):
@@ -54,7 +54,7 @@ def test_the_goal_was_reached_in_the_one_look():
         assert look[knows]["sound"]["interval"][1] <= 0.005
 
 
-def test_what_is_cut_after_a_few_repeats_is_no_loop_yet():
+def test_a_few_repeats_are_not_yet_a_loop():
     for unit in ("a sentence", "a paragraph", "a list", "lines of code"):
         counts = [measured(cut_loops("held-out", 10, repeats, unit), told=True)["found"] for repeats in (3, 4, 8)]
         assert counts[:2] == [0, 0] and counts[2] >= 9, unit
@@ -75,8 +75,8 @@ def test_loops_that_the_limit_cut_are_found_from_three_copies_on_in_prose_and_fr
 
 @pytest.mark.parametrize("told", [False, True])
 def test_healthy_texts_that_the_limit_cut_are_left_alone(told):
-    found = measured(cut_at_limit.cut_healthy("held-out", 15), told=told, cut=True)
-    assert (found["texts"], found["found"]) == (195, 0)
+    result = measured(cut_at_limit.cut_healthy("held-out", 15), told=told, cut=True)
+    assert (result["texts"], result["found"]) == (195, 0)
     older = measured(cut_anywhere(sound("held-out", 8)), told=told, cut=True)
     assert (older["texts"], older["found"]) == (272, 0)
 
@@ -99,10 +99,10 @@ def test_real_loops_of_a_model_that_lost_its_experts():
     after 400 tokens.
     """
     texts = real("pruned_kimi_mini.jsonl")
-    found = {kind: [(one["loops"], find_loop(one["text"], kind) is not None) for one in texts] for kind in KINDS}
+    result = {kind: [(one["loops"], find_loop(one["text"], kind) is not None) for one in texts] for kind in KINDS}
     assert len(texts) == 32 and sum(one["loops"] for one in texts) == 20
-    assert {kind: rows.count((True, True)) for kind, rows in found.items()} == {"prose": 18, "any": 9}
-    assert {kind: rows.count((False, True)) for kind, rows in found.items()} == {"prose": 0, "any": 0}
+    assert {kind: rows.count((True, True)) for kind, rows in result.items()} == {"prose": 18, "any": 9}
+    assert {kind: rows.count((False, True)) for kind, rows in result.items()} == {"prose": 0, "any": 0}
     told = {
         kind: [(one["loops"], find_loop(one["text"], kind, cut=True) is not None) for one in texts] for kind in KINDS
     }
@@ -117,5 +117,5 @@ def test_real_loops_that_went_on():
     with noise between.
     """
     texts = real("pruned_harder.jsonl.xz")
-    found = {kind: sum(find_loop(one["text"], kind) is not None for one in texts) for kind in KINDS}
-    assert (len(texts), found) == (24, {"prose": 20, "any": 16})
+    result = {kind: sum(find_loop(one["text"], kind) is not None for one in texts) for kind in KINDS}
+    assert (len(texts), result) == (24, {"prose": 20, "any": 16})

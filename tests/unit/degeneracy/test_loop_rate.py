@@ -23,8 +23,8 @@ PROMPTS = ["Write a short story about a fox and a lamp.", "Explain bees to a chi
 
 @pytest.fixture(scope="module")
 def writer():
-    with open_writer(MINI) as found:
-        yield found
+    with open_writer(MINI) as result:
+        yield result
 
 
 def asked(writer):
@@ -61,7 +61,7 @@ def test_the_seed_decides_what_is_sampled(writer):
     assert first[:2] != first[2:]
 
 
-def test_who_leaves_does_not_change_what_the_others_draw(writer):
+def test_finished_texts_do_not_change_the_noise_of_others(writer):
     first = [
         writer.write([who, *asked(writer)], tokens=24, temperatures=[0.0, 1.0, 1.0]) for who in leaving_and_not(writer)
     ]
@@ -130,25 +130,25 @@ def texts_with(loops, count=64):
 def test_counting():
     texts = [*texts_with({1, 2}, 4), *texts_with({2}, 4)]
     texts[0], texts[7] = Written("cut", 9, False), Written("Short.", 9, True)
-    found = rate_of(texts, 4)
-    assert (found.texts, found.loops, found.short, found.unfinished) == (8, 3, 1, 1)
-    assert found.by_temperature == ((0.0, 2), (0.7, 1))
-    assert found.by_prompt == (0, 1, 2, 1)
-    assert found.counts().share == 3 / 8
+    result = rate_of(texts, 4)
+    assert (result.texts, result.loops, result.short, result.unfinished) == (8, 3, 1, 1)
+    assert result.by_temperature == ((0.0, 2), (0.7, 1))
+    assert result.by_prompt == (0, 1, 2, 1)
+    assert result.counts().share == 3 / 8
 
 
 def test_a_text_that_the_limit_cut_inside_a_loop_is_one():
     copied = "The fox put the lamp on the old bridge and waited there until the rain was over. "
     texts = [Written(copied * 3 + copied[:30], 60, ended) for ended in (False, True)]
-    found = rate_of(texts, 1)
-    assert (found.loops, found.unfinished, found.by_temperature) == (1, 0, ((0.0, 1), (0.7, 0)))
+    result = rate_of(texts, 1)
+    assert (result.loops, result.unfinished, result.by_temperature) == (1, 0, ((0.0, 1), (0.7, 0)))
 
 
 def test_examples_are_short_and_safe_for_a_terminal():
-    found = rate_of([Written("\x1b[31mred\n" * 100, 9, False)] * 8, 4)
-    assert len(found.examples) == 3
-    assert "\x1b" not in found.examples[0]
-    assert "\n" not in found.examples[0]
+    result = rate_of([Written("\x1b[31mred\n" * 100, 9, False)] * 8, 4)
+    assert len(result.examples) == 3
+    assert "\x1b" not in result.examples[0]
+    assert "\n" not in result.examples[0]
 
 
 @pytest.mark.parametrize(("worse", "flagged"), [(0, False), (4, False), (5, True), (12, True)])
@@ -167,7 +167,7 @@ def test_both_texts_of_a_prompt_are_one_piece_of_evidence():
     assert not judge(rate_of([*texts_with({1, 2, 3}, 32)] * 2, 32), whole).flagged  # 6 texts, 3 prompts
 
 
-def test_without_a_source_only_a_share_that_nobody_has_is_flagged():
+def test_without_a_source_only_a_high_share_is_flagged():
     assert not judge(rate_of(texts_with({1}, 64), 32)).flagged
     verdict = judge(rate_of(texts_with(set(range(12)), 64), 32))
     assert verdict.flagged

@@ -24,7 +24,7 @@ def row(keep, method, calibration="mixed"):
             "tuned": False}  # fmt: skip
 
 
-def test_cells_that_are_not_there_are_named(report):
+def test_missing_cells_are_named(report):
     whole = [row(keep, method) for keep in (75, 62, 50, 37) for method in ("reap", "ean")]
     assert report.unmeasured(whole) == ""
     assert report.unmeasured(whole[:-1]) == "at 37 % ean mixed"

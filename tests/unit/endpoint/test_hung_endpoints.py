@@ -24,21 +24,21 @@ def upstream():
 
 def ended(ask) -> str:
     """Return the error of a request that must respect its deadline; otherwise fail without hanging."""
-    found = []
+    result = []
 
     def run():
         try:
             ask()
         except EndpointError as error:
-            found.append(error)
+            result.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     start = time.monotonic()
     thread.start()
     thread.join(AT_MOST_S)
-    assert found, f"still waiting after {AT_MOST_S:g} s"
-    assert time.monotonic() - start >= WITHIN_S * 0.9 or found[0].status == 503
-    return str(found[0])
+    assert result, f"still waiting after {AT_MOST_S:g} s"
+    assert time.monotonic() - start >= WITHIN_S * 0.9 or result[0].status == 503
+    return str(result[0])
 
 
 @pytest.mark.parametrize("how", HANGS)
@@ -59,18 +59,18 @@ def test_a_request_ends_in_time_and_the_next_one_is_answered(upstream, tally, ho
     proxy.close()
 
 
-def test_a_page_of_an_engine_that_drips_is_no_page(monkeypatch, upstream, tally):
+def test_a_slow_metrics_page_is_given_up(monkeypatch, upstream, tally):
     """`bench` reads a server's pages before and after each block."""
     monkeypatch.setattr(machine, "ANSWERS_WITHIN_S", WITHIN_S)
     for how in ("drips its headers", "drips its body", "drips the size of a chunk"):
         monkeypatch.setattr("hung_proxy._Handler.do_GET", drips(how))
         proxy = HungProxy(upstream, how)
-        found = []
+        result = []
         with tally.one(f"a page that {how}"):
-            thread = threading.Thread(target=lambda u=proxy.url, f=found: f.append(machine.fetch(u)), daemon=True)
+            thread = threading.Thread(target=lambda u=proxy.url, f=result: f.append(machine.fetch(u)), daemon=True)
             thread.start()
             thread.join(AT_MOST_S)
-            assert found == [None]
+            assert result == [None]
         proxy.close()
 
 

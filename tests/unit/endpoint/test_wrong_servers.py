@@ -72,7 +72,7 @@ def answering():
         (401, "application/json", "{}", "the server requires an API key (HTTP 401)"),
     ],
 )
-def test_a_wrong_server_is_one_clean_error(answering, command, status, kind, text, what, tmp_path, monkeypatch, capsys):
+def test_a_wrong_server_gives_one_error(answering, command, status, kind, text, what, tmp_path, monkeypatch, capsys):
     for name in ("HALFBYTE_API_KEY", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     url, asked = answering(status, kind, text)

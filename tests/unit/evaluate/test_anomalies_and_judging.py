@@ -36,7 +36,7 @@ def changed(count, **more):
     return [replace(one, **more) if one.doc < count else one for one in items()]
 
 
-def test_good_items_are_no_anomaly():
+def test_good_items_have_no_anomaly():
     assert anomalies(items(), WORDS) == []
 
 
@@ -58,8 +58,8 @@ def test_good_items_are_no_anomaly():
 def test_each_limit(few, many, more, said):
     assert anomalies(changed(few, **more), WORDS) == []
     if said:
-        (found,) = anomalies(changed(many, **more), WORDS)
-        assert said in found
+        (result,) = anomalies(changed(many, **more), WORDS)
+        assert said in result
 
 
 def test_answers_that_the_limit_cut_inside_a_loop_are_named_as_loops():
@@ -72,30 +72,30 @@ def test_answers_that_the_limit_cut_inside_a_loop_are_named_as_loops():
 def test_strict_far_below_flexible_is_a_broken_form():
     broken = {"exact_match,strict-match": 0.0, "exact_match,flexible-extract": 1.0}
     assert anomalies(changed(20, scores=broken), WORDS) == []
-    (found,) = anomalies(changed(21, scores=broken), WORDS)
-    assert "strict-match has 69.0%, flexible-extract 90.0%" in found
+    (result,) = anomalies(changed(21, scores=broken), WORDS)
+    assert "strict-match has 69.0%, flexible-extract 90.0%" in result
 
 
 def test_a_form_that_only_the_candidate_breaks_is_not_compared():
     """The deciding score is the same, but the strict one differs."""
     broken = {"exact_match,strict-match": 0.0, "exact_match,flexible-extract": 1.0}
     reference = [replace(one, side="reference") for one in items(100)]
-    for count, found in ((5, []), (6, ["6.0% of the candidate's and 0.0% of the reference's"])):
+    for count, result in ((5, []), (6, ["6.0% of the candidate's and 0.0% of the reference's"])):
         ours = [replace(one, scores=broken) if one.doc < count else one for one in items(100)]
-        assert [what.partition(" answers")[0] for what in between(ours, reference, WORDS)] == found
+        assert [what.partition(" answers")[0] for what in between(ours, reference, WORDS)] == result
         theirs = [replace(one, side="reference") for one in ours]
         assert between(items(100), theirs, WORDS) == [], "the candidate's form is the better one"
 
 
-def test_a_loss_in_what_does_not_decide_is_said():
+def test_a_loss_in_a_secondary_metric_is_reported():
     """Below the limit of a broken format, but still significant."""
     many = [replace(one, doc=doc) for doc in range(3000) for one in (sample(0),)]
     broken = {"exact_match,strict-match": 0.0, "exact_match,flexible-extract": 1.0}
     ours = [replace(one, scores=broken) if one.doc < 90 else one for one in many]
-    found = judge(only(WORDS), [replace(one, output=f"{one.doc}") for one in ours],
+    result = judge(only(WORDS), [replace(one, output=f"{one.doc}") for one in ours],
                   [replace(one, side="reference", output=f"{one.doc}") for one in many], 0.01)[0]  # fmt: skip
-    assert found.label == "ACCEPT"
-    assert any("exact_match strict-match is worse (-3.00 pp" in n for n in found.notes)
+    assert result.label == "ACCEPT"
+    assert any("exact_match strict-match is worse (-3.00 pp" in n for n in result.notes)
 
 
 @pytest.mark.parametrize("task", SUITE.tasks, ids=lambda task: task.task)
@@ -103,13 +103,13 @@ def test_prompts_of_other_lengths_are_not_the_same_question(task):
     """A server that truncates long prompts: the sent texts are equal, the model's input is not."""
     ours = [sample(doc, task=task, prompt_tokens=9 if doc else 4) for doc in range(COUNT)]
     theirs = [sample(doc, task=task, side="reference") for doc in range(COUNT)]
-    (found,) = between(ours, theirs, task)
-    assert "1 of 100 prompts have different token counts" in found and "(4 and 9 for the first)" in found
+    (result,) = between(ours, theirs, task)
+    assert "1 of 100 prompts have different token counts" in result and "(4 and 9 for the first)" in result
     assert between([replace(one, prompt_tokens=None) for one in ours], theirs, task) == []
     assert between(theirs, theirs, task) == []
 
 
-def test_missing_answers_cannot_be_what_makes_it_acceptable():
+def test_missing_answers_cannot_lead_to_accept():
     """4 of 1000 missing, none worse: with a margin of 1 pp that holds in the worst case, with 0.5 pp it does not."""
     theirs = [sample(doc, side="reference", output=f"{doc}") for doc in range(1000)]
     ours = [replace(one, side="candidate") for one in theirs]
@@ -205,7 +205,7 @@ def test_without_a_reference_there_is_a_score_and_no_verdict():
     assert judged[1].candidate.by_metric[WORLD.primary].clusters == 7
 
 
-def test_items_with_one_right_answer_are_said_to_be_such():
+def test_constant_targets_are_reported():
     alike = [replace(one, target="0") for one in choices(80, pick=lambda doc: doc % 2)]
     assert "the same correct answer" in judge(SUITE, [*items(), *alike, *whole([])[COUNT:]], None, 0.01)[1].notes[0]
     assert judge(SUITE, whole(items()), None, 0.01)[1].notes == []
@@ -221,12 +221,12 @@ def test_verdicts_and_the_correction_for_their_number():
     assert "Holm" in judged[0].notes[0]
 
 
-def test_an_anomaly_is_no_verdict_and_the_suite_is_anomalous():
+def test_an_anomalous_task_has_no_verdict_and_makes_the_suite_anomalous():
     judged = judge(SUITE, whole(changed(30, finish_reason="length")), whole(items()), 0.01)
     assert judged[0].label == "ANOMALOUS" == Evaluation({}, judged).label
 
 
-def test_missing_answers_are_left_out_and_the_worst_case_is_said():
+def test_missing_answers_are_left_out_with_the_worst_case_reported():
     gone = [replace(one, error="gone", scores=None) if one.doc == 99 else one for one in items(100)]
     judged = judge(SUITE, whole(gone), whole(items(100)), 0.01)
     assert judged[0].decides.items == 99 and judged[0].decides.difference == 0
@@ -252,7 +252,7 @@ def test_other_questions_are_not_compared(name):
         check_pairs(items(), items()[:-1])
 
 
-def test_programs_that_reached_a_limit_are_said():
+def test_programs_that_reached_a_limit_are_reported():
     ended = [{"passed": False, "ended": how} for how in ("output", "time", "time", "exit")]
     stopped = [replace(one, programs=[ended[one.doc]]) if one.doc < 4 else one for one in items()]
     notes = judge(SUITE, whole(stopped), whole(items()), 0.01)[0].notes

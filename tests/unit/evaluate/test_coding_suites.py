@@ -150,7 +150,7 @@ def test_the_mini_suite_runs_kimi_minis_programs(fake, halfbyte, tmp_path, sandb
     assert all(one["programs"][0]["passed"] == bool(one["scores"]["pass_at_1,code"]) for one in items)
 
 
-def test_without_a_sandbox_nothing_is_asked(fake, halfbyte, hub, tmp_path, monkeypatch):
+def test_without_a_sandbox_no_request_is_sent(fake, halfbyte, hub, tmp_path, monkeypatch):
     url, server = fake
     monkeypatch.setattr(tiers, "_cached", [Tier("none", None, "user namespaces are off")])
     code, _, said = halfbyte("eval", url, "--suite", "coding", "--data-dir", hub, "-o", tmp_path / "out")

@@ -17,15 +17,15 @@ def bodies(*prompts):
 
 
 def send(url, prompts, *, timeout_s=5.0, concurrency=4):
-    found = {}
+    result = {}
     Sender(Endpoint(url, timeout_s), concurrency, Backoff(3, 0.01)).send(
-        "/v1/completions", bodies(*prompts), lambda number, outcome: found.update({number: outcome})
+        "/v1/completions", bodies(*prompts), lambda number, outcome: result.update({number: outcome})
     )
-    return [found[number] for number in range(len(prompts))]
+    return [result[number] for number in range(len(prompts))]
 
 
 @pytest.mark.parametrize("given", ["h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/chat/completions"])
-def test_an_address_may_have_the_ends_that_people_copy(given):
+def test_urls_may_end_in_v1_or_an_api_path(given):
     assert parse_url(given, 1).url == "http://h:1"
 
 
@@ -42,20 +42,20 @@ def test_a_path_before_v1_is_kept():
     "given", ["", "ftp://h", "file:///etc/passwd", "http://", "http://user:secret@h", "http://[::1", "http://h:port",
               "http://h:99999", "http://h:1?x=1", "http://h:1#x"]
 )  # fmt: skip
-def test_what_is_no_address_or_has_a_secret_is_refused(given):
+def test_invalid_urls_and_urls_with_secrets_are_refused(given):
     with pytest.raises(UsageError):
         parse_url(given, 1)
 
 
-def test_each_comes_back_under_its_number(fake):
+def test_each_outcome_has_its_index(fake):
     url, server = fake
     server.answers = {f"item{number}": f"answer{number}" for number in range(30)}
-    found = send(url, [f"item{number}" for number in range(9)])
-    assert [one.body["choices"][0]["text"] for one in found] == [f"answer{number}" for number in range(9)]
-    assert {one.attempts for one in found} == {1}
+    result = send(url, [f"item{number}" for number in range(9)])
+    assert [one.body["choices"][0]["text"] for one in result] == [f"answer{number}" for number in range(9)]
+    assert {one.attempts for one in result} == {1}
 
 
-def test_a_server_that_recovers_is_asked_again(fake):
+def test_transient_errors_are_retried(fake):
     url, server = fake
     server.fails["twice"], server.closes["closed"] = 2, 1
     twice, closed, fine = send(url, ["twice", "closed", "fine"])
@@ -63,22 +63,22 @@ def test_a_server_that_recovers_is_asked_again(fake):
     assert [one.attempts for one in (twice, closed, fine)] == [3, 2, 1]
 
 
-def test_what_fails_to_the_end_is_an_error_and_the_others_go_on(fake):
+def test_a_request_that_keeps_failing_is_an_error_and_others_continue(fake):
     url, server = fake
     server.fails["bad"] = 99
-    found = send(url, ["bad", *(f"good{number}" for number in range(8))])
-    assert "HTTP 500" in found[0].error and found[0].attempts == 3
-    assert all(one.error is None for one in found[1:])
+    result = send(url, ["bad", *(f"good{number}" for number in range(8))])
+    assert "HTTP 500" in result[0].error and result[0].attempts == 3
+    assert all(one.error is None for one in result[1:])
 
 
-def test_a_request_that_is_wrong_is_not_repeated(fake):
+def test_a_client_error_is_not_retried(fake):
     url, server = fake
     server.refuses["long"] = 400
-    (found,) = send(url, ["long"])
-    assert "HTTP 400" in found.error and found.attempts == 1
+    (result,) = send(url, ["long"])
+    assert "HTTP 400" in result.error and result.attempts == 1
 
 
-def test_a_server_that_hangs_takes_no_longer_than_it_may(fake):
+def test_a_hung_server_is_bounded_by_the_timeout(fake):
     url, server = fake
     server.hangs["slow"] = 30
     start = time.monotonic()
@@ -110,7 +110,7 @@ def test_a_server_that_drips_bytes_is_bounded_as_well():
     assert time.monotonic() - start < 5
 
 
-def test_a_body_that_is_cut_is_asked_for_again():
+def test_a_truncated_body_is_retried():
     import socket
 
     listener = socket.create_server(("127.0.0.1", 0))
@@ -127,7 +127,7 @@ def test_a_body_that_is_cut_is_asked_for_again():
     assert error.value.again
 
 
-def test_nobody_there_ends_the_run_at_once():
+def test_an_unreachable_server_ends_the_run_at_once():
     start = time.monotonic()
     with pytest.raises(MachineError, match="the endpoint no longer responds") as error:
         send("http://127.0.0.1:9", [f"item{number}" for number in range(100)])
@@ -143,10 +143,10 @@ def test_a_server_that_only_fails_ends_the_run(fake):
     assert len(server.items()) < 2 * sending.GIVE_UP_AFTER
 
 
-def test_the_key_is_sent_and_never_told(fake, monkeypatch):
+def test_the_api_key_is_sent_and_never_reported(fake, monkeypatch):
     url, server = fake
     monkeypatch.setenv("HALFBYTE_API_KEY", "sk-very-secret")
     server.refuses["item"] = 401
-    (found,) = send(url, ["item"])
-    assert "Bearer ***" in found.error  # the server repeated it
-    assert "secret" not in found.error
+    (result,) = send(url, ["item"])
+    assert "Bearer ***" in result.error  # the server repeated it
+    assert "secret" not in result.error

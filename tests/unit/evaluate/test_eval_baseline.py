@@ -8,7 +8,7 @@ from known_answers import LIMIT, ROOT, WORLD, knows, saved
 pytest.importorskip("lm_eval")
 
 
-def test_a_baseline_stands_for_the_reference(start_fake, mini, tmp_path):
+def test_a_baseline_replaces_the_reference(start_fake, mini, tmp_path):
     (good, a), (bad, b) = start_fake(), start_fake()
     knows(a)
     knows(b, wrong=set(range(10)))
@@ -19,7 +19,7 @@ def test_a_baseline_stands_for_the_reference(start_fake, mini, tmp_path):
     assert len(a.items()) == asked
 
 
-def test_a_baseline_that_asked_something_else_is_refused(fake, mini, halfbyte, tmp_path):
+def test_a_baseline_with_other_settings_is_refused(fake, mini, halfbyte, tmp_path):
     url, server = fake
     knows(server)
     mini(url)
@@ -50,12 +50,12 @@ def test_the_same_server_again_differs_in_nothing(good, mini, tmp_path):
     url, _, baseline = good
     code, _, said = mini(url, *baseline)
     assert code == 0 and "differ in more" not in said
-    found = saved(tmp_path / "out")
-    assert found["differences"] == []
-    assert found["baseline"]["candidate"]["fingerprint"] == found["candidate"]["fingerprint"]
+    result = saved(tmp_path / "out")
+    assert result["differences"] == []
+    assert result["baseline"]["candidate"]["fingerprint"] == result["candidate"]["fingerprint"]
 
 
-def test_what_the_servers_tell_differently_is_said(good, mini, tmp_path):
+def test_differences_between_servers_are_reported(good, mini, tmp_path):
     url, server, baseline = good
     server.version = "1.1"
     server.models[0]["max_model_len"] = 50_000
@@ -67,7 +67,7 @@ def test_what_the_servers_tell_differently_is_said(good, mini, tmp_path):
     assert "another-checkpoint" not in said
 
 
-def test_prompts_that_were_cut_differently_are_refused_before_any_item(good, mini):
+def test_different_tokenization_is_refused_before_any_item(good, mini):
     url, server, baseline = good
     server.extra_token, asked = True, len(server.items())
     code, _, said = mini(url, *baseline)

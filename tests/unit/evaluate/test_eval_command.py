@@ -47,7 +47,7 @@ def test_the_mini_suite_scores_what_was_right(fake, mini, tmp_path):
     assert all(one["latency_s"] >= 0 and one["prompt_tokens"] > 100 and one["prompt_hash"] for one in rows)
 
 
-def test_a_second_run_asks_nothing_and_says_the_same(fake, mini, tmp_path):
+def test_a_second_run_sends_nothing_and_reports_the_same(fake, mini, tmp_path):
     url, server = fake
     knows(server)
     mini(url, suite="mini")
@@ -59,7 +59,7 @@ def test_a_second_run_asks_nothing_and_says_the_same(fake, mini, tmp_path):
     assert saved(tmp_path / "out")["requests_sent"] == 0
 
 
-def test_another_checkpoint_at_the_same_address_is_asked_again(fake, mini, tmp_path):
+def test_another_checkpoint_at_the_same_address_gets_all_requests(fake, mini, tmp_path):
     url, server = fake
     knows(server)
     mini(url)
@@ -83,14 +83,14 @@ def test_the_worse_of_two_is_found_and_the_cache_does_not_hide_it(start_fake, mi
     assert pair["verdict"]["label"] == task["label"] == "REGRESSION"
 
 
-def test_the_same_server_twice_is_no_regression(fake, mini):
+def test_the_same_server_twice_is_not_a_regression(fake, mini):
     url, server = fake
     knows(server, wrong={1})
     code, printed, _ = mini(url, "--against", url)
     assert code == 0 and "INCONCLUSIVE" in printed and "items would decide" in printed
 
 
-def test_a_cut_answer_is_seen(fake, mini, tmp_path):
+def test_a_truncated_answer_is_reported(fake, mini, tmp_path):
     url, server = fake
     knows(server)
     server.cut = {row["question"] for row in WORDS[:4]}
@@ -99,7 +99,7 @@ def test_a_cut_answer_is_seen(fake, mini, tmp_path):
     assert saved(tmp_path / "out")["tasks"][0]["label"] == "ANOMALOUS"
 
 
-def test_a_missing_content_is_not_a_wrong_answer_in_silence(fake, mini):
+def test_missing_content_is_reported_not_scored_as_wrong(fake, mini):
     url, server = fake
     knows(server)
     server.nulls = {row["messages"][0]["content"] for row in COPYING}
@@ -137,7 +137,7 @@ def test_the_stop_list_and_everything_else_sent_is_the_same_at_any_concurrency(f
     assert ("Question:", "</s>", "<|im_end|>") in stops
 
 
-def test_a_prompt_that_does_not_fit_is_said_before_it_is_asked(fake, mini):
+def test_a_prompt_that_does_not_fit_is_reported_before_it_is_sent(fake, mini):
     url, server = fake
     knows(server)
     server.models[0]["max_model_len"] = 500
@@ -162,7 +162,7 @@ def test_the_cards_suite_runs_lm_evals_own_task_on_local_files(fake, halfbyte, h
     assert all(one["prompt"].count("Question:") == 4 and one["temperature"] == 0 for one in server.items())
 
 
-def test_several_seeds_that_ask_the_same_are_said_to(fake, halfbyte, hub, tmp_path):
+def test_seeds_with_equal_prompts_are_reported(fake, halfbyte, hub, tmp_path):
     url, server = fake
     for row in WORDS[:LIMIT]:
         server.answers[row["question"] + "\nA:"] = f" The answer is {row['answer'].split('#### ')[1]}."
@@ -173,7 +173,7 @@ def test_several_seeds_that_ask_the_same_are_said_to(fake, halfbyte, hub, tmp_pa
     assert len(server.items()) == 3 * LIMIT
 
 
-def test_the_rows_asked_are_those_of_the_folder_given_and_not_of_an_earlier_one(fake, halfbyte, hub, tmp_path):
+def test_rows_come_from_the_current_data_folder(fake, halfbyte, hub, tmp_path):
     """`datasets` caches a set by its name: offline it returns the rows of another folder."""
     url, server = fake
     knows(server)
@@ -217,13 +217,13 @@ def test_the_nvfp4_cards_suite_has_all_subjects_of_mmlu(fake, halfbyte, card_hub
     assert code == 0, printed + said
     words, mmlu = saved(tmp_path / "out")["tasks"]
     assert [one["value"] for one in words["candidate"]["by_metric"].values()] == [1, 1]  # strict and flexible
-    found = mmlu["candidate"]["by_metric"]["acc,none"]
-    assert (found["items"], found["clusters"], found["value"]) == (114, 57, 1)
+    result = mmlu["candidate"]["by_metric"]["acc,none"]
+    assert (result["items"], result["clusters"], result["value"]) == (114, 57, 1)
     shots = {one["prompt"].count("Q:") for one in server.items() if "stop" in one}
     assert shots == {9} and len(server.items()) == LIMIT + 4 * 114
 
 
-def test_missing_data_is_said_before_anything_is_asked(fake, halfbyte, hub, tmp_path):
+def test_missing_data_is_reported_before_any_request(fake, halfbyte, hub, tmp_path):
     url, server = fake
     for argv in (("--suite", "kimi-card", "--data-dir", hub), ("--suite", "mini", "--data-dir", tmp_path)):
         code, _, said = halfbyte("eval", url, *argv, "-o", tmp_path / "out")
@@ -231,7 +231,7 @@ def test_missing_data_is_said_before_anything_is_asked(fake, halfbyte, hub, tmp_
     assert server.asked == [] and not (tmp_path / "out").exists()
 
 
-def test_data_that_cannot_be_read_is_said_before_anything_is_asked(fake, halfbyte, hub, tmp_path):
+def test_unreadable_data_is_reported_before_any_request(fake, halfbyte, hub, tmp_path):
     url, server = fake
     (hub / "openai" / "gsm8k" / "README.md").unlink()
     for path in (hub / "openai" / "gsm8k").iterdir():
@@ -251,7 +251,7 @@ def test_data_that_cannot_be_read_is_said_before_anything_is_asked(fake, halfbyt
         ("test.jsonl", '{"question": "cut', "gsm8k needs the data set openai/gsm8k, which cannot be read"),
     ],
 )
-def test_files_that_do_not_fit_are_said_before_anything_is_asked(fake, halfbyte, hub, tmp_path, file, text, said):
+def test_files_with_wrong_columns_are_reported_before_any_request(fake, halfbyte, hub, tmp_path, file, text, said):
     url, server = fake
     path = hub / "openai" / "gsm8k" / file
     path.unlink() if text is None else path.write_text(text)
@@ -270,7 +270,7 @@ def run_apart(url, out):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_that_was_ended_goes_on_and_repeats_nothing(fake, mini, tmp_path, how):
+def test_an_interrupted_run_resumes_without_repeated_requests(fake, mini, tmp_path, how):
     url, server = fake
     knows(server)
     server.delay = 0.1
@@ -299,7 +299,7 @@ def test_a_run_that_was_ended_goes_on_and_repeats_nothing(fake, mini, tmp_path, 
     assert saved(tmp_path / "out")["tasks"][0]["candidate"]["samples"] == LIMIT
 
 
-def test_without_lm_eval_the_command_to_install_it_is_said(fake, mini, monkeypatch):
+def test_without_lm_eval_the_install_command_is_printed(fake, mini, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
     url, server = fake
     code, _, said = mini(url)

@@ -11,7 +11,7 @@ from known_answers import LIMIT, ROOT, knows, saved
 pytest.importorskip("lm_eval")
 
 
-def test_a_full_disk_is_said_nothing_half_written_stays_and_the_same_command_goes_on(fake, mini, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_no_partial_file_and_the_run_resumes(fake, mini, tmp_path, monkeypatch):
     url, server = fake
     knows(server)
 
@@ -59,7 +59,7 @@ def test_the_next_command_runs_as_it_stands(start_fake, halfbyte, tmp_path, monk
 
 
 @pytest.mark.parametrize("line", ["[]", "null", "1", '{"kind": "request"}', '{"kind": "endpoint"}', "{}", '{"key": 1}'])
-def test_lines_that_are_no_requests_cost_only_themselves(fake, mini, tmp_path, line):
+def test_invalid_journal_lines_are_ignored(fake, mini, tmp_path, line):
     url, server = fake
     knows(server)
     mini(url)
@@ -71,7 +71,7 @@ def test_lines_that_are_no_requests_cost_only_themselves(fake, mini, tmp_path, l
     assert len(server.items()) == asked
 
 
-def test_another_limit_in_the_same_folder_asks_only_what_is_new(fake, halfbyte, tmp_path):
+def test_a_larger_limit_sends_only_new_requests(fake, halfbyte, tmp_path):
     url, server = fake
     knows(server)
     for limit in (4, 6, 2):
@@ -82,7 +82,7 @@ def test_another_limit_in_the_same_folder_asks_only_what_is_new(fake, halfbyte, 
     assert len(server.items()) == 2 * 6
 
 
-def test_a_file_is_no_folder(fake, mini, tmp_path):
+def test_an_output_path_that_is_a_file_is_refused(fake, mini, tmp_path):
     url, server = fake
     (tmp_path / "out").write_text(json.dumps("mine"))
     code, _, said = mini(url)
@@ -90,7 +90,7 @@ def test_a_file_is_no_folder(fake, mini, tmp_path):
     assert server.asked == [] and (tmp_path / "out").read_text() == '"mine"'
 
 
-def test_git_is_not_asked(fake, mini, tmp_path, monkeypatch):
+def test_git_is_not_run(fake, mini, tmp_path, monkeypatch):
     """lm-eval calls it after each task, and it prints a complaint if the data is not in a repository."""
     url, server = fake
     knows(server)

@@ -12,7 +12,7 @@ HEALTHY = 30  # of about a hundred requests, those of the pre-flight among them
 
 
 @pytest.mark.parametrize("how", ["never answers", "drips its headers", "drips the size of a chunk"])
-def test_an_evaluation_of_a_server_that_hangs_ends_and_goes_on_later(fake, mini, tmp_path, monkeypatch, tally, how):
+def test_evaluating_a_hung_server_ends_and_resumes_later(fake, mini, tmp_path, monkeypatch, tally, how):
     url, server = fake
     knows(server)
     assert mini(url, out="whole")[0] == 0

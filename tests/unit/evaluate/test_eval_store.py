@@ -41,7 +41,7 @@ def test_another_payload_or_item_is_another_request():
     assert len(keys) == 6
 
 
-def test_what_was_added_is_there_after_opening_again(tmp_path):
+def test_added_records_are_there_after_reopening(tmp_path):
     with Store(tmp_path / "r.jsonl") as store:
         store.add(record("a"))
     with Store(tmp_path / "r.jsonl") as store:
@@ -49,7 +49,7 @@ def test_what_was_added_is_there_after_opening_again(tmp_path):
         assert store.get("b") is None
 
 
-def test_an_error_is_written_down_but_asked_again(tmp_path):
+def test_a_failed_request_is_recorded_and_sent_again(tmp_path):
     with Store(tmp_path / "r.jsonl") as store:
         store.add(record("a", error="HTTP 500"))
         assert store.get("a") is None

@@ -26,7 +26,7 @@ def choice(**more):
 
 
 @pytest.mark.parametrize("text", [5, ["a"], {"a": 1}, True])
-def test_what_is_no_text_is_no_answer_and_not_a_wrong_one(fake, mini, tmp_path, text):
+def test_content_that_is_not_text_is_an_error_not_a_wrong_answer(fake, mini, tmp_path, text):
     url, server = fake
     knows(server)
     broken_items(server, choice(text=text))
@@ -38,7 +38,7 @@ def test_what_is_no_text_is_no_answer_and_not_a_wrong_one(fake, mini, tmp_path, 
 
 
 @pytest.mark.parametrize("reason", [{"type": "stop"}, ["stop"], 7])
-def test_a_reason_that_is_no_word_is_kept_and_counts_as_cut(fake, mini, tmp_path, reason):
+def test_an_invalid_finish_reason_is_kept_and_counts_as_truncated(fake, mini, tmp_path, reason):
     url, server = fake
     knows(server)
     broken_items(server, choice(finish_reason=reason))
@@ -48,7 +48,7 @@ def test_a_reason_that_is_no_word_is_kept_and_counts_as_cut(fake, mini, tmp_path
 
 
 @pytest.mark.parametrize("usage", ["none", [1], 7, {"prompt_tokens": "n/a", "completion_tokens": [1]}, {"x": 1}])
-def test_counts_that_are_none_are_not_known(fake, mini, tmp_path, usage):
+def test_invalid_token_counts_are_unknown(fake, mini, tmp_path, usage):
     url, server = fake
     knows(server)
     broken_items(server, lambda answer: answer.update(usage=usage))
@@ -57,7 +57,7 @@ def test_counts_that_are_none_are_not_known(fake, mini, tmp_path, usage):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf"), 0.5])
-def test_a_likelihood_that_is_none_is_no_answer(fake, mini, tmp_path, value):
+def test_a_missing_log_likelihood_is_an_error(fake, mini, tmp_path, value):
     url, server = fake
     knows(server)
 
@@ -77,7 +77,7 @@ def test_a_likelihood_that_is_none_is_no_answer(fake, mini, tmp_path, value):
         lambda answer: answer.update(usage="x"), lambda answer: answer.update(choices=["x"]),
     ],
 )  # fmt: skip
-def test_a_pre_flight_that_cannot_be_read_is_said(fake, mini, change):
+def test_an_unreadable_preflight_answer_is_reported(fake, mini, change):
     url, server = fake
     server.breaks = lambda _, answer: change(answer)
     code, _, said = mini(url)
@@ -106,13 +106,13 @@ def test_a_strange_list_of_models(fake, mini, models, code):
     url, server = fake
     knows(server)
     server.models = models
-    found, _, said = mini(url)
-    assert found == code and ("lists no model" in said) == (code == 2)
+    result, _, said = mini(url)
+    assert result == code and ("lists no model" in said) == (code == 2)
     assert ("JSON without a list of models" in said) == (code == 3)
     assert "--model" not in said
 
 
-def test_a_stored_line_that_cannot_be_read_later_is_asked_again(fake, mini, tmp_path):
+def test_an_unreadable_journal_line_is_sent_again(fake, mini, tmp_path):
     url, server = fake
     knows(server)
     mini(url)

@@ -46,7 +46,7 @@ def test_a_chat_gets_every_stop_text_or_is_refused():
 
 
 @pytest.mark.parametrize("name", ["kimi-instruct", "kimi-chat"])
-def test_a_models_name_changes_nothing_that_is_asked(start_fake, mini, name, tmp_path):
+def test_the_model_name_does_not_change_the_requests(start_fake, mini, name, tmp_path):
     """lm-eval only warns about such a name without a template. Here the suite decides, and eval.json records it."""
     sent = []
     for called in ("m", name):
@@ -56,5 +56,5 @@ def test_a_models_name_changes_nothing_that_is_asked(start_fake, mini, name, tmp
         assert mini(url, suite="mini", out=called)[0] == 0
         sent.append(sorted(str({**one, "model": ""}) for one in server.items()))
     assert sent[0] == sent[1]
-    found = (tmp_path / name / "eval.json").read_text()
-    assert "completions, no template" in found and "chat, with the server's template" in found
+    result = (tmp_path / name / "eval.json").read_text()
+    assert "completions, no template" in result and "chat, with the server's template" in result

@@ -13,17 +13,21 @@ MINI, GENERATIVE = load_suite("mini"), load_suite("mini-generative")
 HOW = {"concurrency": 4, "lm_eval": "0.4.13"}
 
 
-def levels(found):
-    return {one.check: one.level for one in found.findings}
+def levels(result):
+    return {one.check: one.level for one in result.findings}
 
 
 def test_a_good_server_passes_everything(fake):
     url, _ = fake
-    found = preflight(Endpoint(url, 5), None, MINI)
-    assert set(levels(found).values()) == {"good"}
-    assert {*levels(found)} == {"stop", "greedy", "seed", "usage", "likelihoods"}
-    assert found.prompt_tokens["completions"] == [len(text) for text in PARITY_PROMPTS]
-    assert (found.identity.model, found.identity.max_context, found.identity.told["version"]) == ("m", 100_000, "1.0")
+    result = preflight(Endpoint(url, 5), None, MINI)
+    assert set(levels(result).values()) == {"good"}
+    assert {*levels(result)} == {"stop", "greedy", "seed", "usage", "likelihoods"}
+    assert result.prompt_tokens["completions"] == [len(text) for text in PARITY_PROMPTS]
+    assert (result.identity.model, result.identity.max_context, result.identity.told["version"]) == (
+        "m",
+        100_000,
+        "1.0",
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +61,7 @@ def test_a_stop_text_that_is_ignored_is_refused(fake):
         preflight(Endpoint(url, 5), None, GENERATIVE)
 
 
-def test_nobody_there():
+def test_an_unreachable_server_fails_the_preflight():
     with pytest.raises(MachineError, match="the server does not respond"):
         preflight(Endpoint("http://127.0.0.1:9", 5), None, MINI)
 
@@ -79,7 +83,7 @@ def test_the_only_model_of_the_reference_may_have_another_name(fake):
     assert preflight(Endpoint(url, 5), "other", GENERATIVE, any_name=True).identity.model == "m"
 
 
-def test_prompts_that_are_cut_differently_are_refused(start_fake):
+def test_different_tokenization_is_refused(start_fake):
     (url_a, _), (url_b, b) = start_fake(), start_fake()
     b.extra_token = True  # a second start-of-text token
     ours, theirs = (preflight(Endpoint(url, 5), None, GENERATIVE) for url in (url_a, url_b))
@@ -87,7 +91,7 @@ def test_prompts_that_are_cut_differently_are_refused(start_fake):
         parity(known_now(ours, HOW), known_now(theirs, HOW))
 
 
-def test_every_difference_of_two_servers_is_said(start_fake):
+def test_every_difference_of_two_servers_is_reported(start_fake):
     (url_a, a), (url_b, b) = start_fake(), start_fake()
     a.models[0]["root"], b.models[0]["root"] = "/nvfp4", "/int4"  # that is what is compared
     same = parity(*(known_now(preflight(Endpoint(url, 5), None, GENERATIVE), HOW) for url in (url_a, url_b)))
@@ -100,7 +104,7 @@ def test_every_difference_of_two_servers_is_said(start_fake):
     ]
 
 
-def test_the_fingerprint_bears_noise_and_no_other_checkpoint(fake):
+def test_the_fingerprint_tolerates_noise_but_not_another_checkpoint(fake):
     url, server = fake
     first = preflight(Endpoint(url, 5), None, GENERATIVE)
     known = fingerprint([], first.identity, first.probes)

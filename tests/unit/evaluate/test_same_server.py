@@ -45,7 +45,7 @@ def test_without_log_probabilities_the_start_of_the_server_decides(fake, chats, 
     assert len(server.items()) == 2 * CHATS
 
 
-def test_a_server_that_tells_nothing_is_new_unless_the_user_knows_it(fake, chats):
+def test_a_server_without_identity_is_new_unless_trusted(fake, chats):
     url, server = fake
     knows(server)
     server.no_logprobs = True
@@ -60,7 +60,7 @@ def test_a_server_that_tells_nothing_is_new_unless_the_user_knows_it(fake, chats
     assert len(server.items()) == 3 * CHATS
 
 
-def test_a_server_against_itself_is_asked_twice_and_said_to_be_itself(fake, chats, tmp_path):
+def test_a_server_compared_with_itself_is_reported(fake, chats, tmp_path):
     url, server = fake
     knows(server)
     code, printed, _ = chats(url, "--against", url, "--margin", 0.9)
@@ -72,7 +72,7 @@ def test_a_server_against_itself_is_asked_twice_and_said_to_be_itself(fake, chat
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_baseline_of_the_same_server_is_said_to_be_itself(fake, chats, tmp_path, known):
+def test_a_baseline_of_the_same_server_is_reported(fake, chats, tmp_path, known):
     url, server = fake
     knows(server)
     server.no_logprobs = not known
@@ -83,7 +83,7 @@ def test_a_baseline_of_the_same_server_is_said_to_be_itself(fake, chats, tmp_pat
     assert len(server.items()) == 2 * CHATS
 
 
-def test_one_checkpoint_at_two_addresses_is_seen_and_another_is_another(start_fake, chats, tmp_path):
+def test_one_checkpoint_at_two_addresses_is_recognized(start_fake, chats, tmp_path):
     (first, a), (second, b) = start_fake(), start_fake()
     knows(a)
     knows(b)
@@ -103,7 +103,7 @@ def test_one_checkpoint_at_two_addresses_is_seen_and_another_is_another(start_fa
         {"models": [{"id": "m", "root": "/another", "max_model_len": 100_000}]},
     ],
 )
-def test_a_model_that_is_swapped_in_the_middle_is_no_score(fake, chats, tmp_path, change):
+def test_a_model_swapped_during_a_task_discards_its_score(fake, chats, tmp_path, change):
     url, server = fake
     knows(server)
     before = {name: getattr(server, name) for name in change}
@@ -117,7 +117,7 @@ def test_a_model_that_is_swapped_in_the_middle_is_no_score(fake, chats, tmp_path
     assert len(server.items()) == 2 * CHATS, "none of those answers is used, also by the checkpoint that gave some"
 
 
-def test_a_restart_of_the_same_checkpoint_is_none_where_log_probabilities_show_it(fake, chats):
+def test_a_restart_of_the_same_checkpoint_is_accepted_with_log_probabilities(fake, chats):
     url, server = fake
     knows(server)
     server.started, server.changes = "1", {10: {"started": "2"}}
@@ -126,7 +126,7 @@ def test_a_restart_of_the_same_checkpoint_is_none_where_log_probabilities_show_i
     assert "started was 2 and is 3" in chats(url, out="unknown")[2]
 
 
-def test_what_was_finished_before_the_swap_is_kept(fake, mini):
+def test_tasks_finished_before_the_swap_are_kept(fake, mini):
     url, server = fake
     knows(server)
     server.changes = {30: {"weights": "another"}}  # in the second of two tasks

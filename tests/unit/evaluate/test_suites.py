@@ -13,7 +13,7 @@ from halfbyte.evaluate.suites import load_suite, parse_suite, suite_hash, suite_
 GOOD = suites._FOLDER.joinpath("mini.yaml").read_text()
 
 
-def test_every_suite_is_whole():
+def test_every_suite_loads():
     cards = {"kimi-card", "kimi-card-3shot", "kimi-card-generative", "mxfp4-card"}
     mini = {"mini", "mini-choices", "mini-coding", "mini-generative"}
     assert {*suite_names()} == cards | mini | {"chat", "coding"}
@@ -37,14 +37,14 @@ def test_the_suites_with_programs_need_a_sandbox():
     assert {name for name in suite_names() if load_suite(name).needs_sandbox} == {"coding", "mini-coding"}
 
 
-def test_a_suite_that_is_not_there():
+def test_an_unknown_suite_is_refused():
     with pytest.raises(UsageError, match="unknown suite 'kimi-crad'") as error:
         load_suite("kimi-crad")
     assert "kimi-card" in error.value.fix
 
 
 @pytest.mark.parametrize("change", [("shots: 5", "shot: 5"), ("kind: choose", "kind: chose"), ("passes:", "runs:")])
-def test_a_key_that_nobody_reads_is_an_error(change):
+def test_an_unknown_suite_key_is_an_error(change):
     with pytest.raises(UsageError, match="suite:"):
         parse_suite(GOOD.replace(*change), "mini")
 
@@ -60,7 +60,7 @@ def test_the_hash_changes_with_the_settings_and_the_files(tmp_path):
 
 
 @pytest.mark.parametrize("before", [None, "0"])
-def test_what_lm_eval_is_told_is_told_to_nobody_else(monkeypatch, tmp_path, before):
+def test_lm_eval_settings_do_not_leak_into_the_environment(monkeypatch, tmp_path, before):
     """Later requests of the same process to an engine or the Hub must not be offline because of it, not even after an
     error.
     """
@@ -81,7 +81,7 @@ def test_what_lm_eval_is_told_is_told_to_nobody_else(monkeypatch, tmp_path, befo
     assert dict(os.environ) == variables
 
 
-def test_all_are_listed_and_nobody_is_asked(halfbyte):
+def test_list_prints_all_suites_and_sends_nothing(halfbyte):
     code, out, words = halfbyte("eval", "--list", "--json")
     assert code == 0, words
     assert [row["name"] for row in json.loads(out)] == suite_names()

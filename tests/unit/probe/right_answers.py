@@ -133,28 +133,28 @@ def fenced(source: str) -> str:
 def right_answers() -> dict[str, object]:
     """A part of each question -> the right answer."""
     questions = load_profile("kimi").questions
-    found: dict[str, object] = {}
+    result: dict[str, object] = {}
     for name in JSON:
-        found |= {one["ask"]: json.dumps(one["answer"], ensure_ascii=False) for one in questions[name]["items"]}
+        result |= {one["ask"]: json.dumps(one["answer"], ensure_ascii=False) for one in questions[name]["items"]}
     for name in CODE:
-        found |= {one["ask"]: fenced(PROGRAMS[one["answer"]]) for one in questions[name]["items"]}
+        result |= {one["ask"]: fenced(PROGRAMS[one["answer"]]) for one in questions[name]["items"]}
     for one in questions["math"]["items"]:
-        found[one["ask"]] = f"Let us see.\n{one['answer']}"
+        result[one["ask"]] = f"Let us see.\n{one['answer']}"
     for one in questions["unicode-echo"]["items"]:
-        found[one["ask"]] = one["answer"]
+        result[one["ask"]] = one["answer"]
     for name in ("unicode-math", "philosophy", "stable-unicode"):
         for one in questions[name]["items"]:
-            found[one["ask"]] = "Here they are: " + ", ".join(one["answer"]) + "."
-    found[questions["unicode-chart"]["items"][0]["ask"]] = fenced(CHART)
+            result[one["ask"]] = "Here they are: " + ", ".join(one["answer"]) + "."
+    result[questions["unicode-chart"]["items"][0]["ask"]] = fenced(CHART)
     for one in questions["decode-sweep"]["items"]:
-        found[one["ask"]] = PROSE
+        result[one["ask"]] = PROSE
     for one in questions["tool-call"]["items"]:
         function = {"name": one["answer"]["name"], "arguments": json.dumps(one["answer"]["arguments"])}
         call = {"id": "functions.get_weather:0", "type": "function", "function": function}
-        found[one["ask"]] = Say(None, None, [call], "tool_calls")
-    found[questions["vision"]["ask"]] = "It says K2-192 and SUM=166, above a red square and a blue square."
-    found[questions["server"]["unicode_prompt"]] = "🙂🚀 東京 Привет λόγος 道 Zażółć"
-    found[questions["server"]["endless"]] = " ".join(f"number {n}" for n in range(3000))
+        result[one["ask"]] = Say(None, None, [call], "tool_calls")
+    result[questions["vision"]["ask"]] = "It says K2-192 and SUM=166, above a red square and a blue square."
+    result[questions["server"]["unicode_prompt"]] = "🙂🚀 東京 Привет λόγος 道 Zażółć"
+    result[questions["server"]["endless"]] = " ".join(f"number {n}" for n in range(3000))
     for number, prompt in enumerate(questions["server"]["prompts"]):
-        found[prompt] = f"{number} " + "one two three four five six seven eight nine ten eleven twelve." * (number + 1)
-    return found
+        result[prompt] = f"{number} " + "one two three four five six seven eight nine ten eleven twelve." * (number + 1)
+    return result

@@ -19,11 +19,11 @@ def ask_of(name, number=0):
     return section["items"][number]["ask"] if "items" in section else section["ask"]
 
 
-def test_all_of_them_pass_on_right_answers(probe):
-    found = probe("card")
-    assert list(found) == sorted(found, key=list(found).index)
-    assert set(found) == set(CARD)
-    assert {name: one.measured for name, one in found.items() if one.verdict is not Verdict.PASSED} == {}
+def test_right_answers_pass_every_card_probe(probe):
+    result = probe("card")
+    assert list(result) == sorted(result, key=list(result).index)
+    assert set(result) == set(CARD)
+    assert {name: one.measured for name, one in result.items() if one.verdict is not Verdict.PASSED} == {}
 
 
 WRONG = [
@@ -85,11 +85,11 @@ def test_an_answer_that_is_cut_fails_even_if_its_start_is_right(fake, probe):
     assert "does not end" in finding.shown[0].what
 
 
-def test_a_server_without_pictures_is_skipped_and_says_so(fake, probe):
+def test_a_server_without_image_support_skips_vision_with_the_reason(fake, probe):
     fake.fails[ask_of("vision")] = 400
-    found = probe("vision", "math")
-    assert found["vision"].verdict is Verdict.SKIPPED
-    assert "does not accept images" in found["vision"].measured
+    result = probe("vision", "math")
+    assert result["vision"].verdict is Verdict.SKIPPED
+    assert "does not accept images" in result["vision"].measured
 
 
 def test_without_a_sandbox_programs_are_skipped_not_passed(monkeypatch, probe):
@@ -97,9 +97,9 @@ def test_without_a_sandbox_programs_are_skipped_not_passed(monkeypatch, probe):
     from halfbyte.sandbox.tiers import Tier
 
     monkeypatch.setattr(run, "find_tier", lambda: Tier("none", None, "no namespaces here"))
-    found = probe("coding-canary", "math")
-    assert found["coding-canary"].verdict is Verdict.SKIPPED
-    assert "no namespaces here" in found["coding-canary"].measured
+    result = probe("coding-canary", "math")
+    assert result["coding-canary"].verdict is Verdict.SKIPPED
+    assert "no namespaces here" in result["coding-canary"].measured
 
 
 def test_a_wrong_character_is_marked_and_named(fake, probe):
@@ -109,6 +109,6 @@ def test_a_wrong_character_is_marked_and_named(fake, probe):
     assert marked(shown).endswith("ψυχ⟦η⟧")
 
 
-def test_exclamation_marks_have_a_cause_of_their_own(fake, probe):
+def test_exclamation_marks_have_their_own_cause(fake, probe):
     fake.answers[ask_of("math")] = "!" * 300
     assert probe("math")["math"].cause == "exclamation-marks"

@@ -21,12 +21,12 @@ def test_a_prompt_has_exactly_the_length_of_its_rung(name, wanted, fake, probe):
     assert finding.numbers["right"]["of"] == 3
 
 
-def test_a_band_of_exclamation_marks_is_found_where_it_is(fake, probe):
+def test_exclamation_marks_at_some_lengths_fail_those_rungs(fake, probe):
     fake.needle_limit = 100_000
-    found = probe("context-38", "context-44")
-    assert found["context-38"].verdict is Verdict.PASSED
-    assert found["context-44"].verdict is Verdict.FAILED
-    assert found["context-44"].cause == "exclamation-marks"
+    result = probe("context-38", "context-44")
+    assert result["context-38"].verdict is Verdict.PASSED
+    assert result["context-44"].verdict is Verdict.FAILED
+    assert result["context-44"].cause == "exclamation-marks"
 
 
 def test_a_wrong_value_fails(fake, probe):
@@ -36,7 +36,7 @@ def test_a_wrong_value_fails(fake, probe):
     assert finding.cause == "long-context"
 
 
-def test_every_rung_has_a_list_of_its_own(fake, probe):
+def test_every_rung_has_its_own_list(fake, probe):
     fake.limit = 4096
     probe("context-12", "context-25")
     asked = [one["messages"][0]["content"] for one in fake.asked]
@@ -48,9 +48,9 @@ def test_every_rung_has_a_list_of_its_own(fake, probe):
 @pytest.mark.parametrize("limit", [4096, 16_384])
 def test_all_lengths_scale_to_the_served_limit(limit, fake, probe):
     fake.limit = limit
-    found = probe("long", skip=("decode-sweep", "stable-code") if limit == 4096 else ())
-    assert {name: one.measured for name, one in found.items() if one.verdict is not Verdict.PASSED} == {}
-    longest = max(max(one.numbers["prompt_tokens"]) for one in found.values())
+    result = probe("long", skip=("decode-sweep", "stable-code") if limit == 4096 else ())
+    assert {name: one.measured for name, one in result.items() if one.verdict is not Verdict.PASSED} == {}
+    longest = max(max(one.numbers["prompt_tokens"]) for one in result.values())
     assert limit - 80 <= longest <= limit
 
 
@@ -62,7 +62,7 @@ def test_without_tokenize_lengths_come_from_usage_and_stay_below(fake, probe):
     assert all(0.9 * 65_536 < one <= 65_536 for one in finding.numbers["prompt_tokens"])
 
 
-def test_a_smaller_context_can_be_asked_for(fake, probe):
+def test_context_option_limits_the_lengths(fake, probe):
     finding = probe("context-limit", context="2000")["context-limit"]
     assert max(finding.numbers["prompt_tokens"]) <= 2000
 
@@ -86,13 +86,13 @@ def test_a_wrong_answer_after_a_long_context_fails(name, said, what, fake, probe
 
 
 def test_probes_of_long_contexts_are_named_by_their_share():
-    found = {one.name: one.title for one in PROBES if one.group == "long"}
-    assert found["context-12"] == "context at 12.5 %"
-    assert found["context-50"] == "context at 50 %"
-    assert found["context-98"] == "context at 97.7 %"
-    assert found["stable-code"] == "code at 78.1 % of the context"
-    assert not [one for pair in found.items() for one in pair if re.search(r"\d+k", one)]
-    assert len(found) == 18
+    result = {one.name: one.title for one in PROBES if one.group == "long"}
+    assert result["context-12"] == "context at 12.5 %"
+    assert result["context-50"] == "context at 50 %"
+    assert result["context-98"] == "context at 97.7 %"
+    assert result["stable-code"] == "code at 78.1 % of the context"
+    assert not [one for pair in result.items() for one in pair if re.search(r"\d+k", one)]
+    assert len(result) == 18
 
 
 def test_a_budget_prefers_three_rungs_of_the_ladder():

@@ -24,7 +24,7 @@ def _tuples(fields):
     return {key: tuple(value) if key == "tool_calls" else value for key, value in fields.items()}
 
 
-def test_a_content_in_parts_is_one_text():
+def test_content_parts_are_joined():
     parts = [{"type": "text", "text": "Hel"}, "lo", {"type": "image"}]
     assert plain({"content": parts}).text == "Hello"
     assert streamed({"choices": [{"delta": {"content": parts}}]}).text == "Hello"
@@ -37,7 +37,7 @@ def test_a_content_in_parts_is_one_text():
         {"tool_calls": ["get_weather"]}, {"tool_calls": "get_weather"},
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_an_error(message):
+def test_unreadable_answers_are_errors(message):
     assert "expected a" in (plain(message).error or "")
     assert "expected a" in (streamed({"choices": [{"delta": message}]}).error or "")
 
@@ -49,38 +49,38 @@ def test_an_error_with_status_200_is_quoted():
     assert read_plain({"error": None, "choices": [{"text": "x"}]})["content"] == "x"
 
 
-def test_an_error_of_null_is_none():
+def test_a_null_error_is_not_an_error():
     assert streamed({"error": None, "choices": [{"delta": {"content": "x"}}]}).error is None
     assert "boom" in (streamed({"error": "boom"}).error or "")
 
 
 @pytest.mark.parametrize("usage", [[1], "3", {"prompt_tokens": "3", "completion_tokens": None}, None])
-def test_counts_that_are_none_are_not_told(usage):
+def test_invalid_token_counts_are_ignored(usage):
     for answer in (plain(usage=usage), streamed({"choices": [], "usage": usage})):
         assert (answer.prompt_tokens, answer.completion_tokens) == (None, 0)
 
 
 @pytest.mark.parametrize("logprobs", [[1, 2], "x", {"content": None}, {"content": {"a": 1}}])
-def test_log_probabilities_of_another_form_are_none(logprobs):
+def test_log_probabilities_of_unknown_form_are_ignored(logprobs):
     assert plain(choice={"logprobs": logprobs}).token_logprobs == []
     assert streamed({"choices": [{"delta": {}, "logprobs": logprobs}]}).token_logprobs == []
 
 
 @pytest.mark.parametrize("token", [{"token": "a"}, {"logprob": None}, {"logprob": "much"}, 5,
                                    {"logprob": -0.1, "top_logprobs": [{"token": "a"}]}])  # fmt: skip
-def test_a_token_without_its_number_is_said(token):
+def test_a_token_without_a_log_probability_is_reported(token):
     answer = Answer("1", content="a", logprobs={"content": [token]})
     assert "is not a number" in _inconsistent(answer)[0].what
 
 
-def test_log_probabilities_that_begin_late_are_kept():
+def test_log_probabilities_that_start_in_a_later_chunk_are_kept():
     late = {"content": [{"token": "b", "logprob": -1}]}
     told = [{"delta": {"content": "a"}, "logprobs": {"content": None}}, {"delta": {"content": "b"}, "logprobs": late}]
     events = [{"choices": [one]} for one in told]
     assert streamed(*events).token_logprobs == [{"token": "b", "logprob": -1}]
 
 
-def test_calls_of_a_stream_may_have_odd_places_and_arguments():
+def test_streamed_calls_may_have_unusual_indexes_and_arguments():
     answer = streamed({"choices": [{"delta": {"tool_calls": [
         {"index": "a", "function": {"name": "f", "arguments": {"x": 1}}}, {"index": 1, "function": None},
     ]}}]})  # fmt: skip
@@ -89,7 +89,7 @@ def test_calls_of_a_stream_may_have_odd_places_and_arguments():
     ]  # fmt: skip
 
 
-def test_halves_of_a_character_in_two_chunks_are_found(tmp_path):
+def test_a_character_split_between_two_chunks_fails(tmp_path):
     """As gateways in JavaScript cut them: whole they are one character, in a stream each half comes alone."""
     from halfbyte.probe.streams import STREAMS
 
@@ -100,14 +100,14 @@ def test_halves_of_a_character_in_two_chunks_are_found(tmp_path):
     assert "U+D83D" in finding.shown[0].what
 
 
-def test_a_probe_that_stumbles_does_not_cost_the_others(probe, monkeypatch):
+def test_an_exception_in_one_probe_does_not_stop_the_others(probe, monkeypatch):
     from halfbyte.probe import checks
 
     def stumble(*_):
         raise KeyError("nobody thought of this")
 
     monkeypatch.setattr(checks, "last_number", stumble)
-    found = probe("math", "json")
-    assert found["math"].verdict is Verdict.BROKEN
-    assert "cannot be judged: KeyError" in found["math"].measured
-    assert found["json"].verdict is Verdict.PASSED
+    result = probe("math", "json")
+    assert result["math"].verdict is Verdict.BROKEN
+    assert "cannot be judged: KeyError" in result["math"].measured
+    assert result["json"].verdict is Verdict.PASSED

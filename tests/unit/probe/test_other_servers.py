@@ -13,16 +13,16 @@ from halfbyte.probe.thinking import THINKING
 from halfbyte.probe.tool_calls import TOOLS
 
 
-def test_a_server_that_answers_to_any_name_of_a_model_is_told_and_sound(server, probe, monkeypatch):
+def test_a_server_that_accepts_any_model_name_passes_with_a_note(server, probe, monkeypatch):
     real = Handler._problem
     lenient = lambda self, body: None if body.get("model") != "m" and "max_tokens" in body else real(self, body)  # noqa: E731
     monkeypatch.setattr(Handler, "_problem", lambda self, body: lenient(self, body) if "messages" in body else "no")
-    found = probe("malformed")["malformed"]
-    assert (found.verdict, found.numbers["any_model_name"]) == (Verdict.PASSED, True)
-    assert "any model name is accepted" in found.measured
+    result = probe("malformed")["malformed"]
+    assert (result.verdict, result.numbers["any_model_name"]) == (Verdict.PASSED, True)
+    assert "any model name is accepted" in result.measured
 
 
-def test_requests_of_others_are_not_ours(fake, probe, monkeypatch):
+def test_requests_of_other_clients_are_not_counted(fake, probe, monkeypatch):
     from halfbyte.probe import streams
 
     monkeypatch.setattr(streams, "_CALM_S", 0.5)
@@ -32,39 +32,39 @@ def test_requests_of_others_are_not_ours(fake, probe, monkeypatch):
     assert probe("cancellation")["cancellation"].verdict is Verdict.FAILED
 
 
-def test_streams_that_cannot_be_cancelled_are_not_passed(fake, probe):
+def test_streams_that_cannot_be_canceled_do_not_pass(fake, probe):
     fake.answers[load_profile("kimi").questions["server"]["endless"]] = "Two words"
     assert probe("cancellation")["cancellation"].verdict is Verdict.SKIPPED
 
 
-def test_a_small_context_is_no_broken_server(fake, probe):
+def test_a_small_context_skips_probes_instead_of_failing(fake, probe):
     fake.limit = 4096
-    found = probe("thinking-off", "json", "context-limit")
-    assert found["thinking-off"].verdict is Verdict.SKIPPED
-    assert "too long for a context of 4,096" in found["thinking-off"].measured
-    assert found["json"].verdict is found["context-limit"].verdict is Verdict.PASSED
+    result = probe("thinking-off", "json", "context-limit")
+    assert result["thinking-off"].verdict is Verdict.SKIPPED
+    assert "too long for a context of 4,096" in result["thinking-off"].measured
+    assert result["json"].verdict is result["context-limit"].verdict is Verdict.PASSED
 
 
 def test_a_budget_holds_though_the_server_hangs(fake, probe):
     fake.hangs[""] = 60
     began = time.monotonic()
-    found = probe("math", "json", budget="3s", timeout_s=50.0)
+    result = probe("math", "json", budget="3s", timeout_s=50.0)
     assert time.monotonic() - began < 12
-    assert not [one for one in found.values() if one.verdict is Verdict.PASSED]
+    assert not [one for one in result.values() if one.verdict is Verdict.PASSED]
 
 
-def test_a_server_whose_engine_hangs_is_left(fake, probe, monkeypatch):
+def test_a_hung_engine_ends_the_run(fake, probe, monkeypatch):
     from halfbyte.probe import run
 
     monkeypatch.setattr(run, "_ALIVE_S", 0.3)
     fake.hangs[""] = 5
-    found = probe("math", "json", "unicode-echo", timeout_s=0.3)
-    assert [one.verdict for one in found.values()].count(Verdict.BROKEN) == 1
-    assert "does not answer any more" in found["unicode-echo"].measured
+    result = probe("math", "json", "unicode-echo", timeout_s=0.3)
+    assert [one.verdict for one in result.values()].count(Verdict.BROKEN) == 1
+    assert "does not answer any more" in result["unicode-echo"].measured
     assert sum("capital of France" in str(one) for one in fake.asked) == 1  # late requests are not repeated
 
 
-def test_a_server_that_says_wait_is_waited_for(fake, probe):
+def test_rate_limits_are_waited_for(fake, probe):
     real, left = fake.say, [4]
 
     def busy(body):
@@ -89,7 +89,7 @@ def test_a_server_that_says_wait_is_waited_for(fake, probe):
     assert left == [0]
 
 
-def test_a_server_without_pictures_may_say_it_with_500(fake, server, probe, monkeypatch):
+def test_missing_image_support_may_be_reported_with_status_500(fake, server, probe, monkeypatch):
     text = "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
     monkeypatch.setattr(Handler, "_answer", lambda self, _: self._json({"error": {"message": text}}, 500))
     assert probe("vision")["vision"].verdict is Verdict.SKIPPED
@@ -105,13 +105,13 @@ def test_a_server_without_pictures_may_say_it_with_500(fake, server, probe, monk
         (False, Said(None, reasoning="Hm.", finish="length"), Verdict.FAILED),
     ],
 )
-def test_a_model_that_does_not_think_is_skipped_where_the_family_has_such(must, said, verdict, tmp_path):
+def test_a_model_without_thinking_is_skipped_if_the_profile_allows_it(must, said, verdict, tmp_path):
     section = {"prompts": ["a", "b"], "max_tokens": 64, "needed": 2, "must_think": must}
     with setting_of(tmp_path, lambda _: said, {"thinking": section}) as (setting, _):
         assert THINKING[0].run(setting).verdict is verdict
 
 
-def test_streams_without_any_call_say_nothing_about_calls(tmp_path):
+def test_streams_without_tool_calls_give_no_verdict_on_calls(tmp_path):
     streaming = next(one for one in TOOLS if one.name == "tool-streaming")
     with setting_of(tmp_path, lambda _: Said("I would rather talk."), {}) as (setting, _):
         assert streaming.run(setting).verdict is Verdict.SKIPPED

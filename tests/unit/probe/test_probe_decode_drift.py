@@ -45,51 +45,51 @@ def decode_drift(tmp_path, ours, theirs):
 
 
 def test_equal_servers_pass_over_every_token(tmp_path):
-    found = decode_drift(tmp_path, served(), served())
-    assert (found.verdict, found.shown) == (Verdict.PASSED, ())
-    assert (found.numbers["tokens"], found.numbers["alike"], found.numbers["written"]) == (8, 8, 8)
-    assert found.numbers["kl_at_least"] == 0
+    result = decode_drift(tmp_path, served(), served())
+    assert (result.verdict, result.shown) == (Verdict.PASSED, ())
+    assert (result.numbers["tokens"], result.numbers["alike"], result.numbers["written"]) == (8, 8, 8)
+    assert result.numbers["kl_at_least"] == 0
 
 
 def test_other_predictions_of_the_same_words_fail(tmp_path):
-    found = decode_drift(tmp_path, served(sure=0.4), served())
-    assert (found.verdict, found.cause) == (Verdict.FAILED, "drift")
-    assert any("KL" in one for one in found.numbers["missed"])
-    assert found.shown
+    result = decode_drift(tmp_path, served(sure=0.4), served())
+    assert (result.verdict, result.cause) == (Verdict.FAILED, "drift")
+    assert any("KL" in one for one in result.numbers["missed"])
+    assert result.shown
 
 
-def test_what_comes_after_another_word_is_not_compared(tmp_path):
+def test_tokens_after_the_first_difference_are_not_compared(tmp_path):
     """From the second word on the texts differ, so predictions there are not comparable."""
-    found = decode_drift(tmp_path, served(words=["the", "dog", "sat", "down"]), served())
-    assert (found.numbers["alike"], found.numbers["written"]) == (4, 8)
-    assert found.verdict is Verdict.FAILED  # half of the compared tokens have another top-1
+    result = decode_drift(tmp_path, served(words=["the", "dog", "sat", "down"]), served())
+    assert (result.numbers["alike"], result.numbers["written"]) == (4, 8)
+    assert result.verdict is Verdict.FAILED  # half of the compared tokens have another top-1
 
 
-def test_a_word_that_differs_is_judged_by_the_reference_s_word():
+def test_a_different_token_is_scored_by_the_reference_token():
     ours = [Place("dog", math.log(0.5), logs({"dog": 0.5, "fox": 0.4}))]
     theirs = [Place("fox", math.log(0.6), logs({"fox": 0.6, "dog": 0.3}))]
-    (found,) = same_text(ours, theirs)
-    assert found.token == "fox"
-    assert found.error == pytest.approx(math.log(0.6 / 0.4))
+    (result,) = same_text(ours, theirs)
+    assert result.token == "fox"
+    assert result.error == pytest.approx(math.log(0.6 / 0.4))
 
 
-def test_a_greedy_word_that_is_not_the_likeliest_is_a_changed_sampler(tmp_path):
+def test_a_greedy_token_that_is_not_top_1_fails(tmp_path):
     """Like a repetition penalty: probabilities are the model's, but the written token is not the most likely."""
-    found = decode_drift(tmp_path, served(chosen=["the", "fox", "ran", "cat"]), served())
-    assert (found.verdict, found.cause) == (Verdict.FAILED, "greedy")
-    assert found.measured == "2 of 2 greedy texts have a token that is not top-1"
-    shown = found.shown[0]
+    result = decode_drift(tmp_path, served(chosen=["the", "fox", "ran", "cat"]), served())
+    assert (result.verdict, result.cause) == (Verdict.FAILED, "greedy")
+    assert result.measured == "2 of 2 greedy texts have a token that is not top-1"
+    shown = result.shown[0]
     assert shown.text[shown.start : shown.end] == "cat"
 
 
 @pytest.mark.parametrize("silent", ["ours", "theirs"])
-def test_a_side_that_tells_nothing_is_skipped(tmp_path, silent):
+def test_a_server_without_log_probabilities_is_skipped(tmp_path, silent):
     sides = {name: served(tells=name != silent) for name in ("ours", "theirs")}
-    found = decode_drift(tmp_path, sides["ours"], sides["theirs"])
-    assert found.verdict is Verdict.SKIPPED
-    assert ("the server" if silent == "ours" else "the reference") in found.measured + str(found)
+    result = decode_drift(tmp_path, sides["ours"], sides["theirs"])
+    assert result.verdict is Verdict.SKIPPED
+    assert ("the server" if silent == "ours" else "the reference") in result.measured + str(result)
 
 
-def test_without_a_reference_it_says_what_it_needs(tmp_path):
+def test_without_a_reference_the_reason_names_the_option(tmp_path):
     with setting_of(tmp_path, served(), {"decode-drift": SECTION}) as (setting, _):
         assert "--against" in (DECODE_DRIFT.lacks(setting) or "")

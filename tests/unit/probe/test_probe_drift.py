@@ -28,34 +28,34 @@ def logs(top):
     return {name: math.log(share) for name, share in top.items()}
 
 
-def test_the_bound_is_the_divergence_where_all_tokens_are_named():
+def test_the_kl_bound_is_exact_if_all_tokens_are_reported():
     p, q = {"a": 0.7, "b": 0.3}, {"a": 0.5, "b": 0.5}
     exact = 0.7 * math.log(0.7 / 0.5) + 0.3 * math.log(0.3 / 0.5)
     assert kl_at_least(logs(p), logs(q), ["a", "b"]) == pytest.approx(exact, rel=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_bound_never_exceeds_the_divergence(seed):
+def test_the_kl_bound_never_exceeds_the_divergence(seed):
     rng = np.random.default_rng(seed)
     p, q = (rng.dirichlet(np.full(200, 0.3)) + 1e-9 for _ in range(2))
     p, q = p / p.sum(), q / q.sum()
     exact = float((p * np.log(p / q)).sum())
     named = [{str(n): float(np.log(x[n])) for n in np.argsort(-x)[:20]} for x in (p, q)]
-    found = kl_at_least(named[0], named[1], [name for name in named[0] if name in named[1]])
-    assert 0 <= found <= exact + 1e-6
+    result = kl_at_least(named[0], named[1], [name for name in named[0] if name in named[1]])
+    assert 0 <= result <= exact + 1e-6
 
 
-def test_a_step_tells_what_differs():
+def test_a_step_has_error_kl_and_top_1():
     mine, its = Place("a", math.log(0.2), logs({"a": 0.2, "b": 0.7})), Place("a", math.log(0.6), logs(TOP))
-    found = step(mine, its)
-    assert found.error == pytest.approx(math.log(3))
-    assert (found.same_first, found.stable, found.named, found.overlap) == (False, True, 2, 1)
-    numbers = summary([found, step(its, its)])
+    result = step(mine, its)
+    assert result.error == pytest.approx(math.log(3))
+    assert (result.same_first, result.stable, result.named, result.overlap) == (False, True, 2, 1)
+    numbers = summary([result, step(its, its)])
     assert (numbers["stable_top1"], numbers["tokens"], numbers["error_most"]) == (0.5, 2, pytest.approx(math.log(3)))
     assert numbers["perplexity_ratio"] == pytest.approx(math.sqrt(3))
 
 
-def test_tokens_that_are_parts_of_characters_are_not_told_apart():
+def test_tokens_of_partial_characters_are_merged():
     """Two different bytes are written alike: they count among the others."""
     mine, its = Place("a", -1, logs({"a": 0.4, "\ufffd": 0.6})), Place("a", -1, logs({"a": 0.4, "\ufffd": 0.5}))
     assert step(mine, its).named == 1
@@ -66,7 +66,7 @@ def test_tokens_that_are_parts_of_characters_are_not_told_apart():
     "told",
     [None, {}, {"tokens": ["a"], "token_logprobs": [None]}, {"tokens": ["a", "b"], "token_logprobs": [None, -1]}],
 )
-def test_what_does_not_tell_is_not_read(told):
+def test_missing_log_probabilities_give_no_places(told):
     assert read_places(told) is None
 
 
@@ -93,9 +93,9 @@ def drift(tmp_path, ours, theirs):
 
 
 def test_equal_servers_pass_with_nothing_shown(tmp_path):
-    found = drift(tmp_path, served(), served())
-    assert (found.verdict, found.shown) == (Verdict.PASSED, ())
-    assert (found.numbers["kl_at_least"], found.numbers["stable_top1"], found.numbers["tokens"]) == (0, 1, 6)
+    result = drift(tmp_path, served(), served())
+    assert (result.verdict, result.shown) == (Verdict.PASSED, ())
+    assert (result.numbers["kl_at_least"], result.numbers["stable_top1"], result.numbers["tokens"]) == (0, 1, 6)
 
 
 @pytest.mark.parametrize(
@@ -107,25 +107,25 @@ def test_equal_servers_pass_with_nothing_shown(tmp_path):
     ],
 )
 def test_each_limit_fails_alone_or_with_others(tmp_path, top, worse, missed):
-    found = drift(tmp_path, served(top, worse=worse), served())
-    assert (found.verdict, found.cause) == (Verdict.FAILED, "drift")
-    assert any(missed in one for one in found.numbers["missed"])
-    assert found.shown
+    result = drift(tmp_path, served(top, worse=worse), served())
+    assert (result.verdict, result.cause) == (Verdict.FAILED, "drift")
+    assert any(missed in one for one in result.numbers["missed"])
+    assert result.shown
 
 
 def test_the_worst_token_is_marked(tmp_path):
-    found = drift(tmp_path, served(worse=("three",)), served())
-    shown = found.shown[0]
+    result = drift(tmp_path, served(worse=("three",)), served())
+    shown = result.shown[0]
     assert shown.text[shown.start : shown.end] == "three"
 
 
 def test_other_tokens_fail_at_the_first_that_differs(tmp_path):
-    found = drift(tmp_path, served(split=lambda text: text.replace("three", "th ree").split()), served())
-    assert (found.verdict, found.cause) == (Verdict.FAILED, "tokenizer")
-    assert found.shown[0].text[found.shown[0].start :].startswith("th")
+    result = drift(tmp_path, served(split=lambda text: text.replace("three", "th ree").split()), served())
+    assert (result.verdict, result.cause) == (Verdict.FAILED, "tokenizer")
+    assert result.shown[0].text[result.shown[0].start :].startswith("th")
 
 
-def test_a_server_that_does_not_tell_is_skipped_never_passed(tmp_path):
+def test_a_server_that_reports_no_prompt_log_probabilities_is_skipped(tmp_path):
     assert drift(tmp_path, served(tells=False), served()).verdict is Verdict.SKIPPED
     (tmp_path / "b").mkdir()
     assert drift(tmp_path / "b", lambda _: Said(status=400), served()).verdict is Verdict.SKIPPED
@@ -145,7 +145,7 @@ def test_only_tokens_that_the_reference_expects_are_scored(tmp_path):
     assert summary([step(guess, other), step(other, likely)])["tokens"] == 1  # the reference decides, not the server
 
 
-def test_texts_that_only_surprise_the_reference_are_not_passed(tmp_path):
+def test_texts_without_plausible_tokens_are_skipped(tmp_path):
     words = tuple(" ".join(SECTION["texts"]).split())
     assert drift(tmp_path, served(worse=words), served(worse=words)).verdict is Verdict.SKIPPED
 
@@ -160,9 +160,9 @@ def test_a_server_that_ignores_echo_is_skipped_and_named(tmp_path):
                                ("the server", without_echo, without_echo)):  # fmt: skip
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
-        found = drift(folder, ours, theirs)
-        assert found.verdict is Verdict.SKIPPED
-        assert found.measured.startswith(f"{name} ignores echo: it reports log-probabilities only of its answer")
+        result = drift(folder, ours, theirs)
+        assert result.verdict is Verdict.SKIPPED
+        assert result.measured.startswith(f"{name} ignores echo: it reports log-probabilities only of its answer")
 
 
 @pytest.mark.parametrize("profile", ["kimi", "mini"])

@@ -16,7 +16,7 @@ from halfbyte.cli.main import run
         ("stops in the middle of a stream", ("stream-equals-plain",), 2),
     ],
 )
-def test_a_probe_of_a_server_that_hangs_ends_and_goes_on_later(server, tmp_path, capsys, tally, how, probes, healthy):
+def test_probing_a_hung_server_ends_and_resumes_later(server, tmp_path, capsys, tally, how, probes, healthy):
     proxy, out = HungProxy(server.url, how, healthy), tmp_path / "out"
     words = ["probe", proxy.url, "-o", str(out), "--timeout", "1"]
     words += [word for name in probes for word in ("--only", name)]

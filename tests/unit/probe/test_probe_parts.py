@@ -32,7 +32,7 @@ def chunk(**delta):
     return read_chunk(json.dumps({"choices": [{"delta": delta}]}).encode(), 0.5)
 
 
-def test_chunks_make_the_answer_that_comes_whole():
+def test_joined_chunks_equal_the_plain_answer():
     calls = [
         {"index": 0, "id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": '{"a"'}},
         {"index": 1, "id": "functions.g:1", "type": "function", "function": {"name": "g", "arguments": "{}"}},
@@ -72,7 +72,7 @@ def test_a_mark_shows_what_a_terminal_hides():
     assert marked(long) == "…" + "x" * 60 + "⟦BAD⟧" + "y" * 60 + "…"
 
 
-def test_look_alikes_are_told_apart_by_name():
+def test_look_alike_characters_are_named():
     arabic, persian = "توحيد", "توحید"
     assert (
         "U+06CC ARABIC LETTER FARSI YEH instead of U+064A ARABIC LETTER YEH" in first_difference(arabic, persian).what
@@ -117,17 +117,17 @@ def test_a_letter_has_its_dots():
 
 def test_entries_have_different_keys_also_in_long_lists():
     words = load_profile("kimi").need("haystack", Haystack)
-    found = entries(words, 20_000, seed=1)
-    assert len({one.key for one in found}) == 20_000
-    assert entries(words, 50, 1) == found[:50]
-    assert entries(words, 50, 2) != found[:50]
+    result = entries(words, 20_000, seed=1)
+    assert len({one.key for one in result}) == 20_000
+    assert entries(words, 50, 1) == result[:50]
+    assert entries(words, 50, 2) != result[:50]
 
 
 def test_rates_carry_intervals():
     assert share_of(0, 40) == {"found": 0, "of": 40, "share": 0.0, "low": 0.0, "high": 0.0876}
 
 
-def test_names_are_unique_reasons_are_given_and_sections_can_be_read():
+def test_probe_names_are_unique_with_reasons_and_valid_sections():
     assert len({one.name for one in PROBES}) == len(PROBES)
     assert all(one.reason and one.title for one in PROBES)
     assert profile_names() == ["kimi", "mini"]
@@ -152,7 +152,7 @@ def test_skipped_is_never_passed():
     assert "| a \\| b | passed | m |  |" in markdown(Report({}, [one(Verdict.PASSED)]))
 
 
-def test_no_answer_is_not_right_and_none_at_all_is_broken():
+def test_missing_answers_are_not_right_and_no_answers_are_broken():
     from halfbyte.probe.answers import Answer
 
     good, bad = Answer("1", content="x"), Answer("2", error="HTTP 500")
@@ -166,7 +166,7 @@ def test_no_answer_is_not_right_and_none_at_all_is_broken():
     assert judged([good, good], [[], []]).verdict is Verdict.PASSED
 
 
-def test_a_loop_fails_however_many_are_right():
+def test_a_loop_fails_regardless_of_right_answers():
     from halfbyte.probe.answers import Answer
 
     answers = [Answer(str(number), content="x") for number in range(4)]

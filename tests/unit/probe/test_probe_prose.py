@@ -34,31 +34,31 @@ def looping(count):
 
 
 @pytest.mark.parametrize(("bad", "verdict"), [(0, Verdict.PASSED), (1, Verdict.PASSED), (4, Verdict.FAILED)])
-def test_loops_fail_when_their_interval_lies_above_what_is_tolerated(tmp_path, bad, verdict):
+def test_loops_fail_if_the_interval_is_above_the_tolerated_share(tmp_path, bad, verdict):
     with setting_of(tmp_path, looping(bad), {"prose": PROSE}) as (setting, _):
-        found = LOOPS.run(setting)
-    assert found.verdict is verdict
-    assert found.numbers["ours"]["found"] == 2 * bad
-    assert found.numbers["by_temperature"] == {"0": bad, "0.7": bad}
-    assert len(found.shown) == 2 * bad
-    for shown in found.shown:
+        finding = LOOPS.run(setting)
+    assert finding.verdict is verdict
+    assert finding.numbers["ours"]["found"] == 2 * bad
+    assert finding.numbers["by_temperature"] == {"0": bad, "0.7": bad}
+    assert len(finding.shown) == 2 * bad
+    for shown in finding.shown:
         assert shown.text[shown.start : shown.end].count("saliva") >= 3
 
 
 @pytest.mark.parametrize(("reason", "found"), [("length", 2), ("stop", 0)])
-def test_an_answer_that_the_limit_cut_inside_a_loop_is_one(tmp_path, reason, found):
+def test_an_answer_cut_inside_a_loop_counts_as_a_loop(tmp_path, reason, found):
     said = Said("Well. " + 3 * STORY + STORY[:40], finish=reason)
     with setting_of(tmp_path, lambda _: said, {"prose": {**PROSE, "take": 1}}) as (setting, _):
         assert LOOPS.run(setting).numbers["ours"]["found"] == found
         assert ENDS.run(setting).numbers["ours"]["found"] == 0
 
 
-def test_a_looping_stream_is_hung_up(tmp_path):
+def test_a_looping_stream_is_canceled(tmp_path):
     """The rest of a loop is not read."""
     long = "saliva " * 40_000
     with setting_of(tmp_path, lambda _: Said(long), {"prose": {**PROSE, "take": 1}}) as (setting, server):
-        found = LOOPS.run(setting)
-        assert found.numbers["ours"]["found"] == 2
+        finding = LOOPS.run(setting)
+        assert finding.numbers["ours"]["found"] == 2
         assert server.sent < 2 * len(long)
     rows = [json.loads(line) for line in (tmp_path / "probe.jsonl").read_text().splitlines()]
     assert all(row["answer"]["cut_by"].startswith("loop in the content") for row in rows)
@@ -70,11 +70,11 @@ def test_with_a_reference_that_loops_as_often_the_same_rate_passes(tmp_path):
         assert LOOPS.run(setting).verdict is Verdict.PASSED
 
 
-def test_with_a_reference_that_loops_less_it_fails_and_the_other_way_round_not(tmp_path):
+def test_more_loops_than_the_reference_fail_and_fewer_pass(tmp_path):
     with setting_of(tmp_path, looping(8), {"prose": PROSE}, against=looping(0)) as (setting, _):
-        found = LOOPS.run(setting)
-    assert (found.verdict, found.cause) == (Verdict.FAILED, "loop")
-    assert found.numbers["p"] == pytest.approx(2**-8)
+        finding = LOOPS.run(setting)
+    assert (finding.verdict, finding.cause) == (Verdict.FAILED, "loop")
+    assert finding.numbers["p"] == pytest.approx(2**-8)
     (tmp_path / "other").mkdir()
     with setting_of(tmp_path / "other", looping(0), {"prose": PROSE}, against=looping(8)) as (setting, _):
         assert LOOPS.run(setting).verdict is Verdict.PASSED
@@ -84,9 +84,9 @@ def test_prose_that_does_not_end_fails_and_costs_no_new_requests(tmp_path):
     with setting_of(tmp_path, lambda _: Said(STORY, finish="length"), {"prose": PROSE}) as (setting, server):
         assert LOOPS.run(setting).verdict is Verdict.PASSED
         asked = len(server.asked)
-        found = ENDS.run(setting)
+        finding = ENDS.run(setting)
         assert len(server.asked) == asked == 24
-    assert (found.verdict, found.cause) == (Verdict.FAILED, "no-stop")
+    assert (finding.verdict, finding.cause) == (Verdict.FAILED, "no-stop")
 
 
 def test_a_server_without_answers_is_broken_not_failed(tmp_path):
@@ -94,13 +94,13 @@ def test_a_server_without_answers_is_broken_not_failed(tmp_path):
         assert LOOPS.run(setting).verdict is Verdict.BROKEN
 
 
-def test_prompts_are_counted_not_answers():
+def test_the_sign_test_counts_prompts_not_answers():
     """Two bad answers to one prompt count once; counted as answers they would be enough."""
     assert not judge_rate(rate_of([[True, True], *[[False, False]] * 11]), None, 0.02, "loop").too_high
     assert judge_rate(rate_of([[True], [True], *[[False]] * 22]), None, 0.02, "loop").too_high
 
 
-def test_a_rate_says_what_nothing_found_means():
+def test_a_rate_of_zero_has_an_upper_bound():
     rate = rate_of([[False, False]] * 40)
     assert rate.sentence == "0 / 80 (< 9%)"
     assert not judge_rate(rate, None, 0.02, "loop").too_high
@@ -119,12 +119,12 @@ THOUGHTS = {
 
 
 @pytest.mark.parametrize(("said", "what"), THOUGHTS.values(), ids=THOUGHTS)
-def test_thoughts_are_closed_apart_and_do_not_loop(tmp_path, said, what):
+def test_a_thought_must_end_stay_separate_and_not_loop(tmp_path, said, what):
     with setting_of(tmp_path, lambda _: said, {"thinking": THINK}) as (setting, server):
-        found = ON.run(setting)
+        finding = ON.run(setting)
         assert all(body["chat_template_kwargs"] == {"thinking": True} for body in server.asked)
-    assert found.verdict is (Verdict.FAILED if what else Verdict.PASSED)
-    assert what is None or what in found.shown[0].what
+    assert finding.verdict is (Verdict.FAILED if what else Verdict.PASSED)
+    assert what is None or what in finding.shown[0].what
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_thoughts_are_closed_apart_and_do_not_loop(tmp_path, said, what):
         (Said(""), False),
     ],
 )
-def test_without_thinking_there_is_only_an_answer(tmp_path, said, sound):
+def test_thinking_off_allows_only_an_answer(tmp_path, said, sound):
     with setting_of(tmp_path, lambda _: said, {"thinking": THINK}) as (setting, server):
         assert OFF.run(setting).verdict is (Verdict.PASSED if sound else Verdict.FAILED)
         assert all(body["chat_template_kwargs"] == {"thinking": False} for body in server.asked)
@@ -168,13 +168,13 @@ def copies(changed):
 )
 def test_the_first_wrong_character_of_a_copy_is_named_and_marked(tmp_path, text, written, what, at):
     with setting_of(tmp_path, copies({text: written}), {"copying": COPY}) as (setting, _):
-        found = prose.COPYING.run(setting)
-    assert (found.verdict, found.measured, found.cause) == (Verdict.FAILED, "4 / 5 copied", "copying")
-    assert what in found.shown[0].what.replace("U+0070 LATIN SMALL LETTER P", "")
-    assert found.shown[0].start == at or text == "Check_Spark_192"
+        finding = prose.COPYING.run(setting)
+    assert (finding.verdict, finding.measured, finding.cause) == (Verdict.FAILED, "4 / 5 copied", "copying")
+    assert what in finding.shown[0].what.replace("U+0070 LATIN SMALL LETTER P", "")
+    assert finding.shown[0].start == at or text == "Check_Spark_192"
 
 
-def test_right_copies_pass_and_so_do_as_many_wrong_ones_as_are_allowed(tmp_path):
+def test_copies_pass_up_to_the_allowed_number_of_errors(tmp_path):
     with setting_of(tmp_path, copies({}), {"copying": COPY}) as (setting, _):
         assert prose.COPYING.run(setting).verdict is Verdict.PASSED
     (tmp_path / "b").mkdir()
@@ -197,7 +197,7 @@ GARBAGES = {
 
 
 @pytest.mark.parametrize(("text", "sound"), GARBAGES.values(), ids=GARBAGES)
-def test_garbage_is_told_from_words(tmp_path, text, sound):
+def test_garbage_is_distinguished_from_words(tmp_path, text, sound):
     with setting_of(tmp_path, lambda _: Said(text), {"garbage": WORDS}) as (setting, server):
         assert GARBAGE.run(setting).verdict is (Verdict.PASSED if sound else Verdict.FAILED)
         asked = sorted(body["messages"][0]["content"] for body in server.asked)
@@ -220,7 +220,7 @@ def test_an_answer_keeps_its_language(tmp_path, text, sound):
 
 
 @pytest.mark.parametrize("profile", ["kimi", "mini"])
-def test_every_profile_has_questions_that_can_be_read(tmp_path, profile):
+def test_every_profile_has_valid_questions(tmp_path, profile):
     with setting_of(tmp_path, lambda _: Said("x"), {}, profile=profile) as (setting, _):
         for probe in (*prose.PROSE, *thinking.THINKING, prose.COPYING, *prose.GARBAGES):
             assert probe.lacks(setting) is None, probe.name

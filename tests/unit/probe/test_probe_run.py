@@ -40,8 +40,8 @@ def rows(folder: Path, *, whole: bool = True) -> list[dict]:
 
 
 def sent(records) -> list[str]:
-    found = [row for row in records if row["kind"] == "request" and row["probe"] != "warm-up"]
-    return [json.dumps(row["request"], sort_keys=True) for row in found]
+    result = [row for row in records if row["kind"] == "request" and row["probe"] != "warm-up"]
+    return [json.dumps(row["request"], sort_keys=True) for row in result]
 
 
 def test_passing_gates_exit_0_and_write_both_files(command, capsys):
@@ -82,7 +82,7 @@ def test_json_prints_what_is_written(command, capsys):
     assert json.loads(capsys.readouterr().out) == json.loads((command.out / "probe.json").read_text())
 
 
-def test_the_same_seed_asks_the_same_and_another_does_not(fake, probe, tmp_path):
+def test_the_seed_decides_the_questions(fake, probe, tmp_path):
     def asked(seed, folder):
         fake.asked.clear()
         probe("math", "context-12", seed=seed, folder=tmp_path / folder, context="2048")
@@ -104,7 +104,7 @@ def test_a_key_is_sent_and_never_written(command, fake, monkeypatch):
     assert "***" in (command.out / "probe.jsonl").read_text()
 
 
-def test_a_killed_run_goes_on_without_asking_twice(server, fake, tmp_path):
+def test_a_killed_run_resumes_without_repeated_requests(server, fake, tmp_path):
     fake.token_delay = 0.15
     arguments = ["probe", server.url, "-o", str(tmp_path / "out"), "--only", "same-again", "--only", "math"]
     program = f"import sys; from halfbyte.cli.main import run; sys.exit(run({arguments!r}))"
@@ -134,14 +134,14 @@ def test_a_killed_run_goes_on_without_asking_twice(server, fake, tmp_path):
     }
 
 
-def test_a_finished_run_is_asked_again(command, fake):
+def test_a_finished_run_is_repeated(command, fake):
     assert command("--only", "math") == 0
     once = len(fake.asked)
     assert command("--only", "math") == 0
     assert len(fake.asked) == 2 * once
 
 
-def test_a_server_that_was_started_anew_is_asked_again(fake, server, tmp_path):
+def test_a_restarted_server_gets_all_requests_again(fake, server, tmp_path):
     """A resumed run must not use the answers of another checkpoint."""
     from halfbyte.probe.client import Trace
 
@@ -157,7 +157,7 @@ def test_a_server_that_was_started_anew_is_asked_again(fake, server, tmp_path):
         assert trace.kept == 0
 
 
-def test_what_failed_is_asked_again_by_the_next_run_and_a_refusal_is_not(fake, server, tmp_path):
+def test_the_next_run_repeats_failures_but_not_refusals(fake, server, tmp_path):
     from halfbyte.endpoint.client import Endpoint
     from halfbyte.probe.client import Client, Trace
 
@@ -172,7 +172,7 @@ def test_what_failed_is_asked_again_by_the_next_run_and_a_refusal_is_not(fake, s
     assert (said.count("one"), said.count("two")) == (6, 1)
 
 
-def test_a_server_that_dies_is_said_and_the_rest_is_skipped(server, fake, probe):
+def test_a_dead_server_is_reported_and_the_other_probes_are_skipped(server, fake, probe):
     real = fake.say
 
     def die(body):
@@ -181,27 +181,27 @@ def test_a_server_that_dies_is_said_and_the_rest_is_skipped(server, fake, probe)
         return real(body)
 
     fake.say = die
-    found = probe("json", "math", "unicode-echo", timeout_s=3)
-    assert found["json"].verdict is Verdict.PASSED
-    assert found["unicode-echo"].verdict is Verdict.SKIPPED
-    assert "does not answer any more, since math" in found["unicode-echo"].measured
+    result = probe("json", "math", "unicode-echo", timeout_s=3)
+    assert result["json"].verdict is Verdict.PASSED
+    assert result["unicode-echo"].verdict is Verdict.SKIPPED
+    assert "does not answer any more, since math" in result["unicode-echo"].measured
 
 
-def test_what_does_not_fit_is_skipped_with_its_need_and_what_is_left(fake, probe):
+def test_probes_over_budget_are_skipped_with_estimate_and_time_left(fake, probe):
     fake.hangs["Write the first three entries again"] = 2.5  # both requests of the warm-up take longer than the budget
-    found = probe("math", "json", budget="4s")
-    assert {one.verdict for one in found.values()} == {Verdict.SKIPPED}
+    result = probe("math", "json", budget="4s")
+    assert {one.verdict for one in result.values()} == {Verdict.SKIPPED}
     form = r"does not fit the budget: needs about \d+\.\d s, 0\.0 s of 4\.0 s are left"
-    assert all(re.fullmatch(form, one.measured) for one in found.values())
+    assert all(re.fullmatch(form, one.measured) for one in result.values())
 
 
 def test_a_server_that_does_not_answer_the_warm_up_is_not_over_the_budget(fake, probe):
     fake.hangs["Write the first three entries again"] = 30
-    found = probe("math", "json", budget="2s", timeout_s=60.0)
-    assert all("did not answer the warm-up within the budget" in one.measured for one in found.values())
+    result = probe("math", "json", budget="2s", timeout_s=60.0)
+    assert all("did not answer the warm-up within the budget" in one.measured for one in result.values())
 
 
-def test_lengths_of_time():
+def test_durations():
     assert [parse_budget(text) for text in ("90s", "5m", "1.5h", " 2 min ", None)] == [90, 300, 5400, 120, None]
     for text in ("5", "m", "-3m", "0s", "5 days", ""):
         with pytest.raises(UsageError, match="is not a valid duration"):
@@ -223,23 +223,23 @@ def test_lengths_of_time():
         (["--model", "n"], 2, "the server has no model 'n'"),
     ],
 )
-def test_wrong_input_is_answered_with_a_sentence(arguments, code, sentence, command, capsys):
+def test_invalid_options_give_a_usage_error(arguments, code, sentence, command, capsys):
     assert command(*arguments) == code
     assert sentence in capsys.readouterr().err
     assert not (command.out / "probe.json").exists()
 
 
-def test_nobody_there_is_the_machine(tmp_path, capsys):
+def test_an_unreachable_server_is_a_machine_error(tmp_path, capsys):
     assert run(["probe", "http://127.0.0.1:9", "-o", str(tmp_path / "out")]) == 3
     assert "the server does not respond" in capsys.readouterr().err
 
 
-def test_list_asks_nothing(capsys):
+def test_list_sends_no_requests(capsys):
     assert run(["probe", "--list", "--only", "server"]) == 0
     assert "same-again" in capsys.readouterr().out
 
 
-def test_ctrl_c_ends_with_130_and_keeps_what_is_there(server, fake, tmp_path):
+def test_ctrl_c_exits_130_and_keeps_the_trace(server, fake, tmp_path):
     fake.token_delay = 0.2
     arguments = ["probe", server.url, "-o", str(tmp_path / "out"), "--only", "same-again"]
     program = f"import sys; from halfbyte.cli.main import run; sys.exit(run({arguments!r}))"

@@ -73,7 +73,7 @@ def test_a_key_that_a_model_repeats_is_printed_and_written_nowhere(option, comma
 
 
 @pytest.mark.parametrize("option", ["--quiet", "--json"])
-def test_half_a_character_stops_nothing(option, command, fake, monkeypatch):
+def test_a_lone_surrogate_does_not_stop_the_run(option, command, fake, monkeypatch):
     fake.answers[CALL["ask"]] = evil("\ud83d")
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "utf-8"))  # strict, as a pipe is
     assert command(option) == 1
@@ -83,7 +83,7 @@ def test_half_a_character_stops_nothing(option, command, fake, monkeypatch):
 @pytest.mark.parametrize(
     "text", ["\ufeff{line}\n", "{line}\r\n\r\n{line}", "{separated}\n"], ids=["mark", "windows", "separator"]
 )
-def test_files_from_elsewhere_are_read(text, tmp_path):
+def test_vendor_verifier_files_are_read(text, tmp_path):
     path = tmp_path / "requests.jsonl"
     separated = {**REQUEST, "messages": [{"role": "user", "content": "one\u2028two\x85three"}]}
     lines = {"line": json.dumps(REQUEST), "separated": json.dumps(separated, ensure_ascii=False)}
@@ -102,7 +102,7 @@ def test_files_from_elsewhere_are_read(text, tmp_path):
     ],
     ids=["deep", "null", "nameless", "number"],
 )  # fmt: skip
-def test_a_line_that_is_no_request_is_named(line, tmp_path):
+def test_an_invalid_line_is_named(line, tmp_path):
     path = tmp_path / "requests.jsonl"
     path.write_text(json.dumps(REQUEST) + "\n" + line)
     with pytest.raises(UsageError, match="not a valid request with tools") as caught:

@@ -97,8 +97,8 @@ def a_probe(name: str, seconds: float, *, repeats: bool = False) -> Probe:
 def a_catalogue(seed: int) -> list[Probe]:
     """Return 52 probes of 0.2 to 40 s in five groups; the long ones are mostly rungs."""
     rng = random.Random(seed)
-    found = [a_probe(f"{GROUPS[n % 4]}-{n}", 0.2 * 200 ** rng.random()) for n in range(39)]
-    return found + [a_probe(f"long-{n}", 1 + 0.5 * n, repeats=n > 0) for n in range(13)]
+    result = [a_probe(f"{GROUPS[n % 4]}-{n}", 0.2 * 200 ** rng.random()) for n in range(39)]
+    return result + [a_probe(f"long-{n}", 1 + 0.5 * n, repeats=n > 0) for n in range(13)]
 
 
 def changing(seed: int):
@@ -126,43 +126,43 @@ SERVERS = {
 def test_the_budget_is_used_and_nothing_that_fits_is_skipped(server, budget_s):
     for seed in range(25):
         probes = a_catalogue(seed)
-        found = Simulated(probes, budget_s, **SERVERS[server](seed, probes)).run()
-        assert sorted([*found.order, *found.skipped]) == sorted(one.name for one in probes)
-        if found.skipped or found.stopped:
-            assert found.used >= 1 - UNUSED, (seed, found.used)
-        for reason in found.skipped.values():
+        result = Simulated(probes, budget_s, **SERVERS[server](seed, probes)).run()
+        assert sorted([*result.order, *result.skipped]) == sorted(one.name for one in probes)
+        if result.skipped or result.stopped:
+            assert result.used >= 1 - UNUSED, (seed, result.used)
+        for reason in result.skipped.values():
             need, left, budget = map(float, re.findall(r"([\d.]+) s\b", reason.replace(",", "")))
             assert need >= left, reason
-            assert left == pytest.approx(budget_s - found.now, abs=0.06)
+            assert left == pytest.approx(budget_s - result.now, abs=0.06)
             assert budget == budget_s
-        assert len(found.stopped) <= 1  # the deadline can stop only the last one
+        assert len(result.stopped) <= 1  # the deadline can stop only the last one
 
 
 @pytest.mark.parametrize("server", ["as estimated", "fast", "five times faster than estimated", "stalls once"])
-def test_every_group_comes_first_and_a_fast_server_is_asked_everything(server):
+def test_every_group_starts_early_and_a_fast_server_gets_all_probes(server):
     for seed in range(25):
         probes = a_catalogue(seed)
-        found = Simulated(probes, 900, **SERVERS[server](seed, probes)).run()
-        assert {name.partition("-")[0] for name in found.order[: len(GROUPS)]} == set(GROUPS)
-        assert not found.skipped
-        last = max(found.order.index(one.name) for one in probes if not one.repeats)
-        assert last < min(found.order.index(one.name) for one in probes if one.repeats)
+        result = Simulated(probes, 900, **SERVERS[server](seed, probes)).run()
+        assert {name.partition("-")[0] for name in result.order[: len(GROUPS)]} == set(GROUPS)
+        assert not result.skipped
+        last = max(result.order.index(one.name) for one in probes if not one.repeats)
+        assert last < min(result.order.index(one.name) for one in probes if one.repeats)
 
 
-def test_a_probe_that_does_not_fit_stops_no_other():
+def test_a_probe_over_budget_does_not_stop_others():
     probes = [a_probe("card-huge", 10_000), *(a_probe(f"{group}-{n}", 2) for n in range(5) for group in GROUPS)]
-    found = Simulated(probes, 60).run()
-    assert len(found.order) == 26
-    assert found.order[-1] == "card-huge"  # tried for the ten seconds that are left, and stopped
-    assert (found.stopped, found.skipped, found.used) == (["card-huge"], {}, 1.0)
+    result = Simulated(probes, 60).run()
+    assert len(result.order) == 26
+    assert result.order[-1] == "card-huge"  # tried for the ten seconds that are left, and stopped
+    assert (result.stopped, result.skipped, result.used) == (["card-huge"], {}, 1.0)
 
 
 def test_half_of_the_time_covers_about_half_of_every_group():
     """Cheapest first over all groups would spend the time on one kind of question."""
     sizes = {"card": (13, 2.0), "server": (12, 1.0), "tools": (6, 2.0), "prose": (7, 4.0)}  # number and seconds
     probes = [a_probe(f"{group}-{n}", seconds) for group, (count, seconds) in sizes.items() for n in range(count)]
-    found = Simulated(probes, 40).run()
-    ran = Counter(name.partition("-")[0] for name in found.order if name not in found.stopped)
+    result = Simulated(probes, 40).run()
+    ran = Counter(name.partition("-")[0] for name in result.order if name not in result.stopped)
     assert all(0.4 <= ran[group] / count <= 0.7 for group, (count, _) in sizes.items()), ran
 
 
@@ -177,13 +177,13 @@ def test_requests_in_a_batch_are_estimated_as_faster_than_one_by_one():
 def test_a_pessimistic_first_estimate_is_corrected():
     """The demo's case: the warm-up reads 5 times too slow, and all probes fit."""
     probes = [a_probe(f"{GROUPS[n % 5]}-{n}", 10) for n in range(50)]
-    found = Simulated(probes, 101, slowness=lambda _: 0.2).run()
-    assert len(found.order) == 50
-    assert (found.skipped, found.tried) == ({}, [])
+    result = Simulated(probes, 101, slowness=lambda _: 0.2).run()
+    assert len(result.order) == 50
+    assert (result.skipped, result.tried) == ({}, [])
 
 
 @pytest.mark.parametrize("factors", [{"card": 0.2, "server": 5.0}, {"card": 5.0, "server": 0.2}])
-def test_each_group_has_a_correction_of_its_own(factors):
+def test_each_group_has_its_own_correction(factors):
     probes = [a_probe(f"{group}-{n}", 5) for n in range(12) for group in factors]
     now = 0.0
     schedule = Schedule(probes, None, Speed(1000, 1.0, 50, 1.0), Clock(900, now=lambda: now))
@@ -196,7 +196,7 @@ def test_each_group_has_a_correction_of_its_own(factors):
     assert schedule.need(a_probe("tools-first", 8)) > 8 * min(factors.values())
 
 
-def test_a_server_that_becomes_slower_is_believed_soon():
+def test_estimates_adapt_to_a_server_that_slows_down():
     probes = [a_probe(f"card-{n}", 5) for n in range(20)]
     schedule = Schedule(probes, None, Speed(1000, 1.0, 50, 1.0), Clock(900, now=lambda: 0.0))
     for taken in (*[1.0] * 10, *[10.0] * 4):
@@ -218,20 +218,22 @@ WARM_UP = "Write the first three entries again"
 def test_a_slow_warm_up_skips_nothing_where_the_probes_are_fast(fake, probe):
     fake.hangs[WARM_UP] = 3.0  # four hundred tokens a second, as the warm-up sees it: the rungs seem to take minutes
     began = time.monotonic()
-    found = probe("math", "json", "context-12", "context-50", "context-98", "same-again", budget="40s", context="65536")
+    result = probe(
+        "math", "json", "context-12", "context-50", "context-98", "same-again", budget="40s", context="65536"
+    )
     assert time.monotonic() - began < 40
-    assert {name: one.measured for name, one in found.items() if one.verdict is not Verdict.PASSED} == {}
+    assert {name: one.measured for name, one in result.items() if one.verdict is not Verdict.PASSED} == {}
 
 
-def test_what_the_deadline_stops_is_skipped_and_not_broken(fake, probe):
+def test_a_probe_stopped_by_the_deadline_is_skipped_not_broken(fake, probe):
     fake.hangs["17 * 23"] = 30.0
     began = time.monotonic()
-    found = probe("math", "json", budget="5s", timeout_s=60.0)
+    result = probe("math", "json", budget="5s", timeout_s=60.0)
     assert 4.7 < time.monotonic() - began < 12
-    assert found["json"].verdict is Verdict.PASSED
-    assert found["math"].verdict is Verdict.SKIPPED
+    assert result["json"].verdict is Verdict.PASSED
+    assert result["math"].verdict is Verdict.SKIPPED
     assert re.fullmatch(
-        r"does not fit the budget: stopped after [45]\.\d s, when the budget of 5\.0 s ended", found["math"].measured
+        r"does not fit the budget: stopped after [45]\.\d s, when the budget of 5\.0 s ended", result["math"].measured
     )
 
 
@@ -240,21 +242,21 @@ def test_a_server_that_hangs_until_the_deadline_is_broken(fake, probe, monkeypat
 
     monkeypatch.setattr(run, "_LOOK_S", 0.5)
     fake.hangs["17 * 23"] = fake.hangs["Hello."] = 30.0
-    found = probe("math", "json", "unicode-echo", budget="4s", timeout_s=60.0)
-    assert found["math"].verdict is Verdict.BROKEN
-    assert "does not answer any more, since math" in found["math"].measured
+    result = probe("math", "json", "unicode-echo", budget="4s", timeout_s=60.0)
+    assert result["math"].verdict is Verdict.BROKEN
+    assert "does not answer any more, since math" in result["math"].measured
 
 
 def test_nothing_is_sent_after_the_deadline(fake, probe):
     """Sequential requests: the budget stops them together, not each after another second."""
     fake.token_delay = 0.2
     began = time.monotonic()
-    found = probe("same-again", budget="3s")
+    result = probe("same-again", budget="3s")
     assert time.monotonic() - began < 8
-    assert found["same-again"].verdict is Verdict.SKIPPED
+    assert result["same-again"].verdict is Verdict.SKIPPED
 
 
-def test_answers_that_another_probe_has_asked_for_cost_nothing(tmp_path):
+def test_shared_answers_cost_nothing(tmp_path):
     probes = {one.name: one for one in (*TOOLS, *PROSE)}
     names = ("tool-schema", "tool-trigger", "tool-ids", "tool-parallel", "tool-streaming", "tool-markup")
     with setting_of(tmp_path, lambda _: Said("Hello."), {}) as (setting, _):

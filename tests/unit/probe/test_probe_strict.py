@@ -16,18 +16,18 @@ FORM = "functions.{name}:{index}"
 
 
 def ids(*names):
-    found = wrong_ids([call("f", {}, id=name) for name in names], FORM, Answer("1"))
-    return [one.what for one in found]
+    result = wrong_ids([call("f", {}, id=name) for name in names], FORM, Answer("1"))
+    return [one.what for one in result]
 
 
-def test_ids_are_unlike_each_other_and_count_up():
+def test_call_ids_are_unique_and_increase():
     assert ids("functions.f:3", "functions.f:4") == []
     assert ids("functions.f:0", "functions.f:2") == ["number 2 instead of 1"]
     assert "duplicate id" in ids("functions.f:0", "functions.f:0")
     assert wrong_ids([call("f", {}, id="x"), call("f", {}, id="x")], None, Answer("1"))  # also where any form will do
 
 
-def test_a_schema_that_points_elsewhere_is_not_fetched(monkeypatch):
+def test_a_remote_schema_reference_is_not_fetched(monkeypatch):
     asked = []
     monkeypatch.setattr("urllib.request.urlopen", lambda *given, **_: asked.append(given))
     assert violation({}, {"$ref": "http://127.0.0.1:9/schema.json"}) is None
@@ -44,23 +44,23 @@ def test_some_valid_calls_are_not_enough(tmp_path):
         said = right(body)
         return Said(calls=[call("weather", {})]) if "Oslo" in str(body["messages"]) else said
 
-    found = run("tool-schema", tmp_path, half)
-    assert found.verdict is Verdict.FAILED
-    assert found.numbers["valid"]["found"] > 0
+    result = run("tool-schema", tmp_path, half)
+    assert result.verdict is Verdict.FAILED
+    assert result.numbers["valid"]["found"] > 0
 
 
-def test_another_text_in_a_stream_is_another_answer(tmp_path):
+def test_a_stream_with_other_text_fails(tmp_path):
     def say(body):
         said = right(body)
         return said if said.calls or not body.get("stream") else Said("Good evening.")
 
-    found = run("tool-streaming", tmp_path, say, streamed=12)
-    assert found.verdict is Verdict.FAILED
-    assert any("the text differs from the plain answer" in one.what for one in found.shown)
+    result = run("tool-streaming", tmp_path, say, streamed=12)
+    assert result.verdict is Verdict.FAILED
+    assert any("the text differs from the plain answer" in one.what for one in result.shown)
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(1, Verdict.FAILED), (0.5, Verdict.PASSED)])
-def test_the_share_that_is_needed_is_the_section_s(share, verdict, tmp_path):
+def test_the_needed_share_comes_from_the_profile(share, verdict, tmp_path):
     def say(body):
         said = right(body)
         if len(said.calls) > 1 and "Oslo" in str(body["messages"]):
@@ -80,7 +80,7 @@ def test_a_loop_that_was_cut_off_is_counted_once():
     assert _unfinished(Answer("1", content="It goes on", finish_reason="length"))
 
 
-def test_an_answer_that_is_none_is_not_counted():
+def test_failed_requests_are_not_counted():
     answers = [
         Answer("1", content="x", finish_reason="length"),
         Answer("2", content="x", finish_reason="length", error="no"),
@@ -89,7 +89,7 @@ def test_an_answer_that_is_none_is_not_counted():
     assert (rate.bad, rate.answers, len(shown)) == ((1,), (1,), 1)
 
 
-def test_asking_a_reference_costs_as_much_again(tmp_path):
+def test_a_reference_doubles_the_cost(tmp_path):
     costs = []
     for name, against in (("a", None), ("b", lambda _: Said("x"))):
         (tmp_path / name).mkdir()
@@ -98,7 +98,7 @@ def test_asking_a_reference_costs_as_much_again(tmp_path):
     assert costs[1] == 2 * costs[0]
 
 
-def test_chance_is_no_failure():
+def test_a_difference_by_chance_does_not_fail():
     """Six prompts of six may all be worse by chance once in 64 runs, seven once in 128."""
     none = Rate((0,) * 20, (2,) * 20)
     for worse, too_high in ((3, False), (6, False), (7, True)):
@@ -114,8 +114,8 @@ def test_prompts_that_one_side_did_not_answer_are_not_compared():
 
 
 def test_no_call_at_all_is_a_failure_where_one_is_wanted(tmp_path):
-    found = run("tool-schema", tmp_path, lambda _: Said("I would rather talk."))
-    assert (found.verdict, found.cause) == (Verdict.FAILED, "tool-parser")
+    result = run("tool-schema", tmp_path, lambda _: Said("I would rather talk."))
+    assert (result.verdict, result.cause) == (Verdict.FAILED, "tool-parser")
 
 
 @pytest.mark.parametrize("markup", ["<think>", "</think>", "◁think▷", "◁/think▷"])
@@ -143,7 +143,7 @@ def test_garbage_is_found(text):
     assert wrong_text(Answer("1", content=text))
 
 
-def test_words_are_no_garbage():
+def test_words_are_not_garbage():
     assert wrong_text(Answer("1", content="Good morning!!! It is 5 o'clock, and the birds sing.")) == []
 
 
@@ -161,8 +161,8 @@ def test_copies_are_asked_for_in_turns_with_the_known_failures_first(tmp_path):
         setting,
         _,
     ):
-        found = COPYING.run(setting)
-    assert (found.verdict, found.measured) == (Verdict.FAILED, "1 / 2 copied")
+        result = COPYING.run(setting)
+    assert (result.verdict, result.measured) == (Verdict.FAILED, "1 / 2 copied")
 
 
 def test_the_text_before_a_prompt_fits_the_context(tmp_path):

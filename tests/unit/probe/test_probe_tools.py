@@ -64,15 +64,15 @@ def verdicts(tmp_path, say, **more):
         return {name: probe.run(setting) for name, probe in PROBES.items()}
 
 
-def failed(found):
-    return {name for name, one in found.items() if one.verdict is Verdict.FAILED}
+def failed(result):
+    return {name for name, one in result.items() if one.verdict is Verdict.FAILED}
 
 
-def test_a_sound_server_passes_all_of_them(tmp_path):
-    found = verdicts(tmp_path, right)
-    assert {one.verdict for one in found.values()} == {Verdict.PASSED}
-    assert found["tool-schema"].measured == "20 / 20 valid"  # ten whole and ten streamed
-    assert found["tool-trigger"].numbers["f1"] == 1
+def test_a_healthy_server_passes_all_tool_probes(tmp_path):
+    result = verdicts(tmp_path, right)
+    assert {one.verdict for one in result.values()} == {Verdict.PASSED}
+    assert result["tool-schema"].measured == "20 / 20 valid"  # ten whole and ten streamed
+    assert result["tool-trigger"].numbers["f1"] == 1
 
 
 FAULTS = {
@@ -97,19 +97,19 @@ FAULTS = {
 
 @pytest.mark.parametrize(("faults", "probe"), FAULTS.values(), ids=FAULTS)
 def test_each_fault_is_found(tmp_path, faults, probe):
-    found = verdicts(tmp_path, changed(**faults))
-    assert probe in failed(found)
-    assert found[probe].shown
-    assert found[probe].cause
+    result = verdicts(tmp_path, changed(**faults))
+    assert probe in failed(result)
+    assert result[probe].shown
+    assert result[probe].cause
 
 
 def test_a_server_that_calls_where_nothing_is_wanted_loses_precision(tmp_path):
-    found = verdicts(tmp_path, lambda body: Said(calls=[call("weather", {"city": "Oslo"})]))["tool-trigger"]
-    assert found.verdict is Verdict.FAILED
-    assert (found.numbers["precision"], found.numbers["recall"]) == (8 / 12, 1)
+    result = verdicts(tmp_path, lambda body: Said(calls=[call("weather", {"city": "Oslo"})]))["tool-trigger"]
+    assert result.verdict is Verdict.FAILED
+    assert (result.numbers["precision"], result.numbers["recall"]) == (8 / 12, 1)
 
 
-def test_the_bar_is_what_the_reference_agrees_with_itself(tmp_path):
+def test_the_threshold_is_the_self_agreement_of_the_reference(tmp_path):
     """A reference that decides randomly cannot set a higher bar than its own rate; a consistent one does."""
     seen = Counter()
 
@@ -119,27 +119,27 @@ def test_the_bar_is_what_the_reference_agrees_with_itself(tmp_path):
         return right(body) if seen[question] % 2 else Said("No.")
 
     shy = changed(calls=[], content="No.")
-    found = verdicts(tmp_path, shy, against=right)["tool-trigger"]
-    assert found.verdict is Verdict.FAILED
-    assert found.numbers["reference_with_itself"]["f1"] == 1
+    result = verdicts(tmp_path, shy, against=right)["tool-trigger"]
+    assert result.verdict is Verdict.FAILED
+    assert result.numbers["reference_with_itself"]["f1"] == 1
     (tmp_path / "b").mkdir()
-    found = verdicts(tmp_path / "b", right, against=unsteady)["tool-trigger"]
-    assert found.numbers["least_f1"] < 0.95
+    result = verdicts(tmp_path / "b", right, against=unsteady)["tool-trigger"]
+    assert result.numbers["least_f1"] < 0.95
 
 
-def test_without_answers_it_is_broken(tmp_path):
-    found = verdicts(tmp_path, lambda _: Said(status=400))
-    assert {one.verdict for one in found.values()} == {Verdict.BROKEN}
+def test_no_answers_are_broken(tmp_path):
+    result = verdicts(tmp_path, lambda _: Said(status=400))
+    assert {one.verdict for one in result.values()} == {Verdict.BROKEN}
 
 
 def test_f1_is_counted_as_the_vendor_verifier_does():
-    found = agreement([True, True, False, False, True], [True, False, True, False, True])
-    assert (found.both, found.only_ours, found.only_theirs, found.neither) == (2, 1, 1, 1)
-    assert (found.precision, found.recall, found.f1) == (2 / 3, 2 / 3, 2 / 3)
+    result = agreement([True, True, False, False, True], [True, False, True, False, True])
+    assert (result.both, result.only_ours, result.only_theirs, result.neither) == (2, 1, 1, 1)
+    assert (result.precision, result.recall, result.f1) == (2 / 3, 2 / 3, 2 / 3)
     assert agreement([], []).f1 == 1
 
 
-def test_a_schema_that_points_to_the_net_is_not_fetched_and_not_judged():
+def test_a_remote_schema_reference_is_neither_fetched_nor_judged():
     schema = {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/none.json"}}}
     assert violation({"a": 1}, schema) is None
     assert violation([], schema) is not None
@@ -184,7 +184,7 @@ def test_the_vendor_verifiers_files_are_read_and_written(tmp_path):
 @pytest.mark.parametrize(
     "line", ["{", "[]", '{"messages": []}', '{"messages": [{}], "tools": [{}]}', '{"tools": [{}]}']
 )
-def test_a_line_that_is_no_request_is_refused_with_its_number(tmp_path, line):
+def test_an_invalid_request_line_is_refused_with_its_number(tmp_path, line):
     file = tmp_path / "samples.jsonl"
     file.write_text(json.dumps({"messages": [{"role": "user", "content": "x"}], "tools": [TOOL]}) + f"\n\n{line}\n")
     with pytest.raises(UsageError) as caught:

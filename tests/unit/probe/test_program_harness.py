@@ -26,7 +26,7 @@ def held(program: str, tests=TESTS) -> bool:
         "import sys\nsys.stderr.write('a warning')",
     ],
 )  # fmt: skip
-def test_right_programs_are_right_however_they_end(more):
+def test_right_programs_pass_however_they_exit(more):
     assert held(RIGHT + more)
 
 
@@ -43,11 +43,11 @@ def test_right_programs_are_right_however_they_end(more):
         "import os, sys\nif not sys.flags.optimize:\n    os.execv(sys.executable, [sys.executable, '-O', sys.argv[0]])",
     ],
 )  # fmt: skip
-def test_wrong_programs_are_wrong_whatever_they_do(more):
+def test_wrong_programs_fail_whatever_they_do(more):
     assert not held(WRONG + more)
 
 
-def test_an_exit_with_an_error_stays_one_and_names_it():
+def test_an_exit_with_an_error_is_reported():
     ran, good = run_tested(
         RIGHT + "import sys\nsys.exit(3)", TESTS, tier=Tier("bare", Bare()), limits=Limits(seconds=20)
     )

@@ -9,11 +9,11 @@ SERVER = ["stop-strings", "max-tokens", "logprobs", "usage", "stream-equals-plai
           "cancellation", "same-again", "same-in-batch", "same-warm", "malformed"]  # fmt: skip
 
 
-def test_a_sound_server_passes_all(fake, probe):
+def test_a_healthy_server_passes_all_server_probes(fake, probe):
     fake.token_delay = 0.001
-    found = probe("server")
-    assert list(found) == SERVER
-    assert {name: one.measured for name, one in found.items() if one.verdict is not Verdict.PASSED} == {}
+    result = probe("server")
+    assert list(result) == SERVER
+    assert {name: one.measured for name, one in result.items() if one.verdict is not Verdict.PASSED} == {}
     assert fake.most_busy >= 4
 
 
@@ -54,7 +54,7 @@ def test_a_fault_is_found(fault, name, what, fake, probe, monkeypatch):
     assert finding.cause
 
 
-def test_a_difference_at_a_near_tie_is_told_but_is_no_fault():
+def test_a_difference_at_a_near_tie_is_reported_but_passes():
     from halfbyte.probe.answers import Answer
     from halfbyte.probe.server import compare
 
@@ -70,7 +70,7 @@ def test_a_difference_at_a_near_tie_is_told_but_is_no_fault():
     assert sure.verdict is Verdict.FAILED
 
 
-def test_cancelled_requests_are_really_sent_again_by_a_later_run(fake, probe):
+def test_canceled_requests_are_sent_again_by_a_later_run(fake, probe):
     """The trace has their answers, but it is the hanging up that is looked at."""
     probe("cancellation")
     once = len(fake.asked)
@@ -84,13 +84,13 @@ def test_no_usable_answers_are_an_infrastructure_failure(fault, fake, probe):
         fake.fails[""] = 503
     else:
         fake.hangs[""] = 0.5
-    found = probe("math", "same-again", timeout_s=0.2)
-    assert found["math"].verdict is Verdict.BROKEN
+    result = probe("math", "same-again", timeout_s=0.2)
+    assert result["math"].verdict is Verdict.BROKEN
     # One that does not say hello within the time for a request either is not asked for more.
-    assert found["same-again"].verdict is (Verdict.BROKEN if fault == "fails" else Verdict.SKIPPED)
+    assert result["same-again"].verdict is (Verdict.BROKEN if fault == "fails" else Verdict.SKIPPED)
 
 
-def test_a_server_without_log_probabilities_is_told_and_not_failed(fake, probe):
+def test_missing_log_probabilities_are_reported_not_failed(fake, probe):
     """Good servers have none, and agents do not need them; unchecked properties do not count as passed either."""
     fake.wrong.add("no logprobs")
     finding = probe("logprobs")["logprobs"]
@@ -98,14 +98,14 @@ def test_a_server_without_log_probabilities_is_told_and_not_failed(fake, probe):
     assert "reports no log-probabilities" in finding.measured
 
 
-def test_a_limit_is_looked_at_also_where_nobody_counts(fake, probe):
+def test_max_tokens_is_checked_without_usage(fake, probe):
     fake.wrong |= {"no usage", "ignores max_tokens"}
     assert probe("max-tokens")["max-tokens"].verdict is Verdict.FAILED
     fake.wrong.remove("ignores max_tokens")
     assert probe("max-tokens")["max-tokens"].verdict is Verdict.PASSED
 
 
-def test_a_stop_that_comes_too_early_is_no_stop(fake, probe):
+def test_a_stop_that_comes_too_early_fails(fake, probe):
     real = fake.say
     fake.say = lambda body: Say("") if body.get("stop") else real(body)
     finding = probe("stop-strings")["stop-strings"]

@@ -301,15 +301,15 @@ def test_what_comes_in_cannot_be_changed(isolated: Tier):
 
 
 def _processes(mark: str) -> list[int]:
-    found = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if mark in _text(path)]
-    return [pid for pid in found if pid != os.getpid()]
+    result = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if mark in _text(path)]
+    return [pid for pid in result if pid != os.getpid()]
 
 
 def _sandboxed(ours: int, program: str) -> list[int]:
     from halfbyte.sandbox.process import descendants
 
-    found = descendants(ours)
-    return found if any(_text(Path(f"/proc/{pid}/cmdline")).endswith(program + "\0") for pid in found) else []
+    result = descendants(ours)
+    return result if any(_text(Path(f"/proc/{pid}/cmdline")).endswith(program + "\0") for pid in result) else []
 
 
 def _text(path: Path) -> str:

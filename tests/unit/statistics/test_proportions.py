@@ -8,22 +8,22 @@ import pytest
 from halfbyte.statistics.proportions import sign_test, wilson
 
 
-@pytest.mark.parametrize(("found", "count"), [(0, 64), (12, 64), (64, 64), (1, 10), (1, 1), (0, 1)])
-def test_wilsons_ends_are_the_shares_that_lie_two_errors_from_what_was_found(found, count):
-    low, high = wilson(found, count)
-    assert 0 <= low <= found / count <= high <= 1
-    for end, is_limit in ((low, found == 0), (high, found == count)):
-        distance = abs(end - found / count)
+@pytest.mark.parametrize(("successes", "count"), [(0, 64), (12, 64), (64, 64), (1, 10), (1, 1), (0, 1)])
+def test_wilson_bounds_solve_the_score_equation(successes, count):
+    low, high = wilson(successes, count)
+    assert 0 <= low <= successes / count <= high <= 1
+    for end, is_limit in ((low, successes == 0), (high, successes == count)):
+        distance = abs(end - successes / count)
         expected = 0.0 if is_limit else 1.959964 * math.sqrt(end * (1 - end) / count)
         assert distance == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_ends_are_closed_exactly():
+def test_wilson_bounds_are_exact_at_0_and_n():
     assert {wilson(0, count)[0] for count in range(1, 300)} == {0.0}
     assert {wilson(count, count)[1] for count in range(1, 300)} == {1.0}
 
 
-def test_of_nothing_nothing_is_known():
+def test_wilson_interval_of_no_items_is_0_to_1():
     assert wilson(0, 0) == (0.0, 1.0)
 
 

@@ -39,9 +39,9 @@ def compare(loss, seed):
 def against_itself():
     patch = pytest.MonkeyPatch()
     patch.setattr(sampling, "RESAMPLES", 20)
-    found = list(compare(0.0, 1))
+    result = list(compare(0.0, 1))
     patch.undo()
-    return found
+    return result
 
 
 def share(truths):
@@ -64,10 +64,10 @@ def test_false_alarms_of_each_test(against_itself):
     assert share(one.decides.p_value <= 0.05 for one in seeds) == pytest.approx(0.049, abs=0.02)
 
 
-def test_a_model_is_no_regression_of_itself(against_itself):
-    for found in ([one.decides for one, _ in against_itself], [one for _, one in against_itself]):
-        assert share(one.verdict.loss_is_sure for one in found) <= 0.05 + 0.02
-        assert share(one.verdict.label == "REGRESSION" for one in found) <= 0.05 + 0.02
+def test_a_model_is_not_a_regression_of_itself(against_itself):
+    for result in ([one.decides for one, _ in against_itself], [one for _, one in against_itself]):
+        assert share(one.verdict.loss_is_sure for one in result) <= 0.05 + 0.02
+        assert share(one.verdict.label == "REGRESSION" for one in result) <= 0.05 + 0.02
     # Twenty comparisons of the issue, at the nominal level: more than four alarms would be one in four hundred.
     assert sum(one.verdict.label == "REGRESSION" for _, one in against_itself[:20]) <= 4
 
@@ -81,8 +81,8 @@ def test_arms_swapped_item_by_item_alarm_at_the_nominal_level():
     alarms = 0
     for _ in range(RUNS):
         swap = random.random(600) < 0.5
-        found = paired(np.where(swap, candidate, reference), np.where(swap, reference, candidate))
-        alarms += found.verdict.label == "REGRESSION"
+        result = paired(np.where(swap, candidate, reference), np.where(swap, reference, candidate))
+        alarms += result.verdict.label == "REGRESSION"
     assert 0.02 <= alarms / RUNS <= 0.07  # 5 %, exact: a little less
 
 
@@ -107,5 +107,5 @@ def test_losses_are_found_about_as_often_as_the_table_says(loss, mcnemar, decide
 
 
 def test_a_loss_at_the_margin_is_accepted_in_one_of_twenty():
-    found = [one.decides.verdict.label for one, _ in compare(0.01, 5)]
-    assert share(label == "ACCEPT" for label in found) <= 0.05 + 0.02
+    result = [one.decides.verdict.label for one, _ in compare(0.01, 5)]
+    assert share(label == "ACCEPT" for label in result) <= 0.05 + 0.02

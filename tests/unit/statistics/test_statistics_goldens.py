@@ -42,9 +42,9 @@ def test_students_quantile(share, freedom, expected):
     assert t_quantile(share, freedom) == pytest.approx(expected, rel=1e-7, abs=1e-12)
 
 
-@pytest.mark.parametrize(("found", "count", "confidence", "low", "high"), GOLDEN["wilson"])
-def test_wilson(found, count, confidence, low, high):
-    assert wilson(found, count, confidence) == close((low, high))
+@pytest.mark.parametrize(("successes", "count", "confidence", "low", "high"), GOLDEN["wilson"])
+def test_wilson(successes, count, confidence, low, high):
+    assert wilson(successes, count, confidence) == close((low, high))
 
 
 @pytest.mark.parametrize(("better", "worse", "expected"), GOLDEN["mcnemar"])
@@ -79,54 +79,54 @@ def test_items_needed(psi, margin, expected):
 
 
 def test_accuracy():
-    found, clustered = accuracy(SCORES["candidate"], SCORES["clusters"]), SCORES["accuracy_clustered"]
-    assert found.standard_error == close(SCORES["accuracy_error"])
-    assert found.clustered_error == close(clustered["error"])
-    assert found.clustered == close(clustered["interval"])
-    assert found.interval == found.clustered
+    result, clustered = accuracy(SCORES["candidate"], SCORES["clusters"]), SCORES["accuracy_clustered"]
+    assert result.standard_error == close(SCORES["accuracy_error"])
+    assert result.clustered_error == close(clustered["error"])
+    assert result.clustered == close(clustered["interval"])
+    assert result.interval == result.clustered
 
 
 def test_pairs_by_clusters():
-    found, expected = (
+    result, expected = (
         paired(SCORES["candidate"], SCORES["reference"], SCORES["clusters"]),
         SCORES["difference_clustered"],
     )
-    assert found.better + found.worse >= 20
-    assert found.method == "t over 12 clusters"
-    assert found.interval == close(expected["interval"])
-    assert (found.verdict.lower, found.verdict.upper) == close(expected["bounds"])
-    assert found.p_value == close(expected["p"], 1e-8)
+    assert result.better + result.worse >= 20
+    assert result.method == "t over 12 clusters"
+    assert result.interval == close(expected["interval"])
+    assert (result.verdict.lower, result.verdict.upper) == close(expected["bounds"])
+    assert result.p_value == close(expected["p"], 1e-8)
 
 
 def test_unpaired_z():
-    found = paired(SCORES["candidate"], SCORES["reference"])
-    assert [found.unpaired_z, found.unpaired_p] == close(SCORES["unpaired"])
+    result = paired(SCORES["candidate"], SCORES["reference"])
+    assert [result.unpaired_z, result.unpaired_p] == close(SCORES["unpaired"])
 
 
 def test_the_bootstrap_is_the_percentile_one():
-    found = paired(SCORES["candidate"], SCORES["reference"])
+    result = paired(SCORES["candidate"], SCORES["reference"])
     # Two draws of ten thousand resamples; a mean of 240 items moves in steps of 1 / 240.
-    assert found.bootstrap == pytest.approx(SCORES["bootstrap"], abs=1.01 / 240)
+    assert result.bootstrap == pytest.approx(SCORES["bootstrap"], abs=1.01 / 240)
 
 
 def test_seeds():
-    found, expected = over_seeds(SEEDS["candidate"], SEEDS["reference"]), SEEDS["items"]
-    assert found.decides.method == "t over items"
-    assert found.decides.p_value == close(expected["p"], 1e-8)
-    assert found.decides.interval == close(expected["interval"])
-    assert (found.decides.verdict.lower, found.decides.verdict.upper) == close(expected["bounds"])
-    assert found.decides.verdict.p_worse == close(expected["p_worse"], 1e-8)
-    assert [found.z_sample, found.z_p] == close(SEEDS["z"])
-    assert found.welch_p == close(SEEDS["welch_p"], 1e-8)
-    assert found.z_population == close(found.z_sample * math.sqrt(3 / 2))
+    result, expected = over_seeds(SEEDS["candidate"], SEEDS["reference"]), SEEDS["items"]
+    assert result.decides.method == "t over items"
+    assert result.decides.p_value == close(expected["p"], 1e-8)
+    assert result.decides.interval == close(expected["interval"])
+    assert (result.decides.verdict.lower, result.decides.verdict.upper) == close(expected["bounds"])
+    assert result.decides.verdict.p_worse == close(expected["p_worse"], 1e-8)
+    assert [result.z_sample, result.z_p] == close(SEEDS["z"])
+    assert result.welch_p == close(SEEDS["welch_p"], 1e-8)
+    assert result.z_population == close(result.z_sample * math.sqrt(3 / 2))
 
 
 def test_throughput():
     a, b = SPEEDS["a"], SPEEDS["b"]
-    found = throughput_ratio(a, b)
-    assert found.interval == close(SPEEDS["abba"])
-    assert found.drift == close(math.expm1(SPEEDS["drift"]["slope"] * 15))
-    assert found.drift_p == close(SPEEDS["drift"]["p"], 1e-8)
+    result = throughput_ratio(a, b)
+    assert result.interval == close(SPEEDS["abba"])
+    assert result.drift == close(math.expm1(SPEEDS["drift"]["slope"] * 15))
+    assert result.drift_p == close(SPEEDS["drift"]["p"], 1e-8)
     geometric = [np.sqrt(np.prod(np.reshape(arm, (4, 2)), axis=1)).tolist() for arm in (a, b)]
     starts = throughput_ratio(np.reshape(a, (4, 2)).tolist(), np.reshape(b, (4, 2)).tolist(), "sequential")
     assert starts.interval == close(SPEEDS["sequential"])

@@ -62,48 +62,48 @@ def test_twenty_comparisons_of_neighbours():
 def test_pairs_of_any_two_passes():
     """Pairs share passes, so these are not independent, and no binomial bound holds: 2 points above the level."""
     drawn = np.random.default_rng(1)
-    found = 0
+    result = 0
     for _ in range(RUNS):
         one, other = drawn.choice(40, 2, replace=False)
-        found += alarms([(PASSES[one], PASSES[other])])
-    assert found / RUNS <= ALPHA + 0.02
-    assert found > 0, "a level of 5 % and not of 0"
+        result += alarms([(PASSES[one], PASSES[other])])
+    assert result / RUNS <= ALPHA + 0.02
+    assert result > 0, "a level of 5 % and not of 0"
 
 
 def test_swapped_item_by_item_the_level_is_exact():
     """Two passes whose answers are swapped by coins are equals, whatever the model is; here alarms are independent."""
     drawn = np.random.default_rng(2)
-    found = 0
+    result = 0
     for _ in range(RUNS):
         one, other = PASSES[drawn.choice(40, 2, replace=False)]
         swap = drawn.random(PASSES.shape[1]) < 0.5
-        found += alarms([(np.where(swap, other, one), np.where(swap, one, other))])
+        result += alarms([(np.where(swap, other, one), np.where(swap, one, other))])
     assert most_alarms(RUNS, 0.001) == 131
-    assert 0.01 * RUNS < found <= most_alarms(RUNS, 0.001)
+    assert 0.01 * RUNS < result <= most_alarms(RUNS, 0.001)
 
 
 def test_means_of_three_passes_keep_the_level():
     """Swapped item by item as above: six of forty passes at a time share so many that no binomial bound would hold."""
     drawn = np.random.default_rng(3)
-    found = 0
+    result = 0
     for _ in range(RUNS // 2):
         six = PASSES[drawn.choice(40, 6, replace=False)]
         swap = drawn.random(PASSES.shape[1]) < 0.5
         one, other = np.where(swap, six[3:], six[:3]), np.where(swap, six[:3], six[3:])
-        found += over_seeds(one, other).decides.verdict.label == "REGRESSION"
-    assert 0.02 * RUNS / 2 < found <= most_alarms(RUNS // 2, 0.001)
+        result += over_seeds(one, other).decides.verdict.label == "REGRESSION"
+    assert 0.02 * RUNS / 2 < result <= most_alarms(RUNS // 2, 0.001)
 
 
 @pytest.mark.parametrize(("lost", "share_found"), [(0.10, 0.5), (0.20, 0.99)])
 def test_a_loss_that_was_put_in_is_found(lost, share_found):
     """Of the right answers of one pass so many are made wrong, at random: a real difference on the same items."""
     drawn = np.random.default_rng(4)
-    found = 0
+    result = 0
     for _ in range(400):
         one, other = PASSES[drawn.choice(40, 2, replace=False)]
         worse = np.where(drawn.random(one.shape) < lost, 0, one)
-        found += alarms([(worse, other)])
-    assert found / 400 >= share_found
+        result += alarms([(worse, other)])
+    assert result / 400 >= share_found
 
 
 def test_twenty_comparisons_with_a_loss_of_a_fifth_all_find_it():

@@ -33,21 +33,21 @@ def judged(difference=0.0, lower=-0.02, upper=0.02, p_worse=0.5, items=1319, spr
     ],
 )
 def test_the_three_verdicts(difference, lower, upper, p_worse, label, loss_is_sure, beyond_margin):
-    found = judged(difference, lower, upper, p_worse)
-    assert (found.label, found.loss_is_sure, found.beyond_margin) == (label, loss_is_sure, beyond_margin)
-    assert found.sentence().startswith(label)
-    assert (found.items_to_decide is None) == (label != "INCONCLUSIVE")
+    result = judged(difference, lower, upper, p_worse)
+    assert (result.label, result.loss_is_sure, result.beyond_margin) == (label, loss_is_sure, beyond_margin)
+    assert result.sentence().startswith(label)
+    assert (result.items_to_decide is None) == (label != "INCONCLUSIVE")
 
 
-def test_a_small_sure_loss_is_accepted_and_said():
+def test_a_small_significant_loss_is_accepted_and_reported():
     assert "A smaller loss is significant" in judged(-0.004, -0.007, -0.001, 0.01).sentence()
     assert "smaller loss" not in judged(0.0, -0.009, 0.009).sentence()
 
 
 def test_ten_right_answers_accept_nothing():
-    found = paired(np.ones(10), np.ones(10)).verdict
-    assert found.label == "INCONCLUSIVE"
-    assert found.items_to_decide == 268
+    result = paired(np.ones(10), np.ones(10)).verdict
+    assert result.label == "INCONCLUSIVE"
+    assert result.items_to_decide == 268
     # And that many, all the same, do accept; one less does not.
     assert paired(np.ones(268), np.ones(268)).verdict.label == "ACCEPT"
     assert paired(np.ones(267), np.ones(267)).verdict.label == "INCONCLUSIVE"
@@ -68,13 +68,13 @@ def test_without_pairs_it_takes_many_more(share, items):
 
 
 def test_a_loss_as_seen_near_half_the_margin_needs_four_times_the_items():
-    found = judged(difference=-0.005)
-    assert found.items_if_as_seen == items_needed(0.03, 0.005) == found.items_to_decide
+    result = judged(difference=-0.005)
+    assert result.items_if_as_seen == items_needed(0.03, 0.005) == result.items_to_decide
     assert judged(difference=-0.008).items_if_as_seen == items_needed(0.03, 0.008)  # REGRESSION is nearer
-    assert judged(difference=0.005).items_to_decide == found.items_if_equal
+    assert judged(difference=0.005).items_to_decide == result.items_if_equal
 
 
-def test_what_was_promised_decides(monkeypatch):
+def test_the_promised_number_of_items_decides(monkeypatch):
     monkeypatch.setattr(sampling, "RESAMPLES", 20)  # the bootstrap decides nothing
     # 80 % of studies with the number of items it asks for accept, when there is no loss.
     random, psi = np.random.default_rng(4), 0.03

@@ -167,6 +167,7 @@ def test_an_option_without_its_value_lists_the_values(halfbyte, argv, names):
     "argv",
     [
         ("inspect", "moonshotai/Kimi-K2.6"),
+        ("inspect", "moonshotai/Kimi-K2.6/"),
         ("plan", "moonshotai/Kimi-K2.6", "-r", RECIPE, "--no-measure"),
         ("quantize", "moonshotai/Kimi-K2.6", "OUT", "-r", RECIPE),
         ("calibrate", "moonshotai/Kimi-K2.6", "-o", "S", "-r", "kimi-k2.7-code-nvfp4-decart"),

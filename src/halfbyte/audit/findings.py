@@ -31,7 +31,8 @@ class Finding(evidence.Finding):
         indent = "\n" + " " * (width + 3)
         lines = [*self.examples[:MAX_EXAMPLES]]
         if len(self.examples) > MAX_EXAMPLES:
-            lines.append(f"... and {len(self.examples) - MAX_EXAMPLES} more, in audit.json")
+            rest = len(self.examples) - MAX_EXAMPLES  # a checkpoint of another program gets no audit.json
+            lines.append(f"... and {'at least ' if len(self.examples) >= MAX_KEPT else ''}{rest} more; see --json")
         body = "".join(f"{indent}  {line}" for line in lines)
         tail = "".join(f"{indent}{label}   {text}" for label, text in (("why", self.why), ("fix", self.fix)) if text)
         return head + body + tail

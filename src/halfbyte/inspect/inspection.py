@@ -265,5 +265,9 @@ def _advice(model: Model) -> list[tuple[Level, str]]:
     change = f"{'saves' if saved['nvfp4'] > 0 else 'costs'} {size(abs(saved['nvfp4']))}"
     nvfp4 = "keeps the size" if abs(saved["nvfp4"]) < before / 1000 else change
     mxfp4 = f"saves {size(saved['mxfp4'])}" if saved["mxfp4"] > before / 1000 else "saves nothing"
-    text = f"the experts are already 4-bit: nvfp4 {nvfp4} and enables FP4 tensor cores, mxfp4 {mxfp4}"
+    formats = {format.removesuffix("_ct") for format, _ in experts}
+    if formats == {"nvfp4"}:
+        text = f"the experts are already NVFP4; mxfp4 {mxfp4}"
+    else:
+        text = f"the experts are already 4-bit: nvfp4 {nvfp4} and enables FP4 tensor cores, mxfp4 {mxfp4}"
     return [("note", text)]

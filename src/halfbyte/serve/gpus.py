@@ -75,7 +75,7 @@ def parse_gpus(text: str, where: str = "--gpus") -> Gpus:
     names = {_plain(name): gpu for gpu in known_gpus().values() for name in (gpu.name, *gpu.also)}
     _refuse_without_count(text, names.get(_plain(text)), where)
     count, _, word = text.lower().replace(_TIMES, "x").partition("x")
-    if not re.fullmatch(r"\s*[1-9][0-9]{0,4}\s*", count, re.ASCII):
+    if not re.fullmatch(r"\s*[1-9][0-9]{0,4}\s*", count, re.ASCII) or not word.strip():
         what = f"'{text}' is not a valid number and kind of GPUs"
         raise UsageError(what, where=where, fix="use a form like 8xB200 or 8x80GB")
     if _plain(word) in names:

@@ -409,6 +409,8 @@ def test_a_model_is_divided_among_gpus_known_only_by_memory():
         ("8x80TB", "unknown GPU '80tb'", "or the memory of each GPU, as in 8x80GB"),
         ("8x0GB", "unknown GPU '0gb'", "as in 8x80GB"),
         ("8x80", "unknown GPU '80'", "as in 8x80GB"),
+        ("8", "'8' is not a valid number and kind of GPUs", "use a form like 8xB200 or 8x80GB"),
+        ("8x", "'8x' is not a valid number and kind of GPUs", "use a form like 8xB200 or 8x80GB"),
         ("B200", "'B200' has no GPU count", "use 8xB200"),
         ("a100", "'a100' has no GPU count", "use 8xA100"),
         ("GB200", "'GB200' has no GPU count", "use 4xGB200"),

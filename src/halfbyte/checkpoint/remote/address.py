@@ -65,10 +65,11 @@ def hub_address(text: str) -> str | None:
 
 def refuse_hub_id(source: str) -> None:
     """Raise for organization/name without such a local folder: a Hub repository needs the hf:// scheme."""
-    address = hub_address(source)
+    name = source.rstrip("/")  # as shells complete folders
+    address = hub_address(name)
     if address is not None and not Path(source).exists():
         fix = f"for the repository on the Hub, use {address}"
-        raise CheckpointError("the folder does not exist", where=source, fix=fix)
+        raise CheckpointError("the folder does not exist", where=name, fix=fix)
 
 
 def parse_address(text: str) -> Address:

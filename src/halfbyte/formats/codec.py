@@ -14,10 +14,14 @@ from halfbyte.formats.encoded import BF16Bits, Encoded, bf16_bits
 from halfbyte.formats.format import Format
 from halfbyte.formats.reference.floats import f32_to_bf16, value_of_bf16
 from halfbyte.formats.reference.gptq import Moves
+from halfbyte.formats.registry import FORMATS
 from halfbyte.formats.row_chunks import on_chunks
 from halfbyte.ui.suggest import did_you_mean
 
 Weights = Any  # BF16 patterns, FP32 values, a PyTorch tensor, or an Encoded
+
+for _format in FORMATS.values():
+    _format.cpu()  # loads the kernels here, not in the first job of a run
 
 DEFAULT_GROUP = 32
 DIVISIONS = ("ieee", "reciprocal")  # how weight_scale_2 is computed: by division, or as in CUDA builds of PyTorch

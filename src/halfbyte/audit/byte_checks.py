@@ -35,7 +35,7 @@ MB = 10**6
 def hashes(evidence: Evidence) -> list[Finding]:
     """Check that every shard is a complete safetensors file with the size and SHA-256 of the journal."""
     wrong = [f"{shard}: {why}" for shard, why in sorted(evidence.unreadable.items())]
-    shards: Mapping[str, int] = evidence.made.shards if evidence.made else {}
+    shards: Mapping[str, int] = evidence.recorded.shards if evidence.recorded else {}
     done, total = 0, sum(shards.values())
     for shard, nbytes in shards.items():
         evidence.how_far(done / MB, total / MB, "MB")
@@ -53,7 +53,7 @@ def hashes(evidence: Evidence) -> list[Finding]:
     if wrong:
         why = "bytes changed after they were written, or were never all written"
         return [bad("bytes", f"{count(len(wrong), 'shard')} damaged", why=why, fix=RUN_AGAIN, examples=wrong)]
-    if not evidence.made:
+    if not evidence.recorded:
         return [
             good(
                 "bytes",

@@ -28,9 +28,9 @@ CHECK, STATISTICS = "calibration", "statistics"
 
 def calibration(evidence: Evidence) -> list[Finding]:
     """Check input scales against the statistics or recipe, and KV scales if the source is given."""
-    if evidence.made is None:
+    if evidence.recorded is None:
         return _without_statistics(evidence)
-    recipe = evidence.made.recipe
+    recipe = evidence.recorded.recipe
     fixed = _fixed(evidence, recipe.quantize)
     if recipe.calibrate is None or recipe.quantize is None:
         return fixed or [good(CHECK, "no calibrated scales")]
@@ -73,13 +73,13 @@ def _without_statistics(evidence: Evidence) -> list[Finding]:
 
 def statistics(evidence: Evidence) -> list[Finding]:
     """Check that the statistics file is unchanged since the run."""
-    if evidence.made is None or evidence.made.stats_sha256 is None:
+    if evidence.recorded is None or evidence.recorded.stats_sha256 is None:
         return []
     name = f"{FOLDER}/{STATS_FOLDER}/{STATS}"
     path = evidence.root / name
     if not path.is_file():
         return [note(STATISTICS, f"not checked: {name} is missing")]
-    if file_sha256(path) != evidence.made.stats_sha256:
+    if file_sha256(path) != evidence.recorded.stats_sha256:
         why = "scales and the selection of experts are derived from it"
         return [bad(STATISTICS, f"{name} was changed after the run", why=why, fix=f"restore {path}")]
     return [good(STATISTICS, f"{name} has the SHA-256 recorded in the plan")]
@@ -122,7 +122,7 @@ def _expected(evidence: Evidence, layers: dict[int, LayerStats], quantize: Quant
 
 def _as_measured(linear: StoredLinear, evidence: Evidence) -> StoredLinear:
     """Return a linear with the expert index of the source, which the statistics use."""
-    experts = kept_in(evidence.made.kept if evidence.made else None, linear.layer)
+    experts = kept_in(evidence.recorded.kept if evidence.recorded else None, linear.layer)
     if experts is None or linear.expert is None or linear.expert >= len(experts):
         return linear
     return replace(linear, expert=experts[linear.expert])

@@ -212,7 +212,7 @@ def index(evidence: Evidence) -> list[Finding]:
         wrong += _index_problems(evidence, evidence.index)
     elif len(shards) > 1 and not wrong:
         wrong.append(f"{len(shards)} shards, but no {INDEX}")
-    planned: Mapping[str, int] = evidence.made.shards if evidence.made else {}
+    planned: Mapping[str, int] = evidence.recorded.shards if evidence.recorded else {}
     wrong += [
         f"{shard} is in the folder, but not in the plan" for shard in sorted(shards) if planned and shard not in planned
     ]
@@ -245,7 +245,7 @@ def _index_problems(evidence: Evidence, content: Mapping[str, Any]) -> list[str]
     wrong += [f"{name} is not in the index" for name in tensors if name not in weight_map]
     metadata = content.get("metadata")
     total = cast("dict[str, Any]", metadata).get("total_size") if isinstance(metadata, dict) else None
-    if not evidence.unreadable and total != evidence.checkpoint.nbytes and (total is not None or evidence.made):
+    if not evidence.unreadable and total != evidence.checkpoint.nbytes and (total is not None or evidence.recorded):
         wrong.append(f"total_size is {total}, the tensors have {evidence.checkpoint.nbytes:,} bytes")
     return wrong
 
@@ -253,7 +253,7 @@ def _index_problems(evidence: Evidence, content: Mapping[str, Any]) -> list[str]
 def config(evidence: Evidence) -> list[Finding]:
     """Check that config.json has one quantization block that matches the tensors, and the right counts."""
     if CONFIG in evidence.problems:
-        fix = "repeat the command that created it: config.json is written last" if evidence.made else "download it"
+        fix = "repeat the command that created it: config.json is written last" if evidence.recorded else "download it"
         return [bad("config", evidence.problems[CONFIG], why="engines cannot load a folder without it", fix=fix)]
     wrong = _block_problems(evidence)
     if (error := _agreement(evidence)) is not None and error.where == CONFIG:

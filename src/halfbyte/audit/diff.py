@@ -2,6 +2,9 @@
 
 Linears are compared by value: an INT4 expert and a BF16 expert are the same if one decodes to the other. Zero and minus
 zero are the same value.
+
+A pruned checkpoint records its kept experts and the identity of its source. If the source is the other checkpoint,
+experts are compared by their source index, and routers by their kept rows.
 """
 
 from __future__ import annotations
@@ -13,13 +16,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from halfbyte.audit.byte_checks import chunks, same_bytes
 from halfbyte.audit.explained import Change, Explained, Origin, explain, origin
-from halfbyte.audit.renumbered import Renumbered, cut_routers, cut_shape, read_rows, renumbering
-from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.headers import TensorInfo
+from halfbyte.checkpoint.identity import identity, short_name
 from halfbyte.checkpoint.reader import NUMPY_DTYPES, Reader
+from halfbyte.errors import UsageError
 from halfbyte.families.family import COMPANIONS
 from halfbyte.families.linears import StoredLinear
 from halfbyte.families.model import Model, describe
@@ -27,11 +32,73 @@ from halfbyte.families.stored_linear import stored
 from halfbyte.formats.codec import decode
 from halfbyte.formats.encoded import Array
 from halfbyte.formats.reference.floats import bf16_to_f32
-from halfbyte.plan.pruned import Kept, pruned_linears
+from halfbyte.plan.prune_plan import PrunePlan
+from halfbyte.plan.prune_record import read_record
+from halfbyte.plan.pruned import Kept, kept_in, pruned_linears, router_rows
+from halfbyte.plan.rules import ROUTER
 
 _FLOATS = frozenset(("BF16", "F16", "F32"))
 _SHOWN = 5
 Item = StoredLinear | TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Renumbered:
+    """Which of A and B is pruned, and how."""
+
+    pruned: str
+    plan: PrunePlan
+
+    @property
+    def whole(self) -> str:
+        """Return the name of the unpruned checkpoint."""
+        return "A" if self.pruned == "B" else "B"
+
+    def sentence(self) -> str:
+        """Describe the dropped and kept experts."""
+        counts, layers = set(self.plan.counts().values()), f"in each of {len(self.plan.layers)} layers"
+        if len(counts) > 1:
+            return f"{self.plan.counted()} experts kept and renumbered {layers}"
+        kept = counts.pop()
+        return f"{self.plan.experts - kept} of {self.plan.experts} experts dropped, {kept} renumbered {layers}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the facts for --json."""
+        counts = {str(layer): count for layer, count in self.plan.counts().items()}
+        return {"pruned": self.pruned, "experts": self.plan.experts, "kept": counts}
+
+
+def renumbering(a: Checkpoint, b: Checkpoint) -> Renumbered | None:
+    """Return the mapping if one is a recorded pruned version of the other, else None."""
+    for name, pruned, whole in (("B", b, a), ("A", a, b)):
+        try:
+            record = read_record(pruned.root)
+        except UsageError:  # reported by `audit`
+            continue
+        if record is not None and record.weights == short_name(identity(whole)):
+            return Renumbered(name, record.plan)
+    return None
+
+
+def cut_routers(model: Model, plan: PrunePlan) -> Mapping[str, tuple[TensorInfo, ...]]:
+    """Return the source ranges of the kept rows of each router."""
+    kept = plan.kept()
+    routers: dict[str, tuple[TensorInfo, ...]] = {}
+    for name, (place, info) in model.plain.items():
+        experts = kept_in(kept, place.layer)
+        if place.role == ROUTER and experts is not None:
+            routers[name] = router_rows(info, experts)
+    return routers
+
+
+def read_rows(reader: Reader, stretches: tuple[TensorInfo, ...]) -> NDArray[np.uint8]:
+    """Read and concatenate ranges of a tensor."""
+    return np.concatenate([reader.raw(stretch).reshape(-1) for stretch in stretches])
+
+
+def cut_shape(stretches: tuple[TensorInfo, ...]) -> tuple[int, ...]:
+    """Return the shape of the concatenated ranges."""
+    return (sum(stretch.shape[0] for stretch in stretches), *stretches[0].shape[1:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,8 +175,8 @@ def _sentence(provenance: Origin) -> str:
     evidence = provenance.evidence
     if evidence.derived is not None:
         return f"derived, {provenance.output} from {provenance.source}: {evidence.derived.sentence()}"
-    assert evidence.made is not None
-    return f"recorded in {provenance.output}: recipe {evidence.made.recipe.name}"
+    assert evidence.recorded is not None
+    return f"recorded in {provenance.output}: recipe {evidence.recorded.recipe.name}"
 
 
 def _add_loss(explained: Explained, change: Change, job: Job, evidence: Evidence) -> None:

@@ -88,7 +88,7 @@ class Evidence:
     unreadable: Mapping[str, str]  # shard -> why
     index: Mapping[str, Any] | None
     contents: Contents | None
-    made: RecordedPlan | None
+    recorded: RecordedPlan | None
     journal: Mapping[str, Mapping[str, Any]]
     plan: Plan | None  # rebuilt from the source, or derived from both checkpoints
     problems: Mapping[str, str] = field(default_factory=dict[str, str])  # config.json, index, plan.json -> why
@@ -103,15 +103,15 @@ class Evidence:
     @property
     def recipe(self) -> Recipe | None:
         """Return the recipe of the run, or the derived one."""
-        if self.made is not None:
-            return self.made.recipe
+        if self.recorded is not None:
+            return self.recorded.recipe
         return self.derived.plan.recipe if self.derived else None
 
     @property
     def kept(self) -> Kept | None:
         """Return the kept experts, recorded or derived; None if all were kept."""
-        if self.made is not None:
-            return self.made.kept
+        if self.recorded is not None:
+            return self.recorded.kept
         return self.derived.plan.kept if self.derived else None
 
     @property
@@ -146,16 +146,16 @@ def gather(out: Path, against: Path | None, *, recorded: bool = True) -> Evidenc
         except CheckpointError as error:
             unreadable[shard] = error.what
     checkpoint = Checkpoint(out, config or {}, tensors, sizes)
-    made = _read_plan(out / FOLDER / PLAN, problems) if recorded else None
+    recorded_plan = _read_plan(out / FOLDER / PLAN, problems) if recorded else None
     contents = _sort(checkpoint, problems)
-    plan = _rebuild_plan(against, made) if against else None
-    derived = _derive(against, checkpoint, contents, problems) if against and made is None else None
+    plan = _rebuild_plan(against, recorded_plan) if against else None
+    derived = _derive(against, checkpoint, contents, problems) if against and recorded_plan is None else None
     return Evidence(
         checkpoint=checkpoint,
         unreadable=unreadable,
         index=index,
         contents=contents,
-        made=made,
+        recorded=recorded_plan,
         journal={str(line.get("shard")): line for line in Journal(out / FOLDER / JOURNAL).lines()},
         plan=derived.plan if derived else plan,
         problems=problems,
@@ -229,7 +229,7 @@ def _read_plan(path: Path, problems: dict[str, str]) -> RecordedPlan | None:
         kept = _read_prune_plan(path.with_name(PRUNE_PLAN), raw, problems) if recipe.prune is not None else None
         same = recipe.fingerprint() == parts["recipe"]
         redacted = raw.get(REDACTED) is True and not same
-        made = RecordedPlan(
+        recorded = RecordedPlan(
             str(raw["fingerprint"]), recipe, layers, parts, shards, kept, raw.get(STATS_SHA256), redacted
         )
     except (KeyError, ValueError, TypeError, AttributeError):  # pydantic's ValidationError is a ValueError
@@ -237,7 +237,7 @@ def _read_plan(path: Path, problems: dict[str, str]) -> RecordedPlan | None:
         return None
     if not same and not redacted:
         problems[PLAN] = "the recipe in plan.json was changed after the plan was created"
-    return made
+    return recorded
 
 
 def _read_prune_plan(path: Path, plan: Mapping[str, Any], problems: dict[str, str]) -> Kept | None:
@@ -290,23 +290,23 @@ def _sort(checkpoint: Checkpoint, problems: dict[str, str]) -> Contents | None:
     return Contents(family, linears, plain, tuple(broken))
 
 
-def _planned(checkpoint: Checkpoint, model: Model, made: RecordedPlan) -> Plan:
+def _planned(checkpoint: Checkpoint, model: Model, recorded: RecordedPlan) -> Plan:
     try:
-        return make_plan(checkpoint, model, made.recipe, layers=made.layers, kept=made.kept)
+        return make_plan(checkpoint, model, recorded.recipe, layers=recorded.layers, kept=recorded.kept)
     except UsageError as error:
         what = f"not the source of this output: {error.what}"
         raise UsageError(what, where=error.where, fix="pass the source folder of this output") from None
 
 
-def _rebuild_plan(source: Path, made: RecordedPlan | None) -> Plan | None:
+def _rebuild_plan(source: Path, recorded: RecordedPlan | None) -> Plan | None:
     """Rebuild the plan of the run; raise UsageError if the source is not the one of the run."""
     checkpoint = open_checkpoint(source)
     model = describe(checkpoint)
-    if made is None or (made.recipe.prune is not None and made.kept is None):
+    if recorded is None or (recorded.recipe.prune is not None and recorded.kept is None):
         return None
-    plan = _planned(checkpoint, model, made)
+    plan = _planned(checkpoint, model, recorded)
     parts = plan.parts()
-    other = [name for name in ("source config", "source tensors") if parts.get(name) != made.parts.get(name)]
+    other = [name for name in ("source config", "source tensors") if parts.get(name) != recorded.parts.get(name)]
     if other:
         what = f"not the source of this output: {' and '.join(other)} differ"
         raise UsageError(what, where=str(source), fix="pass the source folder of this output")

@@ -1,4 +1,4 @@
-"""Check that each kept expert, router row and bias of a pruned checkpoint equals the source's.
+"""Check a pruned checkpoint: kept experts, router rows and biases equal the source's; report its recorded loop test.
 
 A shard rewriter that is off by one row produces a model that loads and answers, but is wrong.
 """
@@ -19,6 +19,8 @@ from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.errors import UsageError
+from halfbyte.evidence.loops import Loops
+from halfbyte.evidence.record import InvalidRecordError
 from halfbyte.families.completeness import PER_LAYER
 from halfbyte.formats.reference.floats import bf16_to_f32
 from halfbyte.plan.prune_plan import PLAN as PRUNE_PLAN
@@ -30,6 +32,8 @@ from halfbyte.prune.decide import of_layers
 CHECK = "prune"
 _WHY = "with a row in another expert's place the model loads and answers, but is wrong, without any error"
 _CONFIG_KEYS = ("experts", "active_experts", "groups")  # in addition to topk_group
+
+_LOOPS = "loops"
 
 
 @dataclass(slots=True)
@@ -47,8 +51,8 @@ class _Tally:
 
 def prune(evidence: Evidence) -> list[Finding]:
     """Check that every kept router row, bias entry and expert tensor equals that of the planned source expert."""
-    if evidence.made is not None and evidence.made.recipe.prune is None:
-        return _pruned_earlier(evidence, evidence.made.layers)
+    if evidence.recorded is not None and evidence.recorded.recipe.prune is None:
+        return _pruned_earlier(evidence, evidence.recorded.layers)
     if (problem := evidence.problems.get(PRUNE_PLAN)) is not None:
         return [bad(CHECK, problem, why="the kept experts are unknown", fix=f"restore {FOLDER}/{PRUNE_PLAN}")]
     if (problem := evidence.problems.get(ROUTERS)) is not None:
@@ -199,3 +203,32 @@ def _values(row: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
     if dtype == "BF16":
         return bf16_to_f32(row.view(np.uint16)).astype(np.float64)
     return row.view({"F32": np.float32, "F16": np.float16, "F64": np.float64}[dtype]).astype(np.float64)
+
+
+def loops(evidence: Evidence) -> list[Finding]:
+    """Read the recorded result; `halfbyte loops OUT --against SRC` runs the test."""
+    if evidence.recorded is None:
+        return []
+    command, when = f"halfbyte loops {evidence.root} --against SRC", ""
+    try:
+        if evidence.recorded.recipe.prune is not None:
+            result = Loops.read(evidence.root / FOLDER / Loops.file)
+        else:
+            record = read_record(evidence.root)
+            if record is None:
+                return []
+            result, when = None if record.loops is None else Loops.of(record.loops), " (measured on its pruned source)"
+    except FileNotFoundError:
+        result = None
+    except (InvalidRecordError, UsageError):
+        return [note(_LOOPS, f"{FOLDER}/{Loops.file} cannot be read; {command}")]
+    if result is None:
+        return [note(_LOOPS, f"not measured; {command}")]
+    text = f"{result.loops} of {result.texts} texts loop, {result.short} end after a few words{when}"
+    if result.level == "bad":
+        why = "the source loops less often: open-ended answers may never end"
+        fix = "keep or restore more experts (halfbyte prune --restore), then repeat the test"
+        return [bad(_LOOPS, text, why=why, fix=fix)]
+    if result.level == "good":
+        return [good(_LOOPS, text)]
+    return [note(_LOOPS, f"{text}: too few texts for a verdict; {command}")]

@@ -16,10 +16,9 @@ from halfbyte.audit.encoded import CHECK as ENCODED
 from halfbyte.audit.encoded import encoded
 from halfbyte.audit.findings import Audit, Finding, bad, good, note, unproven
 from halfbyte.audit.inputs import DERIVED, Evidence, gather
-from halfbyte.audit.loops import loops
 from halfbyte.audit.native import CHECK as VLLM
 from halfbyte.audit.native import native, vllm_version
-from halfbyte.audit.pruned import prune
+from halfbyte.audit.pruned import loops, prune
 from halfbyte.audit.repeat import repeat
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN
 from halfbyte.errors import CheckpointError, MachineError
@@ -57,10 +56,10 @@ def _plan(evidence: Evidence) -> list[Finding]:
         why = "without a plan, the expected content of each tensor is unknown"
         fix = f"pass the source of this checkpoint, or audit a copy with its {FOLDER}/ folder"
         return [unproven("plan", f"no {FOLDER}/{PLAN}, and none can be derived: {why_not}", why=why, fix=fix)]
-    if evidence.made is None:
+    if evidence.recorded is None:
         return [note("plan", f"no {FOLDER}/{PLAN}: checks against the source are skipped; pass --against SRC")]
-    text = f"{evidence.made.fingerprint}, recipe {evidence.made.recipe.name}"
-    if evidence.made.redacted:
+    text = f"{evidence.recorded.fingerprint}, recipe {evidence.recorded.recipe.name}"
+    if evidence.recorded.redacted:
         why = "local paths were removed when it was published, so its hash no longer matches"
         return [note("plan", f"{text}; changes of the recipe are not checked", why)]
     return [good("plan", text)]
@@ -114,7 +113,7 @@ def audit(
             activity.begin(_ACTIVITIES.get(name, f"checking {name}"))
             evidence = replace(evidence, how_far=activity.at)
         findings += _run(name, check, needs, evidence)
-    fingerprint = evidence.made.fingerprint if evidence.made else None
+    fingerprint = evidence.recorded.fingerprint if evidence.recorded else None
     return Audit(out, against, fingerprint, findings, time.monotonic() - start, measured)
 
 

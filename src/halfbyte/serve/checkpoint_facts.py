@@ -237,7 +237,7 @@ def _revision(folder: Path) -> str | None:
 def refuse_invalid(checkpoint: Checkpoint, model: Model) -> None:
     """Refuse a missing input scale, and an ignore list or a declared format that contradicts the tensors."""
     contents = Contents(model.family, model.linears, model.plain, ())
-    evidence = Evidence(checkpoint, unreadable={}, index=None, contents=contents, made=None, journal={}, plan=None)
+    evidence = Evidence(checkpoint, unreadable={}, index=None, contents=contents, recorded=None, journal={}, plan=None)
     for finding in (*structure(evidence), *ignore(evidence), *config(evidence)):
         if finding.level == "bad":
             raise CheckpointError(_sentence(finding), where=str(checkpoint.root), fix=finding.fix)

@@ -15,7 +15,7 @@ GLOBS = ["*self_attn*", "*shared_experts*", "*.layers.0.*", "*lm_head*", "vision
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory):
+def outputs(tmp_path_factory):
     """A source, and the output of each recipe."""
     root = tmp_path_factory.mktemp("audit")
     source = write_pico(root / "source")
@@ -33,10 +33,10 @@ def few_blocks(monkeypatch):
 
 
 @pytest.fixture
-def copy(made, tmp_path):
+def copy(outputs, tmp_path):
     """A copy of an output, to damage."""
 
     def make(name):
-        return shutil.copytree(made / name, tmp_path / name)
+        return shutil.copytree(outputs / name, tmp_path / name)
 
     return make

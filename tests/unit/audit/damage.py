@@ -14,9 +14,9 @@ UNNEEDED = ("prune", "loops", "statistics")  # nothing here is pruned, and nothi
 EVERY = [*(name for name in CHECKS if name not in UNNEEDED), "repeat"]
 
 
-def failed(made, out, **options):
+def failed(outputs, out, **options):
     """Audit with and without the source; return the failed checks of each."""
-    found = audit(out, against=made / "source", **options)
+    found = audit(out, against=outputs / "source", **options)
     assert found.checks == EVERY
     for finding in found.findings:
         assert finding.level != "bad" or (finding.text and finding.why and finding.fix)

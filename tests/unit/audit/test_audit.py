@@ -15,11 +15,11 @@ from halfbyte.recipe.load import load_recipe
 
 
 @pytest.mark.parametrize("name", [*RECIPES, "modelopt"])
-def test_what_a_recipe_makes_passes_every_check(made, name):
-    found = audit(made / name, against=made / "source", sample=100)
+def test_what_a_recipe_makes_passes_every_check(outputs, name):
+    found = audit(outputs / name, against=outputs / "source", sample=100)
     assert [(f.check, f.text) for f in found.findings if f.level != "good"] == []
     assert found.checks == EVERY
-    alone = audit(made / name)
+    alone = audit(outputs / name)
     assert [f.check for f in alone.findings if f.level != "good"] == ["kept", "repeat"]
     assert all(f.level == "note" for f in alone.findings if f.level != "good")
 
@@ -32,7 +32,7 @@ def test_other_sources_pass_too(tmp_path, kind):
     assert audit(tmp_path / "out", against=source, sample=100).failed == []
 
 
-def test_a_recipe_that_was_changed_is_plan(made, copy):
+def test_a_recipe_that_was_changed_is_plan(outputs, copy):
     out = copy("nvfp4a16")
     edit_json(out / "halfbyte" / "plan.json", lambda plan: plan["recipe"].update(shards="5GB"))
     assert audit(out).failed == ["plan"]
@@ -55,10 +55,10 @@ def test_a_folder_that_others_made_is_audited_as_far_as_that_goes(tmp_path):
     assert not (out / "halfbyte").exists()
 
 
-def test_another_source_is_the_callers_mistake(made, tmp_path):
+def test_another_source_is_the_callers_mistake(outputs, tmp_path):
     other = write_pico(tmp_path / "other", experts=8)
     with pytest.raises(UsageError, match="not the source"):
-        audit(made / "mxfp4-wafer", against=other)
+        audit(outputs / "mxfp4-wafer", against=other)
 
 
 def test_a_folder_without_weights_is_an_error(tmp_path):
@@ -69,9 +69,9 @@ def test_a_folder_without_weights_is_an_error(tmp_path):
         audit(tmp_path)
 
 
-def test_the_command_shows_a_line_a_check_and_writes_audit_json(made, copy, capsys):
+def test_the_command_shows_a_line_a_check_and_writes_audit_json(outputs, copy, capsys):
     out = copy("nvfp4a16")
-    assert cli.run(["audit", str(out), "--against", str(made / "source")]) == 0
+    assert cli.run(["audit", str(out), "--against", str(outputs / "source")]) == 0
     printed = capsys.readouterr()
     assert [line.split()[:2] for line in printed.out.splitlines()] == [["✓", name] for name in EVERY]
     saved = json.loads((out / "halfbyte" / "audit.json").read_text())

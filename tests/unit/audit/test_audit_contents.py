@@ -7,29 +7,29 @@ from damage import EXPERT, LAYER, LAYER_1, RECIPES, edit_json, edit_shard, faile
 from halfbyte.audit.run import audit
 
 
-def test_a_missing_scale_is_structure(made, copy):
+def test_a_missing_scale_is_structure(outputs, copy):
     out = copy("mxfp4-wafer")
     edit_shard(out, LAYER_1, lambda tensors: tensors.pop(f"{EXPERT}.up_proj.weight_scale"))
     settle(out)
-    assert failed(made, out) == (["structure"], ["structure"])
+    assert failed(outputs, out) == (["structure"], ["structure"])
 
 
-def test_an_extra_tensor_is_structure(made, copy):
+def test_an_extra_tensor_is_structure(outputs, copy):
     out = copy("nvfp4a16")
     extra = ("BF16", (4,), bytes(8))
     edit_shard(out, LAYER_1, lambda tensors: tensors.update({f"{LAYER}.mlp.gate.weight_scale": extra}))
     settle(out)
-    assert failed(made, out) == (["structure"], ["structure"])
+    assert failed(outputs, out) == (["structure"], ["structure"])
 
 
-def test_a_missing_expert_is_structure(made, copy):
+def test_a_missing_expert_is_structure(outputs, copy):
     out = copy("bf16")
     edit_shard(out, LAYER_1, lambda t: [t.pop(f"{EXPERT}.{leaf}_proj.weight") for leaf in ("gate", "up", "down")])
     settle(out)
-    assert failed(made, out) == (["structure"], ["structure"])
+    assert failed(outputs, out) == (["structure"], ["structure"])
 
 
-def test_missing_input_scales_are_structure(made, copy):
+def test_missing_input_scales_are_structure(outputs, copy):
     out = copy("modelopt")
 
     def promise(config):
@@ -37,10 +37,10 @@ def test_missing_input_scales_are_structure(made, copy):
         group["input_activations"] = group["weights"]
 
     edit_json(out / "config.json", promise)
-    assert failed(made, out) == (["structure", "config"], ["structure"])  # the key is also not as planned
+    assert failed(outputs, out) == (["structure", "config"], ["structure"])  # the key is also not as planned
 
 
-def test_a_linear_in_another_format_is_coverage(made, copy):
+def test_a_linear_in_another_format_is_coverage(outputs, copy):
     out = copy("mxfp4-wafer")
     one = f"{LAYER}.mlp.shared_experts.down_proj"
 
@@ -55,7 +55,7 @@ def test_a_linear_in_another_format_is_coverage(made, copy):
     assert set(audit(out).failed) == {"coverage", "ignore"}  # the list still names it
 
 
-def test_an_expert_that_stayed_bf16_is_coverage(made, copy):
+def test_an_expert_that_stayed_bf16_is_coverage(outputs, copy):
     out = copy("mxfp4-wafer")
 
     def change(tensors):
@@ -81,18 +81,18 @@ def test_an_expert_that_stayed_bf16_is_coverage(made, copy):
         ("modelopt", "ignore", lambda ignore: ignore.remove("mm_projector*")),
     ],
 )
-def test_a_list_that_matches_other_modules_is_ignore(made, copy, name, key, change):
+def test_a_list_that_matches_other_modules_is_ignore(outputs, copy, name, key, change):
     out = copy(name)
     edit_json(out / "config.json", lambda config: change(config["quantization_config"][key]))
     if name == "modelopt":
         edit_json(out / "hf_quant_config.json", lambda config: change(config["quantization"]["exclude_modules"]))
-    assert failed(made, out) == (["ignore"], ["ignore"])
+    assert failed(outputs, out) == (["ignore"], ["ignore"])
 
 
-def test_two_lists_that_differ_are_config(made, copy):
+def test_two_lists_that_differ_are_config(outputs, copy):
     out = copy("modelopt")
     edit_json(out / "hf_quant_config.json", lambda config: config["quantization"]["exclude_modules"].append("ghost*"))
-    assert failed(made, out) == (["config"], ["config"])
+    assert failed(outputs, out) == (["config"], ["config"])
 
 
 # Each damage to a scale, in a linear that the sample does not see.
@@ -107,24 +107,24 @@ def test_two_lists_that_differ_are_config(made, copy):
         ("fp8-reference", "weight_scale", {1: 0xBC}),
     ],
 )
-def test_a_scale_that_is_not_finite_and_positive_is_scales(made, copy, name, tensor, bytes_):
+def test_a_scale_that_is_not_finite_and_positive_is_scales(outputs, copy, name, tensor, bytes_):
     out = copy(name)
     for at, byte in bytes_.items():
         edit_shard(out, LAYER_1, with_byte(f"{EXPERT}.down_proj.{tensor}", byte, at))
     settle(out)
-    assert failed(made, out, sample=0) == (["scales"], ["scales"])
+    assert failed(outputs, out, sample=0) == (["scales"], ["scales"])
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, np.inf, np.nan])
-def test_a_tensor_scale_that_is_not_finite_and_positive_is_scales(made, copy, value):
+def test_a_tensor_scale_that_is_not_finite_and_positive_is_scales(outputs, copy, value):
     out = copy("modelopt")
     name, data = f"{EXPERT}.down_proj.weight_scale_2", np.float32(value).tobytes()
     edit_shard(out, LAYER_1, lambda tensors: tensors.update({name: ("F32", (), data)}))
     settle(out)
-    assert failed(made, out, sample=0) == (["scales"], ["scales"])
+    assert failed(outputs, out, sample=0) == (["scales"], ["scales"])
 
 
-def test_zero_block_scales_are_counted_and_noted(made, copy):
+def test_zero_block_scales_are_counted_and_noted(outputs, copy):
     out = copy("nvfp4a16")
     edit_shard(out, LAYER_1, with_byte(f"{EXPERT}.down_proj.weight_scale", 0))
     settle(out)
@@ -135,46 +135,48 @@ def test_zero_block_scales_are_counted_and_noted(made, copy):
 @pytest.mark.parametrize(
     ("name", "suffix", "shape"), [("nvfp4a16", "weight_global_scale", (1,)), ("modelopt", "weight_scale_2", ())]
 )
-def test_an_unequal_pair_is_fused(made, copy, name, suffix, shape):
+def test_an_unequal_pair_is_fused(outputs, copy, name, suffix, shape):
     out = copy(name)
     data = np.float32(17).tobytes()
     edit_shard(out, LAYER_1, lambda tensors: tensors.update({f"{EXPERT}.up_proj.{suffix}": ("F32", shape, data)}))
     settle(out)
-    assert failed(made, out, sample=0) == (["fused"], ["fused"])
+    assert failed(outputs, out, sample=0) == (["fused"], ["fused"])
 
 
-def test_a_flipped_byte_in_a_kept_tensor_is_kept(made, copy):
+def test_a_flipped_byte_in_a_kept_tensor_is_kept(outputs, copy):
     out = copy("mxfp4-wafer")
     edit_shard(out, LAYER_1, with_byte(f"{LAYER}.self_attn.o_proj.weight", 0x55, at=100))
     settle(out)
-    assert failed(made, out, sample=100) == (["kept"], [])
+    assert failed(outputs, out, sample=100) == (["kept"], [])
 
 
 @pytest.mark.parametrize("change", [lambda path: path.write_text("other"), lambda path: path.unlink()])
-def test_a_file_that_was_not_copied_is_kept(made, copy, change):
+def test_a_file_that_was_not_copied_is_kept(outputs, copy, change):
     out = copy("mxfp4-wafer")
     change(out / "chat_template.jinja")
-    assert failed(made, out) == (["kept"], [])
+    assert failed(outputs, out) == (["kept"], [])
 
 
 @pytest.mark.parametrize("name", [*RECIPES, "modelopt"])
-def test_a_flipped_code_is_repeat(made, copy, name):
+def test_a_flipped_code_is_repeat(outputs, copy, name):
     out = copy(name)
     suffix = "weight_packed" if name == "nvfp4a16" else "weight"
     edit_shard(out, LAYER_1, with_byte(f"{EXPERT}.up_proj.{suffix}", 0x31, at=9))
     settle(out)
-    assert failed(made, out, sample=100) == (["repeat"], [])
+    assert failed(outputs, out, sample=100) == (["repeat"], [])
 
 
-def test_a_swept_scale_is_repeated_on_the_exact_reference(made, copy):
+def test_a_swept_scale_is_repeated_on_the_exact_reference(outputs, copy):
     out = copy("modelopt")
     edit_shard(out, LAYER_1, with_byte(f"{EXPERT}.up_proj.weight_scale", 0x11))
     settle(out)
-    assert failed(made, out, sample=100) == (["repeat"], [])
+    assert failed(outputs, out, sample=100) == (["repeat"], [])
 
 
-def test_the_sample_is_so_many_of_each_layer(made):
-    texts = {n: audit(made / "mxfp4-wafer", against=made / "source", sample=n).findings[-1].text for n in (0, 1, 3)}
+def test_the_sample_is_so_many_of_each_layer(outputs):
+    texts = {
+        n: audit(outputs / "mxfp4-wafer", against=outputs / "source", sample=n).findings[-1].text for n in (0, 1, 3)
+    }
     assert texts[0].startswith("not checked")
     assert texts[1].startswith("2 linears")
     assert texts[3].startswith("6 linears")

@@ -74,10 +74,10 @@ def test_a_clean_build_passes(stripped, name, capsys):
 
 @pytest.mark.parametrize(("name", "mutation"), TABLE, ids=lambda word: word.replace(" ", "-"))
 def test_a_mutation_is_found(stripped, build, name, mutation):
-    made = build(name)
-    {**ANY, **QUANTIZED, **TENSOR_SCALE}[mutation](made)
-    made.write()
-    found = audit(made.folder, against=stripped / "source")
+    output = build(name)
+    {**ANY, **QUANTIZED, **TENSOR_SCALE}[mutation](output)
+    output.write()
+    found = audit(output.folder, against=stripped / "source")
     assert found.failed, found.sentences()
 
 
@@ -121,11 +121,11 @@ def requantized(build, source):
 
 
 def test_an_unknown_method_is_within_bounds_and_not_proven(stripped, build, capsys):
-    made = build("nvfp4")
-    requantized(made, stripped / "source")
-    found = audit(made.folder, against=stripped / "source")
+    output = build("nvfp4")
+    requantized(output, stripped / "source")
+    found = audit(output.folder, against=stripped / "source")
     assert (found.failed, found.not_proven, found.passed) == ([], ["encoded"], False)
-    assert cli.run(["audit", str(made.folder), "--against", str(stripped / "source")]) == 1
+    assert cli.run(["audit", str(output.folder), "--against", str(stripped / "source")]) == 1
     printed = capsys.readouterr()
     assert "not proven: 36 linears within the error bounds of the format" in printed.out
     assert "1 of 13 checks not proven: encoded" in printed.err
@@ -135,43 +135,43 @@ def test_an_unknown_method_is_within_bounds_and_not_proven(stripped, build, caps
     "mutation", ["two experts swapped", "gate and up swapped", "an expert twice", "codes of zero", "swapped nibbles"]
 )
 def test_bounds_find_wrong_weights_of_an_unknown_method(stripped, build, mutation):
-    made = build("nvfp4")
-    requantized(made, stripped / "source")
-    {**ANY, **QUANTIZED}[mutation](made)
-    made.write()
-    assert "encoded" in audit(made.folder, against=stripped / "source").failed
+    output = build("nvfp4")
+    requantized(output, stripped / "source")
+    {**ANY, **QUANTIZED}[mutation](output)
+    output.write()
+    assert "encoded" in audit(output.folder, against=stripped / "source").failed
 
 
 def test_bounds_find_a_doubled_tensor_scale_and_a_wild_block_scale(stripped, build):
     for change in (TENSOR_SCALE["a doubled tensor scale"], lambda b: b.add_to_byte(b.scale(), -24)):
-        made = Build(stripped / "nvfp4")
-        made.folder = build("nvfp4").folder
-        requantized(made, stripped / "source")
-        change(made)
-        made.write()
-        assert "encoded" in audit(made.folder, against=stripped / "source").failed
-        shutil.rmtree(made.folder)
+        output = Build(stripped / "nvfp4")
+        output.folder = build("nvfp4").folder
+        requantized(output, stripped / "source")
+        change(output)
+        output.write()
+        assert "encoded" in audit(output.folder, against=stripped / "source").failed
+        shutil.rmtree(output.folder)
 
 
-def with_input_scales(made, value):
-    for names in made.shards.values():
+def with_input_scales(output, value):
+    for names in output.shards.values():
         for name in [name for name in names if name.endswith("weight_scale_2")]:
             scale = name.replace("weight_scale_2", "input_scale")
             names.append(scale)
-            made.tensors[scale] = ("F32", (), bytearray(np.float32(value).tobytes()))
-    group = made.config["quantization_config"]["config_groups"]["group_0"]
+            output.tensors[scale] = ("F32", (), bytearray(np.float32(value).tobytes()))
+    group = output.config["quantization_config"]["config_groups"]["group_0"]
     group["input_activations"] = group["weights"]
-    made.config["quantization_config"]["quant_algo"] = "NVFP4"  # not W4A16_NVFP4: inputs are quantized too
-    made.write()
-    file = made.folder / "hf_quant_config.json"
+    output.config["quantization_config"]["quant_algo"] = "NVFP4"  # not W4A16_NVFP4: inputs are quantized too
+    output.write()
+    file = output.folder / "hf_quant_config.json"
     file.write_text(file.read_text().replace("W4A16_NVFP4", "NVFP4"))
 
 
 @pytest.mark.parametrize(("value", "unproven"), [(0.5, ["calibration"]), (1.0, [])])
 def test_calibrated_scales_without_statistics_are_not_proven(stripped, build, value, unproven):
-    made = build("nvfp4")
-    with_input_scales(made, value)
-    found = audit(made.folder, against=stripped / "source")
+    output = build("nvfp4")
+    with_input_scales(output, value)
+    found = audit(output.folder, against=stripped / "source")
     assert (found.failed, found.not_proven) == ([], unproven)
 
 
@@ -187,13 +187,13 @@ def test_another_source_is_not_proven_or_fails(stripped, tmp_path):
     "block", [{"config_groups": [1]}, {"quant_method": "quark", "global_quant_config": "x"}, {"ignore": 3}]
 )
 def test_a_malformed_block_is_not_proven(stripped, build, block):
-    made = build("nvfp4")
-    (made.folder / "hf_quant_config.json").unlink()
-    made.config["quantization_config"] = block
-    made.write()
+    output = build("nvfp4")
+    (output.folder / "hf_quant_config.json").unlink()
+    output.config["quantization_config"] = block
+    output.write()
     from halfbyte.audit.inputs import DERIVED, gather
 
     assert (
-        gather(made.folder, stripped / "source").problems[DERIVED]
+        gather(output.folder, stripped / "source").problems[DERIVED]
         == "the quantization block of config.json is malformed"
     )

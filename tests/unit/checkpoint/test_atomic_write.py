@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from halfbyte.checkpoint import atomic_write as write
-from halfbyte.checkpoint.atomic_write import OrderedDigest, ShardFile
+from halfbyte.checkpoint.atomic_write import OrderedDigest, ShardFile, write_json
 from halfbyte.checkpoint.hashing import file_sha256
 from halfbyte.machine.direct_io import File
 
@@ -77,3 +77,10 @@ def test_lent_memory_may_be_reused_at_once(tmp_path, seed):
         buffer[:] = bytes(1000)
     assert file.finish() == hashlib.sha256(data).hexdigest()
     assert (tmp_path / "shard").read_bytes() == data
+
+
+def test_write_json_replaces_the_file_with_indented_json(tmp_path):
+    for value in ({"old": 1}, {"name": "Ł", "shards": [1, 2]}):
+        write_json(tmp_path / "file.json", value)
+    assert (tmp_path / "file.json").read_text() == '{\n "name": "\\u0141",\n "shards": [\n  1,\n  2\n ]\n}\n'
+    assert [path.name for path in tmp_path.iterdir()] == ["file.json"]

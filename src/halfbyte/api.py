@@ -15,16 +15,23 @@ Importing this module does not import NumPy or PyTorch.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, cast
 
 from halfbyte.errors import HalfbyteError, UsageError
+from halfbyte.options.check import AuditOptions, CompareOptions
+from halfbyte.options.declare import Group, Option, declared
+from halfbyte.options.inspect import InspectOptions, PlanOptions
+from halfbyte.options.make import PruneOptions, QuantizeOptions
+from halfbyte.options.run import Placement, RecipeChanges, ShardCache, Upload
 
 if TYPE_CHECKING:
     from halfbyte.audit.findings import Audit
@@ -47,13 +54,11 @@ Data: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | M
 Overrides: TypeAlias = "str | Sequence[str] | Mapping[str, object]"
 
 _ADDRESS_AS_PATH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")  # pathlib turns hf:// into hf:/
-_SAME_NAMES = (
-    "recipe", "plan", "layers", "data", "samples", "stats", "device", "device_memory", "ray", "threads", "cache",
-    "cache_dir", "push", "evict", "keep", "drop", "length", "restore", "spread", "method", "select", "blend", "protect",
-    "min_tokens", "shards", "loops", "against", "sample", "engine", "rows", "score", "dtype", "activations", "kv",
-)  # fmt: skip
-_ARGUMENTS = {  # option of the command line -> argument of the API
-    **{f"--{name.replace('_', '-')}": name for name in _SAME_NAMES},
+_COMMANDS = {
+    "inspect": InspectOptions, "plan": PlanOptions, "quantize": QuantizeOptions, "prune": PruneOptions,
+    "audit": AuditOptions, "compare": CompareOptions,
+}  # fmt: skip
+_OTHER_NAMES = {  # options of the command line whose argument has another name
     "-r": "recipe",
     "--set": "overrides",
     "--example": "name",
@@ -72,7 +77,7 @@ def _halfbyte_errors() -> Generator[None]:
 
     Every HalfbyteError names arguments of the API in place of command-line options.
     """
-    from halfbyte.machine.os_errors import lack_of_memory, os_error  # noqa: PLC0415 - deferred until a call
+    from halfbyte.machine.os_errors import lack_of_memory, os_error  # deferred until a call
 
     try:
         yield
@@ -96,7 +101,7 @@ def _with_arguments(text: str) -> str:
     """Replace `-r` with `recipe` and `--keep 192` with `keep=192`, except in commands."""
 
     def replaced(match: re.Match[str]) -> str:
-        name, value = _ARGUMENTS.get(match["option"]), match["value"]
+        name, value = _arguments().get(match["option"]), match["value"]
         if match["command"] or name is None:
             return match[0]
         if value is None:
@@ -104,6 +109,32 @@ def _with_arguments(text: str) -> str:
         return f"{name}='{value}'" if "=" in value else f"{name}={value}"
 
     return _COMMAND_OR_OPTION.sub(replaced, text)
+
+
+@functools.cache
+def _options(function: str) -> Mapping[str, Option]:
+    """Return the options of a function's command, by the name of the argument."""
+    return {option.flag.removeprefix("--").replace("-", "_"): option for option in _flat(_COMMANDS[function])}
+
+
+def _flat(model: type) -> Iterator[Option]:
+    for item in declared(model):
+        if isinstance(item, Group):
+            yield from _flat(item.model)
+        elif item.declaration.flags:
+            yield item
+
+
+@functools.cache
+def _arguments() -> Mapping[str, str]:
+    """Return the argument of the API for each option of the command line."""
+    same = {
+        option.flag: name
+        for function in _COMMANDS
+        for name, option in _options(function).items()
+        if name in signature(globals()[function]).parameters and name != "out"  # --out is a file, `out` a checkpoint
+    }
+    return same | _OTHER_NAMES
 
 
 @_halfbyte_errors()
@@ -120,7 +151,7 @@ def inspect(source: Source, *, cache_dir: Folder | None = None) -> Inspection:
     Raises:
         HalfbyteError: the checkpoint is incomplete, inconsistent or unreachable.
     """
-    from halfbyte.inspect.inspection import inspect as describe  # noqa: PLC0415
+    from halfbyte.inspect.inspection import inspect as describe
 
     return describe(_open(source, cache_dir))
 
@@ -153,11 +184,11 @@ def plan(  # noqa: PLR0913 - keyword-only, as on the command line
     Raises:
         HalfbyteError: the recipe is invalid or does not apply to this checkpoint.
     """
-    from halfbyte.engine.pipeline import plan as make_plan  # noqa: PLC0415
-    from halfbyte.machine.process import gc_paused  # noqa: PLC0415
-    from halfbyte.plan.manifest import refuse_nothing_to_prune  # noqa: PLC0415
+    from halfbyte.engine.pipeline import plan as make_plan
+    from halfbyte.machine.process import gc_paused
+    from halfbyte.plan.manifest import refuse_nothing_to_prune
 
-    _at_least(1, layers=layers, samples=samples)
+    _check("plan", layers=layers, samples=samples)
     with gc_paused():
         chosen = _recipe(recipe, overrides, data, samples)
         planned = make_plan(_open(source, cache_dir), chosen, layers=layers)
@@ -219,18 +250,16 @@ def quantize(  # noqa: PLR0913 - keyword-only, as on the command line
         HalfbyteError: the recipe, the source, the output folder or this machine is unsuitable. Preflight errors are
             raised before anything is written.
     """
-    from halfbyte.checkpoint.output_folder import FOLDER  # noqa: PLC0415
-    from halfbyte.cli.recipe_options import chosen_plan, refuse_data_beside_statistics  # noqa: PLC0415
-    from halfbyte.engine import pipeline  # noqa: PLC0415
+    from halfbyte.checkpoint.output_folder import FOLDER
+    from halfbyte.cli.chosen import chosen_plan, refuse_data_beside_statistics
+    from halfbyte.engine import pipeline
 
-    _at_least(1, layers=layers, samples=samples, threads=threads)
-    _is_text(device=device, ray=ray, cache=cache, push=push)
-    folder, pairs, changes = _local(out, "out"), _pairs(data), _changes(overrides)
-    choice = {"recipe": recipe, "plan_file": None if plan is None else _local(plan, "plan"), "stats": stats,
-              "overrides": changes, "data": pairs, "samples": samples}  # fmt: skip
-    refuse_data_beside_statistics(choice)
-    planned = chosen_plan(choice)
-    decided = planned.recipe if planned else _recipe(recipe, changes, pairs, samples)
+    _check("quantize", layers=layers, samples=samples, threads=threads, device=device, ray=ray, cache=cache, push=push)
+    folder, pairs, overridden = _local(out, "out"), _pairs(data), _changes(overrides)
+    changes = RecipeChanges(overrides=overridden, layers=layers, data=pairs, samples=samples)
+    refuse_data_beside_statistics(stats, changes)
+    planned = chosen_plan(recipe, None if plan is None else _local(plan, "plan"), changes)
+    decided = planned.recipe if planned else _recipe(recipe, overridden, pairs, samples)
     return pipeline.quantize(
         _source(source, folder / FOLDER, cache, cache_dir, verify=verify_source),
         folder,
@@ -319,34 +348,35 @@ def prune(  # noqa: PLR0913 - keyword-only, as on the command line
     Raises:
         HalfbyteError: the arguments contradict each other or do not apply to this checkpoint.
     """
-    from halfbyte.checkpoint.output_folder import FOLDER  # noqa: PLC0415
-    from halfbyte.engine import pipeline  # noqa: PLC0415
-    from halfbyte.prune import decide, options  # noqa: PLC0415
+    from halfbyte.checkpoint.output_folder import FOLDER
+    from halfbyte.engine import pipeline
+    from halfbyte.prune.decide import open_model
+    from halfbyte.prune.options import plan_and_recipe, refuse_contradictions
 
-    _at_least(1, keep=keep, samples=samples, restore=restore, layers=layers, threads=threads)
-    _at_least(2, length=length)
-    _at_least(0, min_tokens=min_tokens)
-    _is_text(method=method, select=select, shards=shards, ray=ray, cache=cache, push=push)
     folder, prompts = _local(out, "out"), None if isinstance(loops, bool) else loops
-    _at_least(1, loops=prompts)
-    choice: dict[str, Any] = {
-        "keep": keep, "drop": None if drop is None else str(drop), "spread": spread or None,
-        "stats": None if stats is None else _local(stats, "stats"), "data": _pairs(data), "samples": samples,
-        "length": length, "plan_file": None if plan is None else _local(plan, "plan"), "restore": restore,
-        "method": method, "select": select, "blend": _blend(blend), "protect": protect, "min_tokens": min_tokens,
-        "layers": layers, "shards": shards, "prompts": prompts, "no_loops": loops is False, "plan_only": None,
-        "keep_list": None, "form": None,
-    }  # fmt: skip
-    options.refuse_contradictions(choice, folder)
+    _check(
+        "prune", keep=keep, samples=samples, restore=restore, layers=layers, threads=threads, length=length,
+        min_tokens=min_tokens, method=method, select=select, shards=shards, ray=ray, cache=cache, push=push,
+        loops=prompts,
+    )  # fmt: skip
+    options = PruneOptions(
+        source="", out_folder=folder, keep=keep, drop=None if drop is None else str(drop), spread=spread or None,
+        stats=None if stats is None else _local(stats, "stats"), data=_pairs(data), samples=samples, length=length,
+        plan=None if plan is None else _local(plan, "plan"), restore=restore,
+        method=cast("Any", method), select=cast("Any", select),
+        blend=_blend(blend), protect=protect, min_tokens=min_tokens, layers=layers, shards=shards, loops=prompts,
+        no_loops=loops is False,
+    )  # fmt: skip
+    refuse_contradictions(options)
     opened = _source(source, folder / FOLDER, cache, cache_dir, verify=verify_source)
-    checkpoint, model = decide.open_model(opened)
-    chosen, recipe = options.plan_and_recipe(choice, checkpoint, model)
+    checkpoint, model = open_model(opened)
+    chosen, recipe = plan_and_recipe(options, checkpoint, model)
     result = pipeline.quantize(
         opened,
         folder,
         recipe,
         layers=layers,
-        stats=choice["stats"],
+        stats=options.stats,
         prune_plan=chosen,
         threads=threads,
         ray=ray,
@@ -376,11 +406,10 @@ def audit(
     Raises:
         HalfbyteError: the folder does not contain a checkpoint, or vLLM is requested but not installed.
     """
-    from halfbyte.audit.run import audit as run_checks  # noqa: PLC0415
-    from halfbyte.audit.run import save as write  # noqa: PLC0415
+    from halfbyte.audit.run import audit as run_checks
+    from halfbyte.audit.run import save as write
 
-    _at_least(0, sample=sample)
-    _one_of("engine", engine, (None, "vllm"))
+    _check("audit", sample=sample, engine=engine)
     folder, source = _local(out, "out"), None if against is None else _local(against, "against")
     result = run_checks(folder, against=source, sample=sample, engine=engine)
     if save:
@@ -394,7 +423,7 @@ def compare(  # noqa: PLR0913 - keyword-only, as on the command line
     out: Folder,
     data: Data,
     *,
-    samples: int = 128,
+    samples: int | None = None,
     length: int = 512,
     rows: Literal["packed", "padded"] = "packed",
     score: Literal["all", "answers"] = "all",
@@ -411,7 +440,7 @@ def compare(  # noqa: PLR0913 - keyword-only, as on the command line
         source: folder of the reference.
         out: folder of the checkpoint to compare with it.
         data: texts to run on: {"domain": "file.jsonl"}, "domain=file.jsonl:column,column", or a list of such strings.
-        samples: rows, taken evenly from the files.
+        samples: rows, taken evenly from the files; up to 128 by default.
         length: tokens per row.
         rows: "packed" (full rows of several texts) or "padded" (one text per row).
         score: "all" tokens, or only the assistant's "answers".
@@ -428,21 +457,21 @@ def compare(  # noqa: PLR0913 - keyword-only, as on the command line
     Raises:
         HalfbyteError: the checkpoints or the data are incompatible.
     """
-    _at_least(1, samples=samples, threads=threads)
-    _at_least(2, length=length)
-    for name, value, known in (
-        ("rows", rows, ("packed", "padded")), ("score", score, ("all", "answers")),
-        ("dtype", dtype, ("float32", "bfloat16")), ("activations", activations, ("off", "as-served")),
-        ("kv", kv, ("off", "fp8", "fp8-scaled")), ("device", device, ("cpu", "cuda")),
-    ):  # fmt: skip
-        _one_of(name, value, known)
+    _check(
+        "compare", samples=samples, threads=threads, length=length, rows=rows, score=score, dtype=dtype,
+        activations=activations, kv=kv,
+    )  # fmt: skip
+    _one_of("device", device, ("cpu", "cuda"))
     pairs = _pairs(data)
     if not pairs:
         raise UsageError("no data specified", where="data", fix='pass texts, e.g. {"news": "articles.jsonl"}')
-    from halfbyte.compare.checkpoints import Choice, compare_checkpoints  # noqa: PLC0415
+    from halfbyte.compare.checkpoints import compare_checkpoints
 
-    choice = Choice(pairs, samples, length, rows, score, dtype, activations, kv, device, threads)
-    return compare_checkpoints(_local(source, "source"), _local(out, "out"), choice, progress or _no_progress)
+    options = CompareOptions(
+        source=_local(source, "source"), out_folder=_local(out, "out"), data=pairs, samples=samples, length=length,
+        rows=rows, score=score, dtype=dtype, activations=activations, kv=kv, device=device, threads=threads,
+    )  # fmt: skip
+    return compare_checkpoints(options, progress or _no_progress)
 
 
 @_halfbyte_errors()
@@ -452,13 +481,13 @@ def example(name: str = "kimi-k2.6") -> Checkpoint:
     Args:
         name: "kimi-k2.6".
     """
-    from halfbyte.families.examples import example as built_in  # noqa: PLC0415
+    from halfbyte.families.examples import example as built_in
 
     return built_in(name)
 
 
 def _open(source: Source, cache_dir: Folder | None) -> Checkpoint:
-    from halfbyte.checkpoint.folder import open_checkpoint  # noqa: PLC0415
+    from halfbyte.checkpoint.folder import open_checkpoint
 
     opened = _source(source, None, None, cache_dir)
     return open_checkpoint(opened) if isinstance(opened, Path) else opened
@@ -468,9 +497,9 @@ def _source(
     source: Source, run_folder: Path | None, cache: str | None, cache_dir: Folder | None, *, verify: bool = True
 ) -> Path | Checkpoint:
     """Return a folder, or an open checkpoint if the source is remote or already open."""
-    from halfbyte.checkpoint.folder import Checkpoint  # noqa: PLC0415
-    from halfbyte.checkpoint.remote.address import is_remote, refuse_hub_id  # noqa: PLC0415
-    from halfbyte.cli.remote_options import chosen_source  # noqa: PLC0415
+    from halfbyte.checkpoint.folder import Checkpoint
+    from halfbyte.checkpoint.remote.address import is_remote, refuse_hub_id
+    from halfbyte.cli.chosen import chosen_source
 
     if isinstance(source, Checkpoint):
         return source
@@ -479,7 +508,7 @@ def _source(
     if run_folder is None and not is_remote(text):
         refuse_hub_id(text)
         return Path(text)  # `inspect` and `plan` accept a cache_dir with any source, as the commands do
-    return chosen_source(text, run_folder, {"cache": cache, "cache_dir": folder, "verify": verify})
+    return chosen_source(text, run_folder, ShardCache(size=cache, folder=folder), verify=verify)
 
 
 def _text(value: object, name: str) -> str:
@@ -500,7 +529,7 @@ def _text(value: object, name: str) -> str:
 
 def _local(value: object, name: str) -> Path:
     """Return a local path. Refuse an address, which would become a folder named `hf:`."""
-    from halfbyte.checkpoint.remote.address import is_remote  # noqa: PLC0415
+    from halfbyte.checkpoint.remote.address import is_remote
 
     text = _text(value, name)
     if is_remote(text):
@@ -510,9 +539,9 @@ def _local(value: object, name: str) -> Path:
 
 
 def _recipe(recipe: object, overrides: Overrides, data: Data, samples: int | None) -> Recipe:
-    from halfbyte.calibrate.datasets import with_data  # noqa: PLC0415
-    from halfbyte.recipe.decisions import Recipe  # noqa: PLC0415
-    from halfbyte.recipe.load import load_recipe, recipe_names  # noqa: PLC0415
+    from halfbyte.calibrate.datasets import with_data
+    from halfbyte.recipe.decisions import Recipe
+    from halfbyte.recipe.load import load_recipe, recipe_names
 
     if isinstance(recipe, Recipe):
         if overrides:
@@ -578,46 +607,49 @@ def _blend(blend: Mapping[str, float] | str | None) -> str | None:
 
 
 def _device(device: str) -> str:
-    from halfbyte.machine.devices import device_names  # noqa: PLC0415
+    from halfbyte.machine.devices import device_names
 
     return ",".join(device_names(device))
 
 
 def _device_memory(limit: int | str | None, device: str) -> int | None:
-    from halfbyte.cli.device_options import chosen_device_memory  # noqa: PLC0415
+    from halfbyte.cli.chosen import chosen_device_memory
 
     text = f"{limit}B" if isinstance(limit, int) else limit
-    return chosen_device_memory({"device_memory": text, "device": device})
+    return chosen_device_memory(Placement(device=device, memory=text))
 
 
 def _push(out: Path, repo: str | None, *, evict: bool) -> Any:
-    from halfbyte.cli.remote_options import chosen_push  # noqa: PLC0415
+    from halfbyte.cli.chosen import chosen_push
 
-    return chosen_push(out, {"push_repo": repo, "evict": evict})
+    return chosen_push(out, Upload(repo=repo, evict=evict))
 
 
 def _loop_test(result: Result, source: Path | Checkpoint, prompts: int | None) -> LoopTest:
-    from halfbyte.degeneracy.loop_test import loop_test  # noqa: PLC0415
+    from halfbyte.degeneracy.loop_test import loop_test
 
     return loop_test(result.out, source if isinstance(source, Path) else None, prompts)
 
 
-def _at_least(least: int, **values: object) -> None:
+def _check(function: str, **values: object) -> None:
+    """Raise unless the arguments fit the declarations of the command's options."""
     for name, value in values.items():
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-            what = f"'{name}' is {value!r}, which is {type(value).__name__}"
-            raise UsageError(what, where=name, fix=f"pass an int, {least} or more")
-        if value.__index__() < least:
-            raise UsageError(f"'{name}' is {value}", where=name, fix=f"pass {least} or more")
-
-
-def _is_text(**values: object) -> None:
-    for name, value in values.items():
-        if value is not None and not isinstance(value, str):
+        option = _options(function)[name]
+        if option.choices:
+            _one_of(name, value, (*((None,) if option.default is None else ()), *option.choices))
+        elif value is not None and option.type is int:
+            _at_least(int(option.declaration.least or 0), name, value)
+        elif value is not None and not isinstance(value, str):
             what = f"'{name}' is {value!r}, which is {type(value).__name__}"
             raise UsageError(what, where=name, fix="pass a str")
+
+
+def _at_least(least: int, name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        what = f"'{name}' is {value!r}, which is {type(value).__name__}"
+        raise UsageError(what, where=name, fix=f"pass an int, {least} or more")
+    if value.__index__() < least:
+        raise UsageError(f"'{name}' is {value}", where=name, fix=f"pass {least} or more")
 
 
 def _one_of(name: str, value: object, known: Sequence[object]) -> None:

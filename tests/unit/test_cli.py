@@ -223,7 +223,7 @@ def commands_with_help():
 
 
 def test_help_lists_every_command_once_in_a_section_and_in_full(halfbyte):
-    listed = [name for names in cli.SECTIONS.values() for name in names]
+    listed = [command.name for commands in cli.SECTIONS.values() for command in commands]
     assert sorted(listed) == sorted(cli.cli.commands)
     _, out, _ = halfbyte("--help")
     assert re.findall(r"^(\w[\w ]*):$", out, re.MULTILINE) == ["Example", *cli.SECTIONS, "Global options"]

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from halfbyte.calibrate.chat import joined
 from halfbyte.checkpoint.untrusted_files import parsed
 from halfbyte.errors import CheckpointError, HalfbyteError, MachineError, UsageError
 
@@ -211,8 +212,6 @@ def _text(sample: _Sample, dataset: Dataset, template: ChatTemplate | None) -> s
         return ""
     if template is not None and dataset.chat_template:
         return template.text(messages, _tools(sample))
-    from halfbyte.calibrate.chat import joined  # noqa: PLC0415 - only needed for conversations
-
     return joined(messages)
 
 

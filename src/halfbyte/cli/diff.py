@@ -1,21 +1,15 @@
-"""The `halfbyte diff` command, with deferred imports."""
+"""The `halfbyte diff` command."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import click
-
-from halfbyte.cli.usage import Command
+from halfbyte.cli.command import command
 from halfbyte.errors import CheckFailedError
+from halfbyte.options.check import DiffOptions
 from halfbyte.ui.console import Output
 
 
-@click.command("diff", cls=Command, example="halfbyte diff OUT OUT2")
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
-@click.pass_obj
-def diff_command(out: Output, a: Path, b: Path) -> None:
+@command("diff", DiffOptions, example="halfbyte diff OUT OUT2")
+def diff_command(out: Output, options: DiffOptions) -> None:
     """Compare the checkpoints A and B tensor by tensor: same bytes, same value, different, missing.
 
     If one was made from the other, its plan explains the expected differences: encoded linears with their SQNR, dropped
@@ -24,11 +18,11 @@ def diff_command(out: Output, a: Path, b: Path) -> None:
     with out.activity("comparing tensors"):
         from halfbyte.audit.diff import diff
 
-        result = diff(a, b)
+        result = diff(options.a, options.b)
     out.facts(result.as_dict(), result.lines())
     if result.planned or (result.equal and result.explained is None):
         return
     fix = "the names above differ; --json has all of them"
     if result.alike and result.explained is None and result.renumbered is not None:
         fix = f"none needed: experts are missing as recorded in {result.renumbered.pruned}"
-    raise CheckFailedError(result.verdict(), where=f"{a} and {b}", fix=fix)
+    raise CheckFailedError(result.verdict(), where=f"{options.a} and {options.b}", fix=fix)

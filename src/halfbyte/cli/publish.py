@@ -1,16 +1,15 @@
-"""The `halfbyte publish` command, with deferred imports."""
+"""The `halfbyte publish` command."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from halfbyte.cli.usage import Command
+from halfbyte.cli.command import command
 from halfbyte.errors import CheckFailedError, InterruptedRunError
+from halfbyte.options.declare import options_of, to_argv
+from halfbyte.options.publish import PublishOptions
 from halfbyte.ui.console import Bar, Column, Output
 from halfbyte.ui.escape import pasted
 from halfbyte.ui.units import size
@@ -20,21 +19,9 @@ if TYPE_CHECKING:
     from halfbyte.publish.hub.run import Prepared
     from halfbyte.publish.hub.staging import Sent
 
-_BRANCH = "main"
 
-
-@click.command("publish", cls=Command, example="halfbyte publish OUT my-org/Kimi-K2.6-NVFP4 --dry-run")
-@click.argument("out_folder", metavar="OUT", type=click.Path(path_type=Path))
-@click.argument("repo", metavar="REPO")
-@click.option("--dry-run", is_flag=True, help="Check and list the files to upload, without network access.")
-@click.option("--private", is_flag=True, help="Create private repositories.")
-@click.option("--gated", type=click.Choice(["auto", "manual"]), help="Gate access: granted automatically or manually.")
-@click.option("--traces", metavar="DATASET_REPO", help="Upload probe traces and pruning artifacts to this dataset.")
-@click.option("--revision", metavar="BRANCH", default=_BRANCH, show_default=True, help="Branch; created if missing.")
-@click.option("-m", "--message", metavar="TEXT", help="Commit message.  [default: the plan's fingerprint]")
-@click.option("--force", is_flag=True, help="Publish without ACCEPT. The card must say so.")
-@click.pass_obj
-def publish_command(out: Output, out_folder: Path, repo: str, **choice: Any) -> None:
+@command("publish", PublishOptions, example="halfbyte publish OUT my-org/Kimi-K2.6-NVFP4 --dry-run")
+def publish_command(out: Output, options: PublishOptions) -> None:
     """Check OUT and upload it to REPO on the Hub.
 
     REPO is organization/name. Evidence is uploaded without this machine's paths; OUT is not changed. Run the same
@@ -44,59 +31,58 @@ def publish_command(out: Output, out_folder: Path, repo: str, **choice: Any) -> 
     from halfbyte.publish.hub.hub import check_branch, check_name
     from halfbyte.publish.hub.run import prepare
 
-    check_name(repo)
-    check_branch(choice["revision"])
-    if choice["traces"] is not None:
-        check_name(choice["traces"], "--traces")
-    hash_output(out, out_folder)
+    check_name(options.repo)
+    check_branch(options.revision)
+    if options.traces is not None:
+        check_name(options.traces, "--traces")
+    hash_output(out, options.out_folder)
     with out.progress("checking the checkpoint") as bar:
         prepared = prepare(
-            out_folder, repo, traces=choice["traces"], force=choice["force"], watch=watched(bar, "hashed")
+            options.out_folder, options.repo, traces=options.traces, force=options.force, watch=watched(bar, "hashed")
         )
     out.verdicts([check.sentence() for check in prepared.checks])
     if prepared.refused:
         if out.as_json:
-            out.facts(_as_dict(repo, prepared, choice), [])
+            out.facts(_as_dict(options, prepared), [])
         what = f"{len(prepared.refused)} check{'s block' if len(prepared.refused) > 1 else ' blocks'} publishing"
-        raise CheckFailedError(what, where=str(out_folder), fix="fix each ✗ above; nothing was uploaded")
-    if choice["dry_run"]:
-        return _show(out, out_folder, repo, prepared, choice)
-    return _send(out, repo, prepared, choice)
+        raise CheckFailedError(what, where=str(options.out_folder), fix="fix each ✗ above; nothing was uploaded")
+    if options.dry_run:
+        return _show(out, options, prepared)
+    return _send(out, options, prepared)
 
 
-def _show(out: Output, folder: Path, repo: str, prepared: Prepared, choice: dict[str, Any]) -> None:
+def _show(out: Output, options: PublishOptions, prepared: Prepared) -> None:
     if out.as_json:
-        out.facts(_as_dict(repo, prepared, choice), [])
+        out.facts(_as_dict(options, prepared), [])
         return
-    rows = [{"file": file.name, "size": size(file.nbytes), "to": repo} for file in prepared.model]
-    rows += [{"file": file.name, "size": size(file.nbytes), "to": choice["traces"]} for file in prepared.traces]
+    rows = [{"file": file.name, "size": size(file.nbytes), "to": options.repo} for file in prepared.model]
+    rows += [{"file": file.name, "size": size(file.nbytes), "to": options.traces} for file in prepared.traces]
     out.table(rows, [Column("file", "file"), Column("size", "size", number=True), Column("to", "to")])
-    out.note(
-        f"would upload {_total(prepared.model)} to {repo}; {len(prepared.stays)} files stay here; nothing was uploaded"
-    )
-    out.hint(" ".join(["halfbyte publish", pasted(folder), repo, *_typed(choice)]))
+    stays = f"{len(prepared.stays)} files stay here"
+    out.note(f"would upload {_total(prepared.model)} to {options.repo}; {stays}; nothing was uploaded")
+    out.hint(" ".join(["halfbyte publish", pasted(options.out_folder), options.repo, *_typed(options)]))
 
 
-def _typed(choice: dict[str, Any]) -> list[str]:
+def _typed(options: PublishOptions) -> list[str]:
     """Return the options except --dry-run, as words of a shell command."""
-    flags = [f"--{name}" for name in ("force", "private") if choice[name]]
-    options = {name: choice[name] for name in ("gated", "traces", "revision", "message") if choice[name] is not None}
-    if options["revision"] == _BRANCH:
-        del options["revision"]
-    return [*flags, *(word for name, value in options.items() for word in (f"--{name}", shlex.quote(value)))]
+    names = ("force", "private", "gated", "traces", "revision", "message")
+    defaults = {name: option.default for name, option in options_of(PublishOptions).items()}
+    given = {name: getattr(options, name) for name in names if getattr(options, name) != defaults[name]}
+    return [shlex.quote(word) for word in to_argv(PublishOptions, given, names)]
 
 
-def _send(out: Output, repo: str, prepared: Prepared, choice: dict[str, Any]) -> None:
+def _send(out: Output, options: PublishOptions, prepared: Prepared) -> None:
     from halfbyte.publish.hub.hub import Target, upload
 
     plan = _plan(prepared)
-    message = choice["message"] or f"halfbyte: plan {plan}"
-    private: bool = choice["private"]
+    message = options.message or f"halfbyte: plan {plan}"
     arrived: list[Arrived] = []
     targets: list[tuple[Sequence[Sent], Target]] = []
-    if prepared.traces:
-        targets.append((prepared.traces, Target(choice["traces"], "dataset", private=private, message=message)))
-    model = Target(repo, revision=choice["revision"], private=private, gated=choice["gated"], message=message)
+    if prepared.traces and options.traces is not None:
+        targets.append((prepared.traces, Target(options.traces, "dataset", private=options.private, message=message)))
+    model = Target(
+        options.repo, revision=options.revision, private=options.private, gated=options.gated, message=message
+    )
     targets.append((prepared.model, model))
     try:
         for files, target in targets:
@@ -104,7 +90,7 @@ def _send(out: Output, repo: str, prepared: Prepared, choice: dict[str, Any]) ->
                 arrived.append(upload(files, target, _upload_progress(bar)))
     except KeyboardInterrupt:
         fix = "run the same command to resume; uploaded files are skipped"
-        raise InterruptedRunError("interrupted; the upload is not complete", where=repo, fix=fix) from None
+        raise InterruptedRunError("interrupted; the upload is not complete", where=options.repo, fix=fix) from None
     lines = [
         (done.address, f"uploaded {done.sent} files ({size(done.sent_nbytes)}), {done.there} already present")
         for done in arrived
@@ -116,7 +102,7 @@ def _send(out: Output, repo: str, prepared: Prepared, choice: dict[str, Any]) ->
             out.note(
                 f"{done.address} also contains {len(done.others)} files from elsewhere: {', '.join(done.others[:3])}"
             )
-    out.hint(f"hf download {repo} --local-dir FOLDER && halfbyte verify FOLDER")
+    out.hint(f"hf download {options.repo} --local-dir FOLDER && halfbyte verify FOLDER")
 
 
 def _upload_progress(bar: Bar) -> Say:
@@ -142,9 +128,9 @@ def _total(files: Sequence[Sent]) -> str:
     return f"{len(files)} files, {size(sum(file.nbytes for file in files))}"
 
 
-def _as_dict(repo: str, prepared: Prepared, choice: dict[str, Any]) -> dict[str, Any]:
+def _as_dict(options: PublishOptions, prepared: Prepared) -> dict[str, Any]:
     """Return the `--json` output."""
-    sent = [{"file": f.name, "nbytes": f.nbytes, "sha256": f.sha256, "to": repo} for f in prepared.model]
-    sent += [{"file": f.name, "nbytes": f.nbytes, "sha256": f.sha256, "to": choice["traces"]} for f in prepared.traces]
+    sent = [{"file": f.name, "nbytes": f.nbytes, "sha256": f.sha256, "to": options.repo} for f in prepared.model]
+    sent += [{"file": f.name, "nbytes": f.nbytes, "sha256": f.sha256, "to": options.traces} for f in prepared.traces]
     checks = [{"level": check.level, "text": check.text, "fix": check.fix} for check in prepared.checks]
     return {"checks": checks, "files": sent, "stays": list(prepared.stays)}

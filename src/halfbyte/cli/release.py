@@ -1,4 +1,4 @@
-"""The `halfbyte release` command, with deferred imports."""
+"""The `halfbyte release` command."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from halfbyte.cli.device_options import chosen_device_memory, device_options
-from halfbyte.cli.recipe_options import chosen_recipe, recipe_options
-from halfbyte.cli.serve_then_option import commands_beside
-from halfbyte.cli.usage import Command
+from halfbyte.cli.chosen import chosen_device_memory, chosen_recipe
+from halfbyte.cli.command import command
+from halfbyte.cli.usage import commands_beside
 from halfbyte.errors import EXIT_USAGE, CheckFailedError, HalfbyteError, RecipeError, UsageError
 from halfbyte.machine.devices import CPU
+from halfbyte.options.declare import to_argv
+from halfbyte.options.publish import ReleaseOptions
+from halfbyte.options.run import Placement, RecipeChanges
 from halfbyte.ui.console import SYMBOLS, Column, Level, Output
 from halfbyte.ui.escape import pasted
 
@@ -26,9 +28,6 @@ if TYPE_CHECKING:
     from halfbyte.release.run import Ended, Release
     from halfbyte.release.stages import Stage
 
-STAGES = ("quantize", "audit", "loops", "compare", "scripts", "source", "serve", "probe", "eval", "bench", "verdict",
-          "provenance", "card", "report", "publish")  # fmt: skip
-_FOLDER = click.Path(path_type=Path)
 _GATES = (Column("name", "gate"), Column("wanted", "wanted"), Column("measured", "measured"), Column("outcome", ""))
 _STAGES = (Column("stage", "stage"), Column("state", ""), Column("command", "command"))
 _REQUIREMENTS = (Column("mark", ""), Column("stage", "stage"), Column("needs", "needs"), Column("here", "here"),
@@ -36,20 +35,8 @@ _REQUIREMENTS = (Column("mark", ""), Column("stage", "stage"), Column("needs", "
 _BAD = ("failed", "anomalous", "infeasible")
 
 
-@click.command("release", cls=Command, example="halfbyte release Kimi-K2.6 OUT -r kimi-k2.6-nvfp4-nvidia --dry-run")
-@click.argument("source", metavar="SRC", type=_FOLDER)
-@click.argument("out_folder", metavar="OUT", type=_FOLDER)
-@recipe_options
-@device_options
-@click.option("--url", help="Use this running server for OUT instead of starting an engine.")
-@click.option("--reference-url", metavar="URL", help="Running server of the source to compare with.")
-@click.option("--again", multiple=True, metavar="STAGE", type=click.Choice(STAGES),
-              help="Run this stage again although it is done; repeatable.")  # fmt: skip
-@click.option("--stop-after", metavar="STAGE", type=click.Choice(STAGES), help="Stop after this stage.")
-@click.option("--force", is_flag=True, help="Publish without ACCEPT. release.json and the card say so.")
-@click.option("--dry-run", is_flag=True, help="List the stages with their commands and requirements, and exit.")
-@click.pass_context
-def release_command(ctx: click.Context, source: Path, out_folder: Path, dry_run: bool, **choice: Any) -> None:
+@command("release", ReleaseOptions, example="halfbyte release Kimi-K2.6 OUT -r kimi-k2.6-nvfp4-nvidia --dry-run")
+def release_command(out: Output, options: ReleaseOptions) -> None:
     """Quantize, check, serve, measure, judge and report in one run.
 
     A preflight first checks the requirements of every stage and writes nothing: exit code 3 if this machine lacks
@@ -58,14 +45,14 @@ def release_command(ctx: click.Context, source: Path, out_folder: Path, dry_run:
     """
     from halfbyte.cli.hash_progress import hash_output
 
-    out: Output = ctx.obj
-    release, preflight = _release(source, out_folder, choice)
-    _refuse_missing_commands(release.stages, commands_beside(ctx))
-    if choice["stop_after"] and choice["stop_after"] not in [stage.name for stage in release.stages]:
-        what = f"this release has no stage '{choice['stop_after']}'"
+    out_folder = options.out_folder
+    release, preflight = _release(options)
+    _refuse_missing_commands(release.stages, commands_beside(click.get_current_context()))
+    if options.stop_after and options.stop_after not in [stage.name for stage in release.stages]:
+        what = f"this release has no stage '{options.stop_after}'"
         raise UsageError(what, where="--stop-after", fix=f"use {', '.join(stage.name for stage in release.stages)}")
-    _check_first(out, release, preflight, dry_run=dry_run)
-    if dry_run:
+    _check_first(out, release, preflight, dry_run=options.dry_run)
+    if options.dry_run:
         return None
     hash_output(out, out_folder)
     ended = release.run(out)
@@ -73,56 +60,57 @@ def release_command(ctx: click.Context, source: Path, out_folder: Path, dry_run:
     return _finish(out, ended, out_folder)
 
 
-def _release(source: Path, out_folder: Path, choice: Mapping[str, Any]) -> tuple[Release, Preflight]:
+def _release(options: ReleaseOptions) -> tuple[Release, Preflight]:
     from halfbyte.recipe.load import load_release
     from halfbyte.release.preflight import Preflight
     from halfbyte.release.run import Folders, Release
     from halfbyte.release.stages import ASKS_SERVER, Asked, make_stages
 
-    recipe, block = chosen_recipe(choice), load_release(choice["recipe"], choice["overrides"])
+    recipe, block = (
+        chosen_recipe(options.recipe, options.changes),
+        load_release(options.recipe, options.changes.overrides),
+    )
     if block is None:
         fix = "add a 'release' block with stages and gates; `halfbyte recipes show kimi-k2.6-nvfp4-nvidia` has one"
-        raise RecipeError(f"recipe '{recipe.name}' has no 'release' block", where=choice["recipe"], fix=fix)
+        raise RecipeError(f"recipe '{recipe.name}' has no 'release' block", where=options.recipe, fix=fix)
     asks = [name for name in ASKS_SERVER if name in block]
-    if asks and "serve" not in block and choice["url"] is None:
+    if asks and "serve" not in block and options.url is None:
         fix = "add 'release.serve' to the recipe ({} for the engine's defaults), or pass --url"
         raise RecipeError(f"stage '{asks[0]}' needs a server, but there is no 'serve' stage", where="release", fix=fix)
-    options = Asked(
-        recipe=choice["recipe"],
+    asked = Asked(
+        recipe=options.recipe,
         block=block,
-        quantize=_quantize_words(choice),
-        device=choice["device"],
+        quantize=_quantize_words(options),
+        device=options.placement.device,
         reads=_local_data(recipe),
-        url=choice["url"],
-        reference_url=choice["reference_url"],
-        force=choice["force"],
+        url=options.url,
+        reference_url=options.reference_url,
+        force=options.force,
     )
     release = Release(
-        folders=Folders(source, out_folder),
-        stages=make_stages(options),
+        folders=Folders(options.source, options.out_folder),
+        stages=make_stages(asked),
         gates=block["gates"],
         recipe=recipe.name,
         fingerprint=recipe.fingerprint(),
-        force=choice["force"],
-        again=choice["again"],
-        stop_after=choice["stop_after"],
+        force=options.force,
+        again=options.again,
+        stop_after=options.stop_after,
     )
-    return release, Preflight(release, options, recipe, choice["layers"])
+    return release, Preflight(release, asked, recipe, options.changes.layers)
 
 
-def _quantize_words(choice: Mapping[str, Any]) -> tuple[str, ...]:
+def _quantize_words(options: ReleaseOptions) -> tuple[str, ...]:
     """Return the options of `quantize` besides the recipe, without overrides of the release block."""
-    chosen_device_memory(choice)  # raises for a size without a GPU
-    words: list[str] = []
-    for override in choice["overrides"]:
-        if override.partition(".")[0].strip() != "release":
-            words += ["--set", override]
-    for pair in choice["data"]:
-        words += ["--data", pair]
-    for name in ("samples", "layers", "device_memory"):
-        if choice[name] is not None:
-            words += [f"--{name.replace('_', '-')}", str(choice[name])]
-    return (*words, *(() if choice["device"] == CPU else ("--device", choice["device"])))
+    placement, changes = options.placement, options.changes
+    chosen_device_memory(placement)  # raises for a size without a GPU
+    own = [override for override in changes.overrides if override.partition(".")[0].strip() != "release"]
+    values = asdict(changes) | {"overrides": own}
+    device = None if placement.device == CPU else placement.device
+    return (
+        *to_argv(RecipeChanges, values, ("overrides", "data", "samples", "layers")),
+        *to_argv(Placement, {"memory": placement.memory, "device": device}, ("memory", "device")),
+    )
 
 
 def _local_data(recipe: Recipe) -> tuple[Path, ...]:

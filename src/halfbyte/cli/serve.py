@@ -1,19 +1,21 @@
-"""The `halfbyte serve` command, with deferred imports."""
+"""The `halfbyte serve` command."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from halfbyte.cli.named_values import GPUS, PUBLISHED
-from halfbyte.cli.serve_then_option import ThenOption, commands_beside
-from halfbyte.cli.usage import Command
+from halfbyte.cli.command import command
+from halfbyte.cli.usage import commands_beside
 from halfbyte.errors import CheckFailedError, UsageError
-from halfbyte.ui.console import Output
+from halfbyte.options.serve import URL_COMMANDS, ServeOptions
+from halfbyte.ui.console import Column, Output
 from halfbyte.ui.escape import pasted
+from halfbyte.ui.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from halfbyte.serve.checkpoint_facts import Served
@@ -21,74 +23,39 @@ if TYPE_CHECKING:
     from halfbyte.serve.gpus import Gpus
     from halfbyte.serve.launch import Launch
 
-_PATH = click.Path(path_type=Path)
-_POSITIVE = click.IntRange(1)
+_SOME_URL = "http://127.0.0.1:8000"  # placeholder: parsing checks only the form of the URL
 SCRIPTS = "serve"  # folder under halfbyte/ in an output folder
 
 
-@click.command("serve", cls=Command, example="halfbyte serve OUT --gpus 8xB200")
-@click.argument("out_folder", metavar="[OUT]", type=_PATH, required=False)
-@click.option("--gpus", metavar="NxGPU", type=GPUS, help="GPUs to serve on, e.g. 8xB200 or 8x80GB.")
-@click.option("--engine", metavar="NAME[==VERSION]",
-              help="vllm, vllm-rocm, sglang or atom.  [default: vLLM; with --write, and without --set and --port, "
-              "all compatible ones]")  # fmt: skip
-@click.option("--docker", is_flag=True, help="Print the Docker script.")
-@click.option("--write", "write_to", metavar="DIR", help="Write scripts and serve.json into this folder.")
-@click.option("--context", type=_POSITIVE, help="Context length in tokens.  [default: what fits]")
-@click.option("--concurrency", type=_POSITIVE, help="Concurrent full-length requests that must fit.")
-@click.option("--tp", type=_POSITIVE, help="Tensor parallel size.  [default: as many GPUs as possible]")
-@click.option("--dcp", type=_POSITIVE, help="Decode context parallel size.  [default: 1, or --tp if needed]")
-@click.option("--ep", is_flag=True, help="Use expert parallelism.")
-@click.option("--draft", metavar="auto|MODEL", help="Eagle3 draft model for speculative decoding.")
-@click.option("--text-only", is_flag=True, help="Disable image input.")
-@click.option("--port", type=click.IntRange(1, 65535), help="Port of the server.  [default: the engine's]")
-@click.option("--hub", metavar="ORG/NAME[@COMMIT]", help="Let the engine load this copy of OUT from the Hub.")
-@click.option(
-    "--set",
-    "given",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Set an engine option; env.NAME sets an environment variable.",
-)
-@click.option("--like", metavar="NAME", type=PUBLISHED, help="Print a published command verbatim.")
-@click.option("--run", "runs", is_flag=True, help="Start the installed engine.")
-@click.option("--emulate", is_flag=True, help="With --run: expand 4-bit weights to BF16, to run on any machine.")
-@click.option("--activations", type=click.Choice(["on", "off"]), help="With --emulate: also emulate 4-bit activations.")
-@click.option("--then", "then_names", metavar="NAME,...", cls=ThenOption, multiple=True)
-@click.option("--exec", "shell", metavar="COMMAND", help="With --run: shell command to run with HALFBYTE_URL set.")
-@click.option("--log", type=_PATH, help="With --run: log file of the engine.  [default: serve.log]")
-@click.option("--guard", metavar="[URL]", is_flag=False, flag_value="",
-              help="Run a loop-stopping proxy (port 8100) for this server or, with --run, for the engine.")  # fmt: skip
-@click.pass_context
-def serve_command(ctx: click.Context, out_folder: Path | None, **choice: Any) -> None:
+@command("serve", ServeOptions, example="halfbyte serve OUT --gpus 8xB200")
+def serve_command(out: Output, options: ServeOptions) -> None:
     """Print or start a serving command for OUT.
 
     Prints the reason for each setting. Reads only headers, and starts nothing without --run.
     """
-    out: Output = ctx.obj
-    url = choice["guard"]
-    if url or (url is not None and not choice["runs"]):
+    ctx, out_folder = click.get_current_context(), options.out_folder
+    if options.guard or (options.guard is not None and not options.run):
         from halfbyte.cli.guard import guard
 
-        return guard(out, url, out_folder, choice)
-    if choice["like"] is not None:
-        return _show_published(ctx, choice["like"])
+        return guard(out, options)
+    if options.like is not None:
+        return _show_published(ctx, options.like)
     if out_folder is None:
         raise UsageError("no checkpoint specified", where="OUT", fix="pass its folder, or --like NAME")
     if str(out_folder).startswith("hf:/"):
         name = str(out_folder).removeprefix("hf:/").strip("/")
         fix = f"hf download {name} --local-dir OUT, then halfbyte serve OUT --hub {name}@COMMIT"
         raise UsageError("OUT must be a local folder; --hub names its Hub repository", where="OUT", fix=fix)
-    _refuse_alone(choice)
+    _refuse_alone(options)
     from halfbyte.serve.checkpoint_facts import audited, served, without_tokenizer
 
     checkpoint = served(out_folder)
     notes = [*without_tokenizer(out_folder), *(audited(out_folder) if checkpoint.quantization != "bf16" else [])]
-    if choice["runs"]:
+    if options.run:
         for warning in (note for note in notes if note.startswith("!")):
             out.note(warning)
-        return ctx.exit(_run(out, checkpoint, choice, commands_beside(ctx)))
-    return _show(out, checkpoint, choice, notes)
+        return ctx.exit(_run(out, checkpoint, options, commands_beside(ctx)))
+    return _show(out, checkpoint, options, notes)
 
 
 def _show_published(ctx: click.Context, name: str) -> None:
@@ -112,50 +79,50 @@ def _refuse_beside_like(ctx: click.Context) -> None:
             raise UsageError(what, where=name, fix=f"omit {name}, or omit --like for halfbyte's own command")
 
 
-def _refuse_alone(choice: Mapping[str, Any]) -> None:
+def _refuse_alone(options: ServeOptions) -> None:
     """Refuse options whose required option is missing, and conflicting ones."""
-    for option, needed in (("emulate", "runs"), ("then_names", "runs"), ("shell", "runs"), ("log", "runs"),
-                           ("activations", "emulate")):  # fmt: skip
-        if choice[option] not in (None, False, ()) and not choice[needed]:
-            names = {"runs": "--run", "then_names": "--then", "shell": "--exec"}
-            option_name, needed_name = (names.get(word, f"--{word}") for word in (option, needed))
-            raise UsageError(f"{option_name} requires {needed_name}", where=option_name, fix=f"add {needed_name}")
-    if choice["shell"] is not None and not choice["shell"].strip():
+    for name, needed in (("emulate", "run"), ("then", "run"), ("exec", "run"), ("log", "run"),
+                         ("activations", "emulate")):  # fmt: skip
+        if getattr(options, name) not in (None, False, ()) and not getattr(options, needed):
+            raise UsageError(f"--{name} requires --{needed}", where=f"--{name}", fix=f"add --{needed}")
+    if options.exec is not None and not options.exec.strip():
         raise UsageError(
             "--exec is empty", where="--exec", fix="pass a command, e.g. --exec 'curl $HALFBYTE_URL/v1/models'"
         )
-    if choice["then_names"] and choice["shell"]:
+    if options.then and options.exec:
         raise UsageError("--then and --exec cannot be combined", where="--exec", fix="omit one of them")
 
 
-def _launch_options(choice: Mapping[str, Any], engine: str | None = None, version: str | None = None) -> LaunchOptions:
+def _launch_options(options: ServeOptions, engine: str | None = None, version: str | None = None) -> LaunchOptions:
     from halfbyte.serve.facts import LaunchOptions
 
-    names = ("docker", "context", "concurrency", "tp", "dcp", "ep", "draft", "text_only", "port", "hub", "given")
-    names += ("emulate", "activations")
-    return LaunchOptions(engine=engine, version=version, **{name: choice[name] for name in names})
+    same = ("docker", "context", "concurrency", "tp", "dcp", "ep", "draft", "text_only", "port", "hub", "emulate",
+            "activations")  # fmt: skip
+    return LaunchOptions(
+        engine=engine, version=version, given=options.settings, **{name: getattr(options, name) for name in same}
+    )
 
 
-def _engine(choice: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def _engine(options: ServeOptions) -> tuple[str | None, str | None]:
     """Split `vllm==0.25.1` into engine and version."""
-    name, _, version = (choice["engine"] or "").partition("==")
+    name, _, version = (options.engine or "").partition("==")
     return name.strip().lower() or None, version.strip() or None
 
 
-def _show(out: Output, served: Served, choice: Mapping[str, Any], notes: list[str]) -> None:
+def _show(out: Output, served: Served, options: ServeOptions, notes: list[str]) -> None:
     from halfbyte.serve import render
     from halfbyte.serve.gpus import known_gpus, parse_gpus
     from halfbyte.serve.launch import launch
 
-    if choice["gpus"] is None:
+    if options.gpus is None:
         fix = f"pass --gpus, e.g. --gpus 8xB200 ({', '.join(known_gpus())}), or --run to start the installed engine"
         raise UsageError("no GPUs specified", where="--gpus", fix=fix)
-    folder = _write_to(choice["write_to"], served)
-    gpus = parse_gpus(choice["gpus"])
-    name, version = _engine(choice)
-    first = launch(served, gpus, _launch_options(choice, name, version))
-    launches = [first, *(_others(out, served, gpus, choice, first.engine) if name is None else [])]
-    text = render.docker_script(first) if choice["docker"] else render.script(first)
+    folder = _write_to(options.write, served)
+    gpus = parse_gpus(options.gpus)
+    name, version = _engine(options)
+    first = launch(served, gpus, _launch_options(options, name, version))
+    launches = [first, *(_others(out, served, gpus, options, first.engine) if name is None else [])]
+    text = render.docker_script(first) if options.docker else render.script(first)
     if folder is None:
         out.text(text, render.launch_record(launches if out.as_json else [first]).as_json())
         _warn(out, first, notes)
@@ -165,7 +132,7 @@ def _show(out: Output, served: Served, choice: Mapping[str, Any], notes: list[st
     written = render.write_files(folder, scripts)
     for path in render.remove_stale(folder, scripts):
         out.note(f"removed {path}, left over from an earlier call")
-    out.table([{"file": str(path)} for path in written], [_file_column()])
+    out.table([{"file": str(path)} for path in written], [Column("file", "written")])
     _warn(out, first, notes)
     if first.fit is not None:
         out.note("\n".join(first.fit.lines()))
@@ -192,22 +159,16 @@ def _write_to(target: str | None, served: Served) -> Path | None:
     return Path(target)
 
 
-def _file_column() -> Any:
-    from halfbyte.ui.console import Column
-
-    return Column("file", "written")
-
-
-def _others(out: Output, served: Served, gpus: Gpus, choice: Mapping[str, Any], first: str) -> list[Launch]:
+def _others(out: Output, served: Served, gpus: Gpus, options: ServeOptions, first: str) -> list[Launch]:
     """Return the launches of the other compatible engines. Print why the rest are not."""
     from halfbyte.serve.launch import engines_for, launch
 
     launches: list[Launch] = []
     for name in engines_for(gpus):
-        if name == first or choice["given"] or choice["port"]:  # these options are for one engine
+        if name == first or options.settings or options.port:  # these options are for one engine
             continue
         try:
-            launches.append(launch(served, gpus, _launch_options(choice, name)))
+            launches.append(launch(served, gpus, _launch_options(options, name)))
         except (UsageError, CheckFailedError) as error:
             out.note(f"skipped {name}: {error.what}")
     return launches
@@ -218,37 +179,36 @@ def _warn(out: Output, planned: Launch, notes: list[str]) -> None:
         out.note(line)
 
 
-def _run(out: Output, served: Served, choice: Mapping[str, Any], commands: dict[str, click.Command]) -> int:
+def _run(out: Output, served: Served, options: ServeOptions, commands: dict[str, click.Command]) -> int:
     from contextlib import ExitStack
     from dataclasses import replace
 
-    from halfbyte.cli.serve_then_option import then_commands
     from halfbyte.serve.installed import engine_here, gpus_here, installed, refuse_beside_run
     from halfbyte.serve.knowledge import engine
     from halfbyte.serve.launch import launch
     from halfbyte.serve.ports import held_port
 
-    refuse_beside_run(choice)
-    name, version = _engine(choice)
+    refuse_beside_run(options)
+    name, version = _engine(options)
     if version is not None:
         raise UsageError("--run uses the installed version", where="--engine", fix=f"use --engine {name}")
-    then = then_commands(choice["then_names"], commands)
+    then = then_commands(options.then, commands)
     engine(name or "vllm")  # raises for an unknown engine, before `installed` does for one that is not installed
     local = installed(name or "vllm")
-    options = _launch_options(choice, engine_here(name, local), local.version)
-    gpus = gpus_here(choice["gpus"], local)
+    chosen = _launch_options(options, engine_here(name, local), local.version)
+    gpus = gpus_here(options.gpus, local)
     with ExitStack() as held:
-        port = held.enter_context(held_port(choice["port"]))
-        proxy_port = None if choice["guard"] is None else port
+        port = held.enter_context(held_port(options.port))
+        proxy_port = None if options.guard is None else port
         planned = launch(
-            served, gpus, replace(options, port=port if proxy_port is None else held.enter_context(held_port(None)))
+            served, gpus, replace(chosen, port=port if proxy_port is None else held.enter_context(held_port(None)))
         )
         _warn(out, planned, [])
-        return _start(out, planned, choice, local.command, then, proxy_port)
+        return _start(out, planned, options, local.command, then, proxy_port)
 
 
 def _start(
-    out: Output, planned: Launch, choice: Mapping[str, Any], command: Path, commands: list[list[str]], front: int | None
+    out: Output, planned: Launch, options: ServeOptions, command: Path, commands: list[list[str]], front: int | None
 ) -> int:
     from contextlib import nullcontext
 
@@ -261,12 +221,52 @@ def _start(
 
     words = [str(command), *planned.words[1:], "--host", HOST]
     environment = {row.flag: str(row.value) for row in planned.environment}
-    then = then_shell(choice["shell"], planned.name) if choice["shell"] else None
+    then = then_shell(options.exec, planned.name) if options.exec else None
     then = then_checks(commands, out) if commands else then
-    log = choice["log"] or default_log(planned.port)
+    log = options.log or default_log(planned.port)
     url = f"http://{HOST}:{planned.port}"
     hub = loads_from_hub(planned)
     with nullcontext() if front is None else guard_before(url, front) as guard:
         return run_engine(
             words, environment, url, log=log, out=out, served_name=planned.name, then=then, hub=hub, front=guard
         )
+
+
+def then_commands(values: Sequence[str], commands: dict[str, click.Command]) -> list[list[str]]:
+    """Split the values of --then into commands with their options. Raise on usage errors before the engine starts."""
+    parsed: list[list[str]] = []
+    for value in values:
+        try:
+            words = shlex.split(value)
+        except ValueError as error:
+            raise UsageError(f"{error} in {value!r}", where="--then", fix="close the quotation") from None
+        plain = words[1:] == [] or "," in words[0]  # a list of names: "probe, eval"
+        parsed += [[name.strip()] for name in value.split(",")] if plain else [words]
+    for name, *given in parsed:
+        _check_command(name, given, commands)
+    return parsed
+
+
+def _check_command(name: str, words: list[str], commands: dict[str, click.Command]) -> None:
+    """Parse a command's options and check that its data is available."""
+    known = [known for known in URL_COMMANDS if known in commands]
+    if name not in known:
+        fix = did_you_mean(name, known) if known else "use --exec 'COMMAND' with $HALFBYTE_URL"
+        raise UsageError(f"'{name}' is not a command that takes a URL", where="--then", fix=fix)
+    where = f"--then '{shlex.join([name, *words])}'"
+    try:
+        context = commands[name].make_context(name, [_SOME_URL, *words], parent=click.get_current_context(silent=True))
+    except click.exceptions.Exit:
+        raise UsageError("this command does not use a server", where=where, fix=f"halfbyte {name} --help") from None
+    except click.ClickException as error:
+        fix = f"see halfbyte {name} --help"
+        raise UsageError(error.format_message().rstrip("."), where=where, fix=fix) from None
+    if name == "eval":  # fail before a large model is loaded
+        _find_data(context)
+
+
+def _find_data(context: click.Context) -> None:
+    from halfbyte.evaluate.harness import load_harness
+    from halfbyte.evaluate.suites import load_suite
+
+    load_harness(load_suite(context.params["suite"]), context.params["data_dir"])

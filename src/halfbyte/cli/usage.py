@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import halfbyte
-from halfbyte.cli.named_values import NamedValue
+from halfbyte.cli.value_types import NamedValue
 from halfbyte.errors import UsageError
 from halfbyte.ui.console import Output
 from halfbyte.ui.suggest import did_you_mean, nearest
@@ -115,24 +115,26 @@ class Command(click.Command):
 class Group(Command, click.Group):
     """A group that lists its commands in sections and suggests the nearest name for an unknown command."""
 
-    command_class = Command
-    group_class = type
-
-    def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]] | None = None, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.sections = sections or {}
+    def __init__(
+        self,
+        name: str,
+        *,
+        commands: Sequence[click.Command] = (),
+        sections: Mapping[str, Sequence[click.Command]] | None = None,
+        **options: Any,
+    ) -> None:
+        self.sections = sections or {"Commands": commands}
+        super().__init__(name, commands=[item for section in self.sections.values() for item in section], **options)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order of the sections, then in definition order."""
-        listed = [name for names in self.sections.values() for name in names]
-        return [*listed, *(name for name in self.commands if name not in listed)]
+        """Return the commands in the order of the sections."""
+        return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections, with the full first sentence of every command, wrapped."""
-        names = self.list_commands(ctx)
-        longest = max(map(len, names))
-        for title, section in (self.sections or {"Commands": names}).items():
-            rows = [(name.ljust(longest), self.commands[name].get_short_help_str(10_000)) for name in section]
+        longest = max(map(len, self.commands))
+        for title, section in self.sections.items():
+            rows = [((item.name or "").ljust(longest), item.get_short_help_str(10_000)) for item in section]
             with formatter.section(title):
                 formatter.write_dl(rows)
 
@@ -160,6 +162,12 @@ def command_paths(group: click.Group, prefix: str) -> list[str]:
         path = f"{prefix} {name}"
         paths += [path, *(command_paths(command, path) if isinstance(command, click.Group) else [])]
     return paths
+
+
+def commands_beside(ctx: click.Context) -> dict[str, click.Command]:
+    """Return the commands of the same group, by name."""
+    parent = ctx.parent.command if ctx.parent else None
+    return dict(parent.commands) if isinstance(parent, click.Group) else {}
 
 
 @contextmanager

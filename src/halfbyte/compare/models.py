@@ -13,6 +13,8 @@ from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.compare.activations import served_activations
 from halfbyte.compare.kv import cached_in_fp8
+from halfbyte.engine.backends.cuda.setup import check_machine
+from halfbyte.engine.backends.cuda.stored_experts import StoredExperts
 from halfbyte.errors import UsageError
 from halfbyte.families.model import describe
 from halfbyte.families.registry import text_model
@@ -62,8 +64,6 @@ def open_side(
         if value not in known:
             raise UsageError(f"unknown value '{value}'", fix=f"choose one of {', '.join(known)}")
     if device != CPU:
-        from halfbyte.engine.backends.cuda.setup import check_machine  # noqa: PLC0415 - only imported for GPUs
-
         check_machine(torch.device(device))
     checkpoint = open_checkpoint(folder)
     model, text = describe(checkpoint), text_model(checkpoint.config)
@@ -71,8 +71,6 @@ def open_side(
         weights = Weights(model, reader, dtype)
         side = Side(str(folder), text, weights, weights.experts, dtype, device=device)
         if device != CPU:
-            from halfbyte.engine.backends.cuda.stored_experts import StoredExperts  # noqa: PLC0415
-
             experts = StoredExperts(model, reader, weights, dtype, torch.device(device))
             side = replace(side, experts=threads.enter_context(experts), stored_nbytes=experts.nbytes)
         if activations != "off":

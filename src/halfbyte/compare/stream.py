@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from halfbyte.calibrate.token_rows import Rows
+from halfbyte.compare.cuda_memory import CHUNK_TOKENS, check_memory
 from halfbyte.compare.measures import Choices, Predicting, difference, predict, predicting
 from halfbyte.compare.models import Side, refuse_unlike
 from halfbyte.compare.report import Documents, LayerDifference, Report, summarize
@@ -104,8 +105,6 @@ class _Run:
         """Return the number of rows per chunk; on a device, raise an error if memory is insufficient."""
         if self._device == CPU:
             return ROWS
-        from halfbyte.compare.cuda_memory import CHUNK_TOKENS, check_memory  # noqa: PLC0415
-
         count, length = self.rows.tokens.shape
         chunk = max(1, min(ROWS, CHUNK_TOKENS // length))
         check_memory((count, length), chunk, self.sides, torch.device(self._device))

@@ -48,28 +48,11 @@ from halfbyte.evaluate.samples import (
     write_samples,
 )
 from halfbyte.evaluate.suites import load_suite
+from halfbyte.options.measure import EvalOptions
 from halfbyte.ui.console import Output
 
 REQUESTS = "requests.jsonl"
 INTERRUPTED_S = 5.0  # request timeout of the final check after Ctrl-C
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of `halfbyte eval`."""
-
-    url: str
-    against: str | None
-    baseline: Path | None
-    suite: str
-    folder: Path
-    data_dir: Path | None
-    limit: int | None
-    model: str | None
-    concurrency: int | None
-    margin: float
-    timeout_s: float
-    same_server: bool = False
 
 
 @dataclass(slots=True)
@@ -122,7 +105,7 @@ class _Run:
             raise CheckFailedError(what, where=arm.ready.identity.url, fix=fix)
 
 
-def evaluate(options: Options, out: Output, progress: Callable[[str, int, int], None]) -> Evaluation:
+def evaluate(options: EvalOptions, out: Output, progress: Callable[[str, int, int], None]) -> Evaluation:
     """Run a suite, compare with a reference if there is one, and write the results."""
     if options.against and options.baseline:
         raise UsageError("--against and --baseline cannot be combined", where="halfbyte eval", fix="omit one of them")
@@ -134,7 +117,8 @@ def evaluate(options: Options, out: Output, progress: Callable[[str, int, int], 
     if other:
         find_model(other, options.model, any_name=True)
     harness = load_harness(suite, options.data_dir)
-    arguments = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
+    given = asdict(options) | {"folder": options.results}
+    arguments = {key: str(value) if isinstance(value, Path) else value for key, value in given.items() if key != "list"}
     about = {"name": suite.name, "hash": harness.hash, "data": harness.data, "task_files": harness.task_files}
     earlier = _earlier(options, about)
     concurrency = options.concurrency or suite.concurrency
@@ -149,7 +133,7 @@ def evaluate(options: Options, out: Output, progress: Callable[[str, int, int], 
             out.note(f"! {finding.sentence}")
     for note in [*suite.notes, *([f"programs run {harness.sandbox}"] if harness.sandbox else [])]:
         out.note(f"! {note}")
-    with Store(options.folder / REQUESTS) as store:
+    with Store(options.results / REQUESTS) as store:
         run = _Run(harness, store, concurrency, options.limit, out, progress, options.same_server)
         if store.damaged:
             out.note(f"! {store.damaged} lines of {store.path} are unreadable; their requests are sent again")
@@ -160,7 +144,7 @@ def evaluate(options: Options, out: Output, progress: Callable[[str, int, int], 
             compared = run.ask(theirs) if theirs else earlier.samples if earlier else None
         except KeyboardInterrupt:
             fix = "run the same command again to resume"
-            raise InterruptedRunError("interrupted", where=str(options.folder), fix=fix) from None
+            raise InterruptedRunError("interrupted", where=str(options.results), fix=fix) from None
     if compared is not None:
         check_pairs(candidate, compared)
     head = {
@@ -181,8 +165,8 @@ def evaluate(options: Options, out: Output, progress: Callable[[str, int, int], 
         "requests_sent": run.sent,
     }
     evaluation = Evaluation(head, judge(suite, candidate, compared, options.margin))
-    write_samples(options.folder, [*candidate, *(compared or [])])
-    write_results(options.folder, evaluation)
+    write_samples(options.results, [*candidate, *(compared or [])])
+    write_results(options.results, evaluation)
     return evaluation
 
 
@@ -195,12 +179,12 @@ class _Earlier:
     about: dict[str, Any]  # for eval.json
 
 
-def _earlier(options: Options, about: dict[str, Any]) -> _Earlier | None:
+def _earlier(options: EvalOptions, about: dict[str, Any]) -> _Earlier | None:
     """Read the run that --baseline names. Refuse one with other questions."""
     if options.baseline is None:
         return None
     folder = options.baseline.parent if options.baseline.is_file() else options.baseline
-    if folder.resolve() == options.folder.resolve():
+    if folder.resolve() == options.results.resolve():
         what = "the results would overwrite the baseline"
         raise UsageError(what, where=str(folder), fix="choose another folder with -o")
     results = read_baseline(folder)

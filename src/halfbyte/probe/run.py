@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import halfbyte
@@ -16,6 +14,7 @@ from halfbyte.endpoint.identity import Identity, identify
 from halfbyte.endpoint.metrics_page import read_page
 from halfbyte.errors import InterruptedRunError, UsageError
 from halfbyte.evidence.probes import UNREACHABLE
+from halfbyte.options.measure import ProbeOptions
 from halfbyte.probe.budget import (
     Clock,
     Schedule,
@@ -47,24 +46,6 @@ _ALIVE_S = 60.0
 _PROMPT_TOKENS = 32  # of a short question
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Options of `halfbyte probe`."""
-
-    url: str
-    against: str | None
-    only: tuple[str, ...]
-    skip: tuple[str, ...]
-    context: str
-    budget: str | None
-    profile: str
-    folder: Path
-    seed: int
-    model: str | None
-    timeout_s: float | None
-    tool_calls: Path | None = None
-
-
 def chosen(only: Sequence[str], skip: Sequence[str]) -> list[Probe]:
     """Return the probes selected by name or group; an unknown name is an error with a suggestion."""
     known = {probe.name for probe in PROBES} | {probe.group for probe in PROBES}
@@ -76,7 +57,7 @@ def chosen(only: Sequence[str], skip: Sequence[str]) -> list[Probe]:
     return [probe for probe in included if not {probe.name, probe.group} & set(skip)]
 
 
-def probe_endpoint(options: Asked, out: Output) -> Report:
+def probe_endpoint(options: ProbeOptions, out: Output) -> Report:
     """Run the probes and write the results."""
     probes, budget_s = chosen(options.only, options.skip), parse_budget(options.budget)
     profile = load_profile(options.profile)

@@ -24,6 +24,7 @@ from typing import Any, Literal, NoReturn, cast
 
 from halfbyte.checkpoint.atomic_write import write_whole
 from halfbyte.errors import UsageError
+from halfbyte.options.make import PruneOptions
 from halfbyte.plan.prune_plan import KIND, LayerChoice, PrunePlan, check_kept, check_layers, read_json
 from halfbyte.plan.pruned import RouterShape
 
@@ -34,7 +35,6 @@ _INNER = ("kept", "kept_experts")
 _TOTALS = ("n_expert", "num_experts", "old_num_experts")
 _FORMS = 'write {"1": [kept experts], ...} with layer numbers, or a list of lists in layer order'
 
-_OPTIONS = {"plan_only": "--plan-only", "keep_list": "--keep-list"}
 _MOST_NBYTES = 1 << 26  # the plan of Kimi-K2.6 has 0.5 MB; avoids reading whole shards
 
 
@@ -154,12 +154,13 @@ def _refuse(what: str, where: str, fix: str) -> NoReturn:
     raise UsageError(what, where=where, fix=fix)
 
 
-def refuse_to_replace(choice: Mapping[str, Path | None], source: Path) -> None:
+def refuse_to_replace(options: PruneOptions, source: Path) -> None:
     """Raise for paths in the source, existing files that are neither plan nor keep list, and one path for both.
 
     A mistyped path must not overwrite a checkpoint's config.json.
     """
-    paths = {option: path for key, option in _OPTIONS.items() if (path := choice[key]) is not None}
+    files = {"--plan-only": options.plan_only, "--keep-list": options.keep_list}
+    paths = {option: path for option, path in files.items() if path is not None}
     for option, path in paths.items():
         if _is_inside(path, source):
             what = f"{option} would write into the source, which is read-only"

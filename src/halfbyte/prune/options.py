@@ -17,8 +17,11 @@ from halfbyte.calibrate.datasets import with_data
 from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.errors import RecipeError, UsageError
 from halfbyte.families.model import Model
+from halfbyte.options.declare import options_of
+from halfbyte.options.make import PruneOptions
 from halfbyte.plan.prune_plan import PrunePlan, read_json
 from halfbyte.plan.pruned import moe_layers, router_shape
+from halfbyte.prune import decide
 from halfbyte.prune.keep_list import plan_of_keep_list
 from halfbyte.prune.selection import restore
 from halfbyte.recipe import schema as recipe_schema
@@ -30,76 +33,78 @@ from halfbyte.recipe.strict_yaml import parse_yaml
 _WHERE = "halfbyte prune"
 _DEFAULT_RECIPE = "kimi-k2.6-nvfp4-reap192"  # the recipe whose sampling settings apply to --data
 _BY_PLAN = ("keep", "drop", "spread", "method", "select", "blend", "protect", "min_tokens", "data", "samples", "length")
-_OUTPUTS = ("plan_only", "keep_list")
 _MEASURE = "measure first: halfbyte calibrate SRC -r RECIPE --data ... -o STATS, then pass --stats STATS"
 _DATA_OPTIONS = ("samples", "length")
 
 
-def refuse_contradictions(choice: Mapping[str, Any], out_folder: Path | None) -> None:
+def refuse_contradictions(options: PruneOptions) -> None:
     """Raise unless exactly one option selects the kept experts and the outputs are consistent."""
-    sources = [key for key in ("plan_file", "stats", "data") if choice[key]]
+    sources = [source for source in (options.plan, options.stats, options.data) if source]
     if not sources:
         fix = "pass --stats (from halfbyte calibrate), --data to measure in the same run, or --plan"
         raise UsageError("no option selects the experts to keep", where=_WHERE, fix=fix)
-    if choice["plan_file"]:
+    if options.plan:
         for key in _BY_PLAN:
-            if choice[key] not in (None, ()):
-                option = f"--{key.replace('_', '-')}"
+            if getattr(options, key) not in (None, ()):
+                option = options_of(PruneOptions)[key].flag
                 what = f"{option} cannot be combined with --plan, which already determines it"
                 raise UsageError(what, where=option, fix="remove one of them")
-    elif choice["restore"] is not None:
+    elif options.restore is not None:
         what, fix = "--restore requires --plan", "pass --plan prune-plan.json"
         raise UsageError(what, where="--restore", fix=fix)
     elif len(sources) > 1:
         fix = "remove one of them: statistics were measured on their own data"
         raise UsageError("--stats and --data cannot be combined", where=_WHERE, fix=fix)
-    elif (choice["keep"] is None) == (choice["drop"] is None):
-        both = choice["keep"] is not None
+    elif (options.keep is None) == (options.drop is None):
+        both = options.keep is not None
         what = "--keep and --drop cannot be combined" if both else "the number of experts to keep is not specified"
         raise UsageError(what, where=_WHERE, fix="pass one of --keep 192 and --drop 25%")
-    elif choice["spread"] and choice["data"]:
+    elif options.spread and options.data:
         what = "--spread compares layers, but --data measures them one by one"
         raise UsageError(what, where="--spread", fix=_MEASURE)
-    _refuse_bad_outputs(choice, out_folder)
+    _refuse_bad_outputs(options)
 
 
-def _refuse_bad_outputs(choice: Mapping[str, Any], out_folder: Path | None) -> None:
-    if choice["prompts"] is not None and choice["no_loops"]:
+def _refuse_bad_outputs(options: PruneOptions) -> None:
+    if options.loops is not None and options.no_loops:
         raise UsageError("--loops and --no-loops cannot be combined", where=_WHERE, fix="remove one of them")
     for key in _DATA_OPTIONS:
-        if choice[key] is not None and not choice["data"]:
+        if getattr(options, key) is not None and not options.data:
             raise UsageError(f"--{key} requires --data", where=f"--{key}", fix=f"remove --{key}, or pass --data")
-    outputs = [f"--{key.replace('_', '-')}" for key in _OUTPUTS if choice[key] is not None]
+    out_folder, files = options.out_folder, {"--plan-only": options.plan_only, "--keep-list": options.keep_list}
+    outputs = {option: path for option, path in files.items() if path is not None}
     if out_folder is None and not outputs:
         fix = "pass OUT or --plan-only FILE"
         raise UsageError("no output is specified", where=_WHERE, fix=fix)
-    if out_folder is not None and choice["plan_only"] is not None:
+    if out_folder is not None and options.plan_only is not None:
         what = "--plan-only cannot be combined with OUT: it writes no checkpoint"
         raise UsageError(what, where=_WHERE, fix="remove one of them")
-    if choice["form"] is not None and choice["keep_list"] is None:
+    if options.form is not None and options.keep_list is None:
         raise UsageError("--form requires --keep-list", where="--form", fix="remove --form, or pass --keep-list")
-    for key in _OUTPUTS:
-        if choice[key] is not None and not choice[key].absolute().parent.is_dir():
-            where = str(choice[key].parent)
+    for path in outputs.values():
+        if not path.absolute().parent.is_dir():
+            where = str(path.parent)
             raise UsageError("the folder does not exist", where=where, fix="create it, or pass another path")
-    if out_folder is None and choice["data"]:
-        raise UsageError(f"{outputs[0]} needs existing statistics", where=outputs[0], fix=_MEASURE)
+    if out_folder is None and options.data:
+        option = next(iter(outputs))
+        raise UsageError(f"{option} needs existing statistics", where=option, fix=_MEASURE)
 
 
-def recipe_from_options(choice: Mapping[str, Any]) -> Recipe:
+def recipe_from_options(options: PruneOptions) -> Recipe:
     """Build the recipe that the options describe."""
-    rule = {key: choice[key] for key in ("keep", "select", "protect", "min_tokens") if choice[key] is not None}
-    rule |= {"method": choice["method"] or "reap", "statistics": "calibrate" if choice["data"] else "given"}
-    if choice["drop"] is not None:
-        rule["drop"] = parse_share(choice["drop"])
-    if choice["blend"] is not None:
-        rule["blend"] = parse_blend(choice["blend"])
-    recipe = _recipe(rule, choice["shards"], calibrates=bool(choice["data"]))
-    if not choice["data"]:
+    own = {key: getattr(options, key) for key in ("keep", "select", "protect", "min_tokens")}
+    rule = {key: value for key, value in own.items() if value is not None}
+    rule |= {"method": options.method or "reap", "statistics": "calibrate" if options.data else "given"}
+    if options.drop is not None:
+        rule["drop"] = parse_share(options.drop)
+    if options.blend is not None:
+        rule["blend"] = parse_blend(options.blend)
+    recipe = _recipe(rule, options.shards, calibrates=bool(options.data))
+    if not options.data:
         return recipe
-    recipe = with_data(recipe, choice["data"], choice["samples"])
+    recipe = with_data(recipe, options.data, options.samples)
     assert recipe.calibrate is not None
-    length = choice["length"] or recipe.calibrate.sequence_length
+    length = options.length or recipe.calibrate.sequence_length
     return replace(recipe, calibrate=replace(recipe.calibrate, sequence_length=length))
 
 
@@ -181,30 +186,28 @@ def read_plan(path: Path, checkpoint: Checkpoint, model: Model, layers: int | No
     return plan_of_keep_list(content, router, moe_layers(model, layers), where=str(path))
 
 
-def plan_from_options(choice: Mapping[str, Any], checkpoint: Checkpoint, model: Model) -> PrunePlan:
+def plan_from_options(options: PruneOptions, path: Path, checkpoint: Checkpoint, model: Model) -> PrunePlan:
     """Return the plan to apply, with the experts that --restore adds."""
-    plan = read_plan(choice["plan_file"], checkpoint, model, choice["layers"])
-    return plan if choice["restore"] is None else restore(plan, choice["restore"])
+    plan = read_plan(path, checkpoint, model, options.layers)
+    return plan if options.restore is None else restore(plan, options.restore)
 
 
 def plan_and_recipe(
-    choice: Mapping[str, Any], checkpoint: Checkpoint, model: Model, note: Callable[[str], None] | None = None
+    options: PruneOptions, checkpoint: Checkpoint, model: Model, note: Callable[[str], None] | None = None
 ) -> tuple[PrunePlan | None, Recipe]:
     """Return the recipe, and the prune plan if --plan or --spread determines it before the run."""
-    from halfbyte.prune import decide  # noqa: PLC0415 - loads the modules that read weights
-
     plan = None
-    if choice["plan_file"]:
-        plan = decide.applied_to(plan_from_options(choice, checkpoint, model), checkpoint)
-    recipe = recipe_of_plan(plan, choice["shards"]) if plan else recipe_from_options(choice)
-    if plan is not None and choice["stats"] is not None:
-        run_plan = decide.base_plan(checkpoint, model, recipe, choice["layers"])
+    if options.plan:
+        plan = decide.applied_to(plan_from_options(options, options.plan, checkpoint, model), checkpoint)
+    recipe = recipe_of_plan(plan, options.shards) if plan else recipe_from_options(options)
+    if plan is not None and options.stats is not None:
+        run_plan = decide.base_plan(checkpoint, model, recipe, options.layers)
         decide.refuse_other_source(plan, run_plan)
-        plan = decide.with_statistics(plan, run_plan, choice["stats"])
-    elif choice["spread"] and choice["stats"] is not None:  # always set with --spread
-        run_plan = decide.base_plan(checkpoint, model, recipe, choice["layers"])
-        plan, budgets = decide.spread_plan(run_plan, choice["stats"])
+        plan = decide.with_statistics(plan, run_plan, options.stats)
+    elif options.spread and options.stats is not None:  # always set with --spread
+        run_plan = decide.base_plan(checkpoint, model, recipe, options.layers)
+        plan, budgets = decide.spread_plan(run_plan, options.stats)
         if note is not None:
             note(budgets.line())
-        recipe = recipe_of_plan(plan, choice["shards"])
+        recipe = recipe_of_plan(plan, options.shards)
     return plan, recipe

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import halfbyte
+from halfbyte.doctor.facts import examine
 
 PACKAGES = (
     "torch", "numpy", "numba", "safetensors", "transformers", "tokenizers", "triton", "huggingface_hub", "vllm",
@@ -55,8 +56,6 @@ def _installed() -> Mapping[str, Any] | None:
 
 def environment() -> dict[str, Any]:
     """Return the versions of Python and libraries, the CPU, the GPUs and the operating system."""
-    from halfbyte.doctor.facts import examine  # noqa: PLC0415 - starts processes
-
     machine = examine()
     return {
         "python": platform.python_version(),

@@ -14,6 +14,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
 from typing import Any, Literal, cast
 
+from halfbyte.options.make import PruneMethod, PruneSelect
+
 Role = Literal[
     "routed_experts",
     "shared_experts",
@@ -34,20 +36,7 @@ Activations = Literal["none", "calibrated", "fixed", "dynamic"]
 KvCache = Literal["none", "fp8", "fp8_cast"]
 RowKind = Literal["padded", "packed"]
 Propagate = Literal["unquantized", "quantized"]
-PruneMethod = Literal[
-    "reap",
-    "reap_softmax",
-    "reap_public",
-    "reap_g2",
-    "reap_l2",
-    "frequency",
-    "ean",
-    "weighted_ean",
-    "man",
-    "msan",
-]
 PruneStatistics = Literal["calibrate", "given"]
-PruneSelect = Literal["mean", "max_min"]
 
 MOST_WEIGHT = 1_000_000  # upper limit of a domain's weight, so that sums of scores stay finite
 COMPENSATED = "compensated"  # GPTQ, see formats/reference/gptq.py

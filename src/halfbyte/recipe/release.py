@@ -1,19 +1,21 @@
 """Schema of a recipe's `release` block: the stages to run on the checkpoint and the gates that must pass.
 
 The block does not affect output bytes, so it is not part of the recipe's fingerprint or plan.json and can be changed
-after quantization. A stage without a block is skipped. Omitted options default to those of the stage's command. Paths
-are relative to the recipe file.
+after quantization. A stage without a block is skipped. The keys of a stage are options of its command, declared in
+`halfbyte.options`; omitted ones have the command's defaults. Paths are relative to the recipe file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, create_model
 
+from halfbyte.options.declare import Option
+from halfbyte.options.stages import STAGE_OPTIONS
 from halfbyte.recipe import decisions
 from halfbyte.recipe import schema as recipe_schema
 from halfbyte.recipe.errors import Problem
@@ -22,120 +24,98 @@ from halfbyte.recipe.schema import Part
 _NEEDED_BY_GATES = {"audit": "audit", "loops": "loops", "compare": "compare", "probe": "probe",
                     "probe_coverage": "probe", "eval": "eval", "bench": "bench"}  # fmt: skip
 _NEEDS_SERVER = ("probe", "eval", "bench")
+Block = TypeVar("Block", bound=Part)
 
 
+def _with_options(stage: str) -> Callable[[type[Block]], type[Block]]:
+    """Add the options of a stage's command to its block, with the same names, types, bounds and allowed values."""
+
+    def add(block: type[Block]) -> type[Block]:
+        row = STAGE_OPTIONS[stage]
+        keys: dict[str, Any] = {name: _key(option, name in row.required) for name, option in row.keys().items()}
+        return create_model(block.__name__, __base__=block, __doc__=block.__doc__, __module__=__name__, **keys)
+
+    return add
+
+
+def _key(option: Option, required: bool) -> tuple[Any, Any]:
+    """Return the type and Field of an option. An omitted key means the default of the command."""
+    declared = option.declaration
+    several = option.multiple or declared.items is not None
+    item: Any = declared.items or (str if option.type is Path else option.type)
+    limits: dict[str, Any] = {"ge": declared.least, "gt": declared.above, "le": declared.most, "lt": declared.below,
+                              "pattern": declared.pattern}  # fmt: skip
+    limits = {name: limit for name, limit in limits.items() if limit is not None}
+    if several:
+        limits["strict"] = False
+    if (several and required) or (item is str and not several and declared.pattern is None):
+        limits["min_length"] = 1
+    kind = tuple[item, ...] if several else item
+    field = Field(... if required else None, description=declared.recipe, **limits)
+    return kind if required else kind | None, field
+
+
+@_with_options("audit")
 class AuditStage(Part):
     """`halfbyte audit OUT --against SRC`."""
 
-    sample: int | None = Field(None, ge=0, description="how many groups of linears per layer to re-encode")
-    engine: Literal["vllm"] | None = Field(None, description="vllm, to also map every name with the installed vLLM")
 
-
+@_with_options("loops")
 class LoopsStage(Part):
     """`halfbyte loops OUT --against SRC`, for models that fit into memory when decoded."""
 
-    prompts: int | None = Field(None, ge=1, description="how many of the 64 prompts to use, at least 1")
-    tokens: int | None = Field(None, ge=1, description="the maximum number of tokens to generate, at least 1")
 
-
+@_with_options("compare")
 class CompareStage(Part):
     """`halfbyte compare SRC OUT`."""
 
-    data: tuple[str, ...] = Field(
-        strict=False, min_length=1, description="the list of text files, each DOMAIN=FILE or DOMAIN=FILE:COLUMNS"
-    )
-    samples: int | None = Field(None, ge=1, description="the number of rows, at least 1")
-    length: int | None = Field(None, ge=2, description="the number of tokens per row, at least 2")
-    activations: Literal["off", "as-served"] | None = Field(
-        None, description="off, or as-served to quantize activations as engines do"
-    )
-    kv: Literal["off", "fp8", "fp8-scaled"] | None = Field(None, description="off, fp8 or fp8-scaled for the KV cache")
 
-
+@_with_options("scripts")
 class ScriptsStage(Part):
     """`halfbyte serve OUT --gpus NxGPU --write OUT/halfbyte/serve`: launch scripts for the published checkpoint."""
 
-    gpus: str = Field(min_length=1, description="the GPUs to serve on, as in 8xB200")
-    engine: str | None = Field(None, min_length=1, description="the engine's name; default: every supported engine")
-    context: int | None = Field(None, ge=1, description="the maximum tokens of prompt and answer together, at least 1")
 
-
+@_with_options("serve")
 class ServeStage(Part):
     """`halfbyte serve OUT --run`: the locally installed engine, for the stages that send requests."""
 
-    gpus: str | None = Field(None, min_length=1, description="the GPUs of this machine, as in 8xB200; omit for CPU")
-    engine: str | None = Field(None, min_length=1, description="the engine's name, such as vllm")
-    emulate: bool | None = Field(None, description="true to expand 4-bit weights to BF16, which runs on any machine")
-    activations: Literal["on", "off"] | None = Field(None, description="on or off: with emulate, also 4-bit inputs")
-    context: int | None = Field(None, ge=1, description="the maximum tokens of prompt and answer together, at least 1")
-    settings: tuple[str, ...] | None = Field(
-        None,
-        strict=False,
-        description="the list of engine settings, each NAME=VALUE, or env.NAME=VALUE",
-    )
-
     def _contradictions(self) -> Iterator[Problem]:
-        if self.activations is not None and not self.emulate:
+        keys = self.model_dump()
+        if keys["activations"] is not None and not keys["emulate"]:
             yield Problem("'activations' requires 'emulate'", ("activations",), "remove it, or set emulate to true")
-        for index, setting in enumerate(self.settings or ()):
+        for index, setting in enumerate(keys["settings"] or ()):
             if not setting.partition("=")[1]:
                 fix = "write NAME=VALUE, as in max-num-seqs=4"
                 yield Problem(f"'{setting}' is not a NAME=VALUE pair", ("settings", index), fix)
 
 
+@_with_options("probe")
 class ProbeStage(Part):
     """`halfbyte probe URL`."""
 
-    profile: str | None = Field(None, min_length=1, description="the probe profile: kimi or mini")
-    budget: str | None = Field(
-        None,
-        pattern=r"^[0-9]+(\.[0-9]+)?[smh]$",
-        description="the time budget, such as 90s, 5m or 1h",
-    )
-    only: tuple[str, ...] | None = Field(None, strict=False, description="the list of probes or groups to run")
-    skip: tuple[str, ...] | None = Field(None, strict=False, description="the list of probes or groups to skip")
 
-
+@_with_options("eval")
 class EvalStage(Part):
     """`halfbyte eval URL`, alone or against the source."""
 
-    suite: str = Field(min_length=1, description="the name of the suite, such as kimi-card")
     against: Literal["source", "nothing"] = Field(
         description="source (served first and evaluated on the same items) or nothing (scores without a comparison)"
     )
-    limit: int | None = Field(None, ge=1, description="the number of items per task, at least 1")
-    margin: float | None = Field(None, gt=0, lt=1, description="the non-inferiority margin, between 0 and 1")
-    data_dir: str | None = Field(None, min_length=1, description="the folder with the datasets, instead of the Hub")
 
 
+@_with_options("bench")
 class BenchStage(Part):
     """`halfbyte bench URL`."""
 
-    shape: tuple[str, ...] | None = Field(None, strict=False, description="the list of prompt:answer lengths, as 1k:1k")
-    concurrency: tuple[int, ...] | None = Field(None, strict=False, description="the list of concurrency levels")
-    blocks: int | None = Field(None, ge=1, description="the blocks per measuring point; at least 6 for a claim")
-    trust_remote_code: bool | None = Field(
-        None, description="true to run the tokenizer's own Python code, which Kimi's tokenizer requires"
-    )
 
-
+@_with_options("card")
 class CardStage(Part):
     """`halfbyte card OUT`: facts that the output folder does not contain."""
 
-    name: str | None = Field(None, min_length=1, description="the title; default: the source's name and the format")
-    repo: str | None = Field(
-        None, pattern=r"^[^/\s]+/[^/\s]+$", description="the repository on the Hub; default: that of 'publish'"
-    )
-    base_model: str | None = Field(None, min_length=1, description="the source's name on the Hub")
-    license: str | None = Field(None, min_length=1, description="the license, if the source's card does not state one")
-    quantized_by: str | None = Field(None, min_length=1, description="the person or organization that ran halfbyte")
 
-
+@_with_options("publish")
 class PublishStage(Part):
     """`halfbyte publish OUT REPO`, after ACCEPT."""
-
-    repo: str = Field(pattern=r"^[^/\s]+/[^/\s]+$", description="the repository on the Hub, as organization/name")
-    private: bool | None = Field(None, description="true for a private repository")
 
 
 class CompareGate(Part):
@@ -207,9 +187,10 @@ class Release(Part):
             yield Problem("the gate 'eval' requires a comparison", ("gates", "eval"), fix)
         if self.source is not None and (self.eval is None or self.eval.against == "nothing"):
             yield Problem("no stage uses 'source'", ("source",), "remove it, or set eval.against to source")
-        card, published = self.card, self.publish
-        if isinstance(card, CardStage) and card.repo and published and card.repo != published.repo:
-            fix = f"set card.repo to {published.repo}, or leave it out"
+        named = self.card.model_dump()["repo"] if isinstance(self.card, CardStage) else None
+        published = self.publish.model_dump()["repo"] if self.publish else None
+        if named and published and named != published:
+            fix = f"set card.repo to {published}, or leave it out"
             yield Problem("the card and 'publish' name different repositories", ("card", "repo"), fix)
         if self.serve is not None and not any(getattr(self, kind) is not None for kind in _NEEDS_SERVER):
             yield Problem("no stage uses 'serve'", ("serve",), "remove it, or add 'probe', 'eval' or 'bench'")

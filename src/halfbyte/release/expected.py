@@ -13,8 +13,10 @@ from pathlib import Path
 from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.errors import HalfbyteError
 from halfbyte.evidence.release import Release, StageRecord
+from halfbyte.probe.budget import parse_budget
 from halfbyte.release.record import read_records, read_release
 from halfbyte.release.stages import VERDICT, Stage
+from halfbyte.release.status import read_status
 
 _BUDGET = "--budget"
 
@@ -29,8 +31,6 @@ def expected_seconds(out: Path, stages: Sequence[Stage], recipe: str) -> dict[st
 
 def quantize_seconds_left(out: Path) -> float | None:
     """Return the remaining time of the running `quantize` from its journal; None until a rate is known."""
-    from halfbyte.release.status import read_status  # noqa: PLC0415 - it imports this package
-
     with contextlib.suppress(HalfbyteError, OSError, ValueError, KeyError):
         return read_status(out).eta_seconds
     return None
@@ -60,8 +60,6 @@ def _budget(stage: Stage) -> float | None:
     """Return the budget of a probe in seconds."""
     if _BUDGET not in stage.words:
         return None
-    from halfbyte.probe.budget import parse_budget  # noqa: PLC0415
-
     with contextlib.suppress(HalfbyteError):
         return parse_budget(str(stage.words[stage.words.index(_BUDGET) + 1]))
     return None

@@ -25,6 +25,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from halfbyte.audit.findings import count
+from halfbyte.audit.native import vllm_version
+from halfbyte.bench.records import points
+from halfbyte.calibrate.chat import load_template
+from halfbyte.calibrate.datasets import FILES, read_texts
+from halfbyte.calibrate.tokenizer import load_vocabulary
+from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.output_folder import (
     FOLDER,
     PLAN,
@@ -34,7 +40,11 @@ from halfbyte.checkpoint.output_folder import (
     refuse_nested,
     refuse_unwritable,
 )
+from halfbyte.compare.tokens import LENGTH, SAMPLES, rows_of
 from halfbyte.doctor.facts import examine
+from halfbyte.endpoint.client import EndpointError, parse_url
+from halfbyte.engine.backends.support import Request, Resources, refuse_unsupported
+from halfbyte.engine.pipeline import plan
 from halfbyte.errors import (
     EXIT_MACHINE,
     CheckFailedError,
@@ -45,12 +55,30 @@ from halfbyte.errors import (
     TensorError,
     UsageError,
 )
+from halfbyte.evaluate.suites import load_suite, suite_names
 from halfbyte.formats.registry import FORMATS
-from halfbyte.machine.devices import CPU
+from halfbyte.inspect.inspection import inspect
+from halfbyte.machine.devices import CPU, device_names
 from halfbyte.machine.os_errors import os_error
+from halfbyte.machine.process import gc_paused
 from halfbyte.machine.python_path import OWN_PYTHON
-from halfbyte.machine.resources import memory_facts
+from halfbyte.machine.resources import memory_facts, refuse_few_addresses
+from halfbyte.plan.manifest import refuse_nothing_to_prune
+from halfbyte.plan.summary import peak_memory_nbytes, source_nbytes
+from halfbyte.probe.budget import parse_budget
+from halfbyte.probe.profiles import load_profile
+from halfbyte.probe.run import chosen
+from halfbyte.prune.decide import refuse_unclear
+from halfbyte.publish.hub.hub import check_name
 from halfbyte.release.stages import ASKS_SERVER, SERVE, VERDICT, Asked
+from halfbyte.serve import checkpoint_facts as served
+from halfbyte.serve import needs
+from halfbyte.serve.facts import LaunchOptions
+from halfbyte.serve.gpus import parse_gpus
+from halfbyte.serve.installed import engine_environment, engine_here, gpus_here, installed
+from halfbyte.serve.knowledge import engine
+from halfbyte.serve.launch import launch
+from halfbyte.serve.ports import next_free_port
 from halfbyte.ui.units import size
 
 if TYPE_CHECKING:
@@ -211,30 +239,19 @@ class Preflight:
 
     @cached_property
     def _checkpoint(self) -> Checkpoint:
-        from halfbyte.checkpoint.folder import open_checkpoint  # noqa: PLC0415
-
         return open_checkpoint(self._source)
 
     @cached_property
     def _plan(self) -> Plan:
-        from halfbyte.engine.pipeline import plan  # noqa: PLC0415
-        from halfbyte.machine.process import gc_paused  # noqa: PLC0415
-        from halfbyte.plan.manifest import refuse_nothing_to_prune  # noqa: PLC0415
-
         with gc_paused():
             planned = plan(self._checkpoint, self._recipe, layers=self._layers)
             refuse_nothing_to_prune(planned)
             return planned
 
     def _plan_words(self) -> str:
-        from halfbyte.engine.backends.support import Request, Resources, refuse_unsupported  # noqa: PLC0415
-        from halfbyte.plan.summary import source_nbytes  # noqa: PLC0415
-
         resources, measures = Resources(device=self._asked.device), self._recipe.calibrate is not None
         refuse_unsupported(Request(recipe=self._recipe, resources=resources, measures=measures))
         if self._recipe.prune is not None:
-            from halfbyte.prune.decide import refuse_unclear  # noqa: PLC0415
-
             refuse_unclear(self._plan, None, has_statistics=False)
         plan = self._plan
         return f"{size(source_nbytes(plan))} -> {size(plan.write_nbytes)} in {count(len(plan.shards), 'shard')}"
@@ -275,8 +292,6 @@ class Preflight:
 
     def _memory_nbytes(self) -> int:
         """Return a lower bound of the peak memory: jobs in flight, or two layers and the hidden states."""
-        from halfbyte.plan.summary import peak_memory_nbytes  # noqa: PLC0415
-
         jobs = peak_memory_nbytes(self._plan)
         if self._recipe.calibrate is None:
             return jobs
@@ -287,14 +302,10 @@ class Preflight:
         return max(jobs, 2 * max(layers.values(), default=0) + self._hidden_nbytes())
 
     def _memory(self) -> str:
-        from halfbyte.machine.resources import refuse_few_addresses  # noqa: PLC0415
-
         refuse_few_addresses(self._memory_nbytes(), None, measures=self._recipe.calibrate is not None)
         return _memory_words(self._memory_nbytes())
 
     def _tokenizer(self) -> str:
-        from halfbyte.calibrate.tokenizer import load_vocabulary  # noqa: PLC0415
-
         vocabulary = load_vocabulary(self._source)
         if vocabulary.pad is None:
             raise UsageError("it has neither a pad token nor an EOS token", fix="set eos_token in its config")
@@ -302,10 +313,6 @@ class Preflight:
 
     def _dataset(self, dataset: Any) -> str:
         """Read the first sample, with its columns and the chat template."""
-        from halfbyte.calibrate.chat import load_template  # noqa: PLC0415
-        from halfbyte.calibrate.datasets import FILES, read_texts  # noqa: PLC0415
-        from halfbyte.calibrate.tokenizer import load_vocabulary  # noqa: PLC0415
-
         local = Path(dataset.source).suffix in FILES or Path(dataset.source).is_file()
         if not local and (problem := self._hub) is not None:
             fix = f"connect this machine to the network, or use a local file: --data {dataset.domain}=FILE"
@@ -336,8 +343,6 @@ class Preflight:
         return examine(None).gpus or ()
 
     def _gpu(self) -> str:
-        from halfbyte.machine.devices import device_names  # noqa: PLC0415
-
         last = max(int(name.partition(":")[2] or 0) for name in device_names(self._asked.device))
         if last >= len(self._torch_gpus):
             raise MachineError(f"PyTorch sees {len(self._torch_gpus) or 'no'} CUDA devices")
@@ -346,29 +351,19 @@ class Preflight:
     # stages that read files
 
     def _vllm(self) -> str:
-        from halfbyte.audit.native import vllm_version  # noqa: PLC0415
-
         return f"vLLM {vllm_version()}"
 
     def _loops_memory(self) -> str:
-        from halfbyte.inspect.inspection import inspect  # noqa: PLC0415
-
         return _memory_words(int(_LOOPS_ROOM * _FP32_NBYTES * inspect(self._checkpoint).parameters))
 
     def _texts(self, pair: str) -> str:
         """Tokenize the rows of one file, as `compare` does."""
-        from halfbyte.compare.tokens import LENGTH, SAMPLES, rows_of  # noqa: PLC0415
-
         how = self._asked.block["compare"]
         samples = max(how.get("samples", SAMPLES) // len(how["data"]), 1)
         rows = rows_of([pair], self._source, samples=samples, length=how.get("length", LENGTH))
         return f"{len(rows.tokens)} rows of {rows.tokens.shape[1]} tokens"
 
     def _scripts(self) -> str:
-        from halfbyte.serve.facts import LaunchOptions  # noqa: PLC0415
-        from halfbyte.serve.gpus import parse_gpus  # noqa: PLC0415
-        from halfbyte.serve.launch import launch  # noqa: PLC0415
-
         how = self._asked.block["scripts"]
         name, _, version = str(how.get("engine") or "").partition("==")
         options = LaunchOptions(engine=name or None, version=version or None, context=how.get("context"))
@@ -379,9 +374,6 @@ class Preflight:
 
     def _served(self, stage: str) -> Served:
         """Return the launch facts of the source, or of the output, which may not exist yet."""
-        from halfbyte.serve import checkpoint_facts as served  # noqa: PLC0415
-        from halfbyte.serve import needs  # noqa: PLC0415
-
         if stage == "source":
             return served.served(self._source)
         if (self._out / FOLDER / PLAN).is_file():
@@ -408,17 +400,12 @@ class Preflight:
         return block.get("source", block.get(SERVE, {})) if stage == "source" else block.get(SERVE, {})
 
     def _installed(self, name: str) -> Installed:
-        from halfbyte.serve.installed import installed  # noqa: PLC0415
-
         if name not in self._engines:
             self._engines[name] = installed(name)
         return self._engines[name]
 
     def _serve(self, stage: str, importing: _Child | None) -> None:
         """Check the engine, the GPUs or emulation, memory and a port, as `serve --run` does."""
-        from halfbyte.serve.installed import engine_here  # noqa: PLC0415
-        from halfbyte.serve.knowledge import engine  # noqa: PLC0415
-
         how = self._how(stage)
         name = how.get("engine") or "vllm"
         block = "source" if stage == "source" and "source" in self._asked.block else SERVE  # the one that `_how` reads
@@ -449,10 +436,6 @@ class Preflight:
 
     def _launch(self, stage: str, local: Installed, fix: str) -> str:
         """Plan the launch as `serve --run` does; an error that is not due to a recipe key is a machine error."""
-        from halfbyte.serve.facts import LaunchOptions  # noqa: PLC0415
-        from halfbyte.serve.installed import engine_here, gpus_here  # noqa: PLC0415
-        from halfbyte.serve.launch import launch  # noqa: PLC0415
-
         how = self._how(stage)
         options = LaunchOptions(
             engine=engine_here(how.get("engine"), local),
@@ -479,8 +462,6 @@ class Preflight:
             yield lambda option=option, url=url: self._server(stage, option, url, waits=bool(earlier))
 
     def _server(self, stage: str, option: str, url: str, *, waits: bool) -> None:
-        from halfbyte.endpoint.client import EndpointError, parse_url  # noqa: PLC0415
-
         needs = f"the server of {option}"
 
         def ask() -> str:
@@ -500,10 +481,6 @@ class Preflight:
     # probe, eval, bench, publish
 
     def _probes(self) -> str:
-        from halfbyte.probe.budget import parse_budget  # noqa: PLC0415
-        from halfbyte.probe.profiles import load_profile  # noqa: PLC0415
-        from halfbyte.probe.run import chosen  # noqa: PLC0415
-
         how = self._asked.block["probe"]
         probes = chosen(how.get("only", ()), how.get("skip", ()))
         if not probes:
@@ -514,8 +491,6 @@ class Preflight:
     @contextmanager
     def _loading_suite(self) -> Generator[_Child]:
         """Load the suite in a child process while other checks run; offline if the Hub is unavailable."""
-        from halfbyte.evaluate.suites import load_suite, suite_names  # noqa: PLC0415
-
         how = self._asked.block["eval"]
         name, local = how["suite"], how.get("data_dir") is not None
         if name in suite_names():
@@ -546,8 +521,6 @@ class Preflight:
         raise kind(what, fix=str(result["fix"]).replace("--data-dir DIR", "--set release.eval.data_dir=DIR"))
 
     def _shapes(self) -> str:
-        from halfbyte.bench.records import points  # noqa: PLC0415
-
         how = self._asked.block["bench"]
         users = ",".join(map(str, how.get("concurrency", _BENCH_CONCURRENCY)))
         sweep = points(how.get("shape", _BENCH_SHAPES), users, "random")
@@ -558,8 +531,6 @@ class Preflight:
         return f"{len(sweep)} points, at most {longest:,} tokens"
 
     def _token(self) -> str:
-        from halfbyte.publish.hub.hub import check_name  # noqa: PLC0415
-
         check_name(self._asked.block["publish"]["repo"], "release.publish.repo")
         import huggingface_hub  # noqa: PLC0415 - only if a release is published
 
@@ -596,8 +567,6 @@ class Preflight:
         python = local.command.with_name("python")
         if not python.exists():
             return self._no_child()
-        from halfbyte.serve.installed import engine_environment  # noqa: PLC0415
-
         words = [str(python), *OWN_PYTHON[1:], "-c", f"import {local.engine}"]
         return _child(words, engine_environment(local.command, {}))
 
@@ -664,8 +633,6 @@ def _imported(importing: _Child, name: str) -> str:
 
 def _gpus_here(requested: str, local: Installed) -> str:
     """Return the GPUs of this machine. Raise MachineError if there are too few, or the engine runs on the CPU."""
-    from halfbyte.serve.gpus import parse_gpus  # noqa: PLC0415
-
     wanted = parse_gpus(requested, where="release.serve.gpus")
     count = gpu_count()
     if local.device == CPU:
@@ -699,8 +666,6 @@ def _plugin(local: Installed) -> str:
 
 
 def _port() -> str:
-    from halfbyte.serve.ports import next_free_port  # noqa: PLC0415
-
     port = next_free_port()
     if port is None:
         raise MachineError("no free port from 8000 to 8099", fix="stop a server")

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from halfbyte.machine.python_path import OWN_PYTHON
+from halfbyte.options.declare import to_argv
+from halfbyte.options.measure import BenchOptions
+from halfbyte.options.stages import stage_argv
 
 OUT, SOURCE, URL = "<out>", "<source>", "<url>"
 HALFBYTE = (*OWN_PYTHON, "-m", "halfbyte")
@@ -98,7 +101,7 @@ def make_stages(options: Asked) -> list[Stage]:
     if block.get("report"):
         stages.append(Stage("report", ("report", OUT), "halfbyte/report.html", needs=_MADE, of_evidence=True))
     if "publish" in block:
-        words = ("publish", OUT, block["publish"]["repo"], *_flags(block["publish"], "private"))
+        words = ("publish", OUT, *stage_argv("publish", block["publish"]))
         words += ("--force",) if options.force else ()
         stages.append(Stage("publish", words, after=("card", "report"), needs=_MADE, of_evidence=True))
     return stages
@@ -108,20 +111,19 @@ def _of_files(options: Asked) -> list[Stage]:
     """Return the stages that need no server."""
     block, stages = options.block, list[Stage]()
     if "audit" in block:
-        words = ("audit", OUT, "--against", SOURCE, *_options(block["audit"], "sample", "engine"))
+        words = ("audit", OUT, "--against", SOURCE, *stage_argv("audit", block["audit"]))
         stages.append(Stage("audit", words, "halfbyte/audit.json", of_source=True, needs=_MADE))
     if "loops" in block:
-        words = ("loops", OUT, "--against", SOURCE, *_options(block["loops"], "prompts", "tokens"))
+        words = ("loops", OUT, "--against", SOURCE, *stage_argv("loops", block["loops"]))
         stages.append(Stage("loops", words, "halfbyte/loops.json", of_source=True, needs=_MADE))
     if "compare" in block:
-        data = block["compare"]["data"]
-        words = ("compare", SOURCE, OUT, *(word for pair in data for word in ("--data", pair)))
-        words += _options(block["compare"], "samples", "length", "activations", "kv")
+        words = ("compare", SOURCE, OUT, *stage_argv("compare", block["compare"]))
         words += () if options.device == "cpu" else ("--device", "cuda")
         words += ("-o", f"{OUT}/halfbyte/compare.json")
-        stages.append(Stage("compare", words, "halfbyte/compare.json", reads=_files(data), of_source=True, needs=_MADE))
+        reads = _files(block["compare"]["data"])
+        stages.append(Stage("compare", words, "halfbyte/compare.json", reads=reads, of_source=True, needs=_MADE))
     if "scripts" in block:
-        words = ("serve", OUT, *_options(block["scripts"], "gpus", "engine", "context"))
+        words = ("serve", OUT, *stage_argv("scripts", block["scripts"]))
         words += ("--write", f"{OUT}/halfbyte/serve")
         stages.append(Stage("scripts", words, "halfbyte/serve/serve.json", needs=_MADE))
     return stages
@@ -134,24 +136,25 @@ def _served(options: Asked) -> list[Stage]:
     against_source = "eval" in block and block["eval"]["against"] == "source"
     own_source = against_source and options.reference_url is None
     if own_source:
-        then = ("eval", *_eval_options(block["eval"]), "-o", f"{OUT}/halfbyte/eval-source")
-        how = block.get("source", block.get("serve", {}))
-        words = ("serve", SOURCE, "--run", *_server(how), "--log", f"{_LOGS}/engine-source.log", "--then", then)
+        then = ("eval", *stage_argv("eval", block["eval"], without=("margin",)), "-o", f"{OUT}/halfbyte/eval-source")
+        server = stage_argv("source", block.get("source", block.get("serve", {})))
+        words = ("serve", SOURCE, "--run", *server, "--log", f"{_LOGS}/engine-source.log", "--then", then)
         folder = "halfbyte/eval-source"
         stages.append(Stage("source", words, f"{folder}/eval.json", folder, _MADE, of_source=True,
                             of_weights=False))  # fmt: skip
     if inside and options.url is None:
-        words = ("serve", OUT, "--run", *_server(block.get("serve", {})), "--log", f"{_LOGS}/engine.log", "--json")
+        server = stage_argv("serve", block.get("serve", {}))
+        words = ("serve", OUT, "--run", *server, "--log", f"{_LOGS}/engine.log", "--json")
         stages.append(Stage(SERVE, words, needs=_MADE))
     url = options.url or URL
     beside = ("--against", options.reference_url) if options.reference_url else ()
     needs = _MADE if options.url else (*_MADE, SERVE)
     if "probe" in block:
-        words = ("probe", url, *_options(block["probe"], "profile", "budget", "only", "skip"), *beside)
+        words = ("probe", url, *stage_argv("probe", block["probe"]), *beside)
         words += ("-o", f"{OUT}/halfbyte/probe")
         stages.append(Stage("probe", words, "halfbyte/probe/probe.json", "halfbyte/probe", needs=needs))
     if "eval" in block:
-        words = ("eval", url, *_eval_options(block["eval"]), *_options(block["eval"], "margin"))
+        words = ("eval", url, *stage_argv("eval", block["eval"]))
         words += beside if against_source else ()
         words += ("--baseline", f"{OUT}/halfbyte/eval-source") if own_source else ()
         words += ("-o", f"{OUT}/halfbyte/eval")
@@ -172,46 +175,19 @@ def without_baseline(stage: Stage) -> Stage:
                  program=stage.program)  # fmt: skip
 
 
-def _server(how: Mapping[str, Any]) -> tuple[str, ...]:
-    words = _options(how, "gpus", "engine", "context") + _flags(how, "emulate") + _options(how, "activations")
-    return words + tuple(word for setting in how.get("settings", ()) for word in ("--set", setting))
-
-
-def _eval_options(how: Mapping[str, Any]) -> tuple[str, ...]:
-    folder = ("--data-dir", how["data_dir"]) if "data_dir" in how else ()
-    return (*_options(how, "suite", "limit"), *folder)
-
-
 def _bench_options(options: Asked) -> tuple[str, ...]:
-    how, serve = options.block["bench"], options.block.get("serve", {})
-    words = _options(how, "shape", "blocks") + _flags(how, "trust_remote_code")
-    if "concurrency" in how:
-        words += ("--concurrency", ",".join(map(str, how["concurrency"])))
+    words, serve = stage_argv("bench", options.block["bench"]), options.block.get("serve", {})
     if options.url is not None:
         return (*words, "--tokenizer", OUT)
-    return words + _options(serve, "gpus") + (("--emulated",) if serve.get("emulate") else ())
+    server = {"gpus": serve.get("gpus"), "emulated": serve.get("emulate")}
+    return words + to_argv(BenchOptions, server, ("gpus", "emulated"))
 
 
 def _card_options(block: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the options of `halfbyte card`; the repository defaults to that of `publish`."""
     card: Mapping[str, Any] = cast("Any", block["card"]) if isinstance(block["card"], Mapping) else {}
     named = {"repo": block["publish"]["repo"]} if "publish" in block else {}
-    return _options({**named, **card}, "repo", "name", "base_model", "license", "quantized_by")
-
-
-def _options(how: Mapping[str, Any], *names: str) -> tuple[str, ...]:
-    """Return the command-line options for these keys; a list becomes one option per item."""
-    words: list[str] = []
-    for name in names:
-        if name in how:
-            values: Sequence[Any] = how[name] if isinstance(how[name], (list, tuple)) else [how[name]]
-            for value in values:
-                words += [f"--{name.replace('_', '-')}", str(value)]
-    return tuple(words)
-
-
-def _flags(how: Mapping[str, Any], *names: str) -> tuple[str, ...]:
-    return tuple(f"--{name.replace('_', '-')}" for name in names if how.get(name))
+    return stage_argv("card", {**named, **card})
 
 
 def _files(data: Sequence[str]) -> tuple[Path, ...]:

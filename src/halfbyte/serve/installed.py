@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from halfbyte.errors import MachineError, UsageError
+from halfbyte.options.serve import ServeOptions
 from halfbyte.serve.fit import host_memory_nbytes
 from halfbyte.serve.gpus import Gpus, known_gpus, parse_gpus
 from halfbyte.serve.launch import CPU, Launch
@@ -42,11 +42,6 @@ _CPU_OPTIONS = ("--dtype", "float32")
 _CPU_MLA_OPTIONS = ("--attention-backend", "CPU_MLA")  # the only MLA kernel for CPUs
 
 _ROCM = "vllm-rocm"
-# Options that write a script, and why --run refuses them.
-_FOR_SCRIPTS = {
-    "docker": ("--docker", "--run starts the installed engine, not a container"),
-    "write_to": ("--write", "--run starts the engine and writes no scripts"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +142,18 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
-def refuse_beside_run(choice: Mapping[str, Any]) -> None:
+def refuse_beside_run(options: ServeOptions) -> None:
     """Refuse options that contradict --run or have no effect with it."""
-    for name, (option, why) in _FOR_SCRIPTS.items():
-        if choice[name]:
+    for given, option, why in (
+        (options.docker, "--docker", "--run starts the installed engine, not a container"),
+        (options.write, "--write", "--run starts the engine and writes no scripts"),
+    ):
+        if given:
             raise UsageError(why, where=option, fix=f"omit --run or {option}")
-    if any(setting.partition("=")[0].strip() in ("host", "port") for setting in choice["given"]):
+    if any(setting.partition("=")[0].strip() in ("host", "port") for setting in options.settings):
         what = "--run listens on 127.0.0.1 at --port; --set cannot change that"
         raise UsageError(what, where="--set", fix="omit it, or omit --run for a script with that address")
-    if choice["emulate"] and choice["hub"]:
+    if options.emulate and options.hub:
         what = "--emulate expands the local files, and --hub makes the engine load others"
         raise UsageError(what, where="--hub", fix="omit --hub to serve OUT itself")
 

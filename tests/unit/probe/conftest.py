@@ -5,8 +5,9 @@ from fake_openai import Fake, FakeServer
 from right_answers import right_answers
 
 from halfbyte.machine.retry import Backoff
+from halfbyte.options.measure import ProbeOptions
 from halfbyte.probe import client as client_module
-from halfbyte.probe.run import Asked, probe_endpoint
+from halfbyte.probe.run import probe_endpoint
 from halfbyte.ui.console import Output
 
 
@@ -38,7 +39,7 @@ def probe(server, tmp_path):
             "against": None, "skip": (), "context": "auto", "budget": None, "profile": "kimi", "seed": 0, "model": None,
             "timeout_s": 20.0, "folder": tmp_path / "probe",
         } | asked  # fmt: skip
-        report = probe_endpoint(Asked(url=server.url, only=only, **given), Output(quiet=True))
+        report = probe_endpoint(ProbeOptions(url=server.url, only=only, **given), Output(quiet=True))
         return {one.probe.name: one.finding for one in report.results}
 
     return run

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.errors import UsageError
+from halfbyte.options.make import PruneMethod
 from halfbyte.prune.saliency import CRITERIA, layer_scores
-from halfbyte.recipe.decisions import PruneMethod
 
 # One expert that had the tokens (g, n) = (0.5, 4), (0.25, 8) of one domain and (1, 2) of another.
 SUMS = {

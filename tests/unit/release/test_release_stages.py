@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import click
 import pytest
@@ -12,6 +13,7 @@ from pico import write_pico
 
 import halfbyte
 from halfbyte.cli.main import cli
+from halfbyte.options.publish import StageName
 from halfbyte.release.stages import HALFBYTE, OUT, PROVENANCE, SOURCE, URL, VERDICT, Asked, make_stages, shown
 
 BLOCK = {
@@ -35,7 +37,7 @@ def parses(words: list[str]) -> None:
     assert words[0] == "halfbyte"
     command = cli.commands[words[1]]
     found = command.make_context(words[1], words[2:], parent=click.Context(cli))
-    for then in found.params.get("then_names") or ():
+    for then in found.params.get("then") or ():
         parses(["halfbyte", *shlex.split(then), *([] if "http" in then else ["URL"])])
 
 
@@ -53,9 +55,7 @@ def test_the_card_is_told_the_repository_that_is_published_to_and_what_the_recip
 
 
 def test_every_kind_of_stage_is_here():
-    from halfbyte.cli.release import STAGES as NAMES
-
-    assert set(STAGES) == set(NAMES)
+    assert set(STAGES) == set(get_args(StageName))
 
 
 def test_the_verdict_is_no_command():

@@ -7,7 +7,7 @@ import click
 import pytest
 
 from halfbyte.cli.main import cli, run
-from halfbyte.cli.serve_then_option import then_commands
+from halfbyte.cli.serve import then_commands
 from halfbyte.errors import UsageError
 
 ROOT = Path(__file__).parents[3]

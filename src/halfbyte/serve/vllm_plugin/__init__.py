@@ -43,10 +43,10 @@ def register() -> None:
 
 
 def _register() -> None:
-    from vllm.model_executor.layers.quantization import register_quantization_config  # noqa: PLC0415
+    from vllm.model_executor.layers.quantization import register_quantization_config
 
-    from halfbyte.serve.vllm_plugin.config import EmulatedConfig  # noqa: PLC0415
-    from halfbyte.serve.vllm_plugin.llvmlite_scan import hide_llvmlite_from_scan  # noqa: PLC0415
+    from halfbyte.serve.vllm_plugin.config import EmulatedConfig
+    from halfbyte.serve.vllm_plugin.llvmlite_scan import hide_llvmlite_from_scan
 
     register_quantization_config(QUANTIZATION)(EmulatedConfig)
     with contextlib.suppress(ImportError):  # older versions have no scan

@@ -24,8 +24,8 @@ class EmulatedConfig(QuantizationConfig):
         self.native: QuantizationConfig | None = None
         self.stored: Stored | None = None
         if block is not None:
-            from halfbyte.machine.library_settings import limit_onednn  # noqa: PLC0415 - only where it is used
-            from halfbyte.serve.vllm_plugin.native import native_config  # noqa: PLC0415
+            from halfbyte.machine.library_settings import limit_onednn  # only where it is used
+            from halfbyte.serve.vllm_plugin.native import native_config
 
             limit_onednn()
             self.native = native_config(block)
@@ -65,9 +65,9 @@ class EmulatedConfig(QuantizationConfig):
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         """Check the folder: this is vLLM's first call with its path, in the process whose errors the user sees."""
-        from halfbyte.serve.vllm_plugin.inputs import activations_wanted  # noqa: PLC0415
-        from halfbyte.serve.vllm_plugin.metrics_label import add_metric  # noqa: PLC0415
-        from halfbyte.serve.vllm_plugin.stored import Stored  # noqa: PLC0415
+        from halfbyte.serve.vllm_plugin.inputs import activations_wanted
+        from halfbyte.serve.vllm_plugin.metrics_label import add_metric
+        from halfbyte.serve.vllm_plugin.stored import Stored
 
         activations_wanted()  # refuses an invalid value early
         add_metric()
@@ -82,10 +82,10 @@ class EmulatedConfig(QuantizationConfig):
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """Return our method for a module that is quantized in config.json and in the shards, else vLLM's."""
-        from vllm.model_executor.layers.attention import Attention, MLAAttention  # noqa: PLC0415
-        from vllm.model_executor.layers.fused_moe import RoutedExperts  # noqa: PLC0415
-        from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod  # noqa: PLC0415
-        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead  # noqa: PLC0415
+        from vllm.model_executor.layers.attention import Attention, MLAAttention
+        from vllm.model_executor.layers.fused_moe import RoutedExperts
+        from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         if self.native is not None:
             self.native.packed_modules_mapping = self.packed_modules_mapping
@@ -99,17 +99,17 @@ class EmulatedConfig(QuantizationConfig):
         if linear is None:
             return UnquantizedLinearMethod()
         if isinstance(layer, ParallelLMHead):
-            from halfbyte.errors import UsageError  # noqa: PLC0415
+            from halfbyte.errors import UsageError
 
             what = "a quantized output head cannot be emulated"
             raise UsageError(what, where=prefix, fix="quantize with roles.head=keep")
-        from halfbyte.serve.vllm_plugin.linear import EmulatedLinearMethod  # noqa: PLC0415
+        from halfbyte.serve.vllm_plugin.linear import EmulatedLinearMethod
 
         return EmulatedLinearMethod(prefix, self._parts(prefix), linear, self._input_scale(linear), self._fake(linear))
 
     def _experts_method(self, layer: Any, prefix: str) -> Any:
-        from halfbyte.serve.vllm_plugin.experts import EmulatedExpertsMethod  # noqa: PLC0415
-        from halfbyte.serve.vllm_plugin.layout import expert_projections  # noqa: PLC0415
+        from halfbyte.serve.vllm_plugin.experts import EmulatedExpertsMethod
+        from halfbyte.serve.vllm_plugin.layout import expert_projections
 
         experts = range(layer.moe_config.num_logical_experts)
         names = [f"{prefix}.{expert}.{name}" for expert in experts for name in expert_projections(layer).values()]
@@ -120,8 +120,8 @@ class EmulatedConfig(QuantizationConfig):
 
     def _agreed(self, layer: torch.nn.Module, prefix: str, names: list[str]) -> StoredLinear | None:
         """Return one of the stored linears, or None if unquantized; refuse a contradiction with config.json."""
-        from halfbyte.serve.vllm_plugin.agreement import refuse_disagreement  # noqa: PLC0415
-        from halfbyte.serve.vllm_plugin.native import is_quantized  # noqa: PLC0415
+        from halfbyte.serve.vllm_plugin.agreement import refuse_disagreement
+        from halfbyte.serve.vllm_plugin.native import is_quantized
 
         assert self.stored is not None, "vLLM did not call maybe_update_config"
         linear = self.stored.representative(prefix, names)
@@ -141,7 +141,7 @@ class EmulatedConfig(QuantizationConfig):
 
     def _fake(self, linear: StoredLinear) -> bool:
         """Return whether the inputs of a linear are quantized."""
-        from halfbyte.serve.vllm_plugin.inputs import activations_wanted  # noqa: PLC0415
+        from halfbyte.serve.vllm_plugin.inputs import activations_wanted
 
         assert self.stored is not None
         return self.stored.inputs_quantized and activations_wanted()

@@ -10,6 +10,6 @@ EMULATED_METRIC = "halfbyte_emulated"
 def add_metric() -> None:
     """Add the metric `halfbyte_emulated 1`, once per process."""
     with contextlib.suppress(ImportError, ValueError):  # no prometheus_client, or already added
-        from prometheus_client import Gauge  # noqa: PLC0415
+        from prometheus_client import Gauge
 
         Gauge(EMULATED_METRIC, "This server emulates its number format.", multiprocess_mode="mostrecent").set(1)

@@ -67,7 +67,7 @@ def _compressed_tensors_quantizes(native: Any, layer: torch.nn.Module, prefix: s
 
 
 def _quark_quantizes(native: Any, layer: torch.nn.Module, prefix: str) -> bool:
-    from vllm.model_executor.layers.quantization.quark.utils import should_ignore_layer  # noqa: PLC0415
+    from vllm.model_executor.layers.quantization.quark.utils import should_ignore_layer
 
     return not should_ignore_layer(
         prefix,

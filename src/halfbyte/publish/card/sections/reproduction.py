@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+import yaml
+
 from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.evidence.audit import Audit
 from halfbyte.evidence.fields import items
@@ -103,8 +105,6 @@ def _placed(card: CardFacts, word: str) -> str:
 
 def _yaml(recipe: Mapping[str, Any]) -> str:
     """Return the resolved recipe as YAML, with paths reduced to file names."""
-    import yaml  # noqa: PLC0415 - `halfbyte --help` stays instant
-
     return yaml.safe_dump(names_only(recipe), sort_keys=False, allow_unicode=True, width=110)
 
 

@@ -11,6 +11,10 @@ from halfbyte.errors import CheckFailedError, UsageError
 from halfbyte.evidence.launches import LaunchCommand, Launches
 from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.markdown import Markdown, code, fenced, phrase, table
+from halfbyte.serve.facts import LaunchOptions
+from halfbyte.serve.gpus import parse_gpus
+from halfbyte.serve.launch import engines_for, launch
+from halfbyte.serve.render import launch_record
 
 
 def facts(card: CardFacts) -> dict[str, Any]:
@@ -36,11 +40,6 @@ def launches(card: CardFacts) -> tuple[Sequence[LaunchCommand], Markdown]:
 
 
 def _computed(card: CardFacts, gpus: str) -> list[LaunchCommand]:
-    from halfbyte.serve.facts import LaunchOptions  # noqa: PLC0415 - only if no launches were recorded
-    from halfbyte.serve.gpus import parse_gpus  # noqa: PLC0415
-    from halfbyte.serve.launch import engines_for, launch  # noqa: PLC0415
-    from halfbyte.serve.render import launch_record  # noqa: PLC0415
-
     chosen = parse_gpus(gpus)
     found: list[LaunchCommand] = []
     for name in engines_for(chosen):

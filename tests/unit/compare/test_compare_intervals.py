@@ -44,7 +44,8 @@ def test_many_documents_are_worked_on_in_parts(monkeypatch):
     above, below = _documents(random, 60, 0.5)
     whole = ratio(above, below)
     monkeypatch.setattr(intervals, "_AT_ONCE", 60 * 37)
-    assert ratio(above, below) == pytest.approx(whole, rel=1e-12)
+    parts = ratio(above, below)
+    assert (parts.value, parts.low, parts.high) == pytest.approx((whole.value, whole.low, whole.high), rel=1e-12)
 
 
 @pytest.mark.parametrize(("count", "sigma", "least"), [(12, 0.5, 0.87), (40, 0.5, 0.90), (150, 1.0, 0.88)])

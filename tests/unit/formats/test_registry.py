@@ -13,8 +13,9 @@ FOLDER = Path(halfbyte.formats.__file__).parent
 WITH_STATISTICS = {"compensated", "gptq"}  # checked by audit/gptq.py instead of an encoder of the reference
 
 
-@pytest.mark.parametrize("format", FORMATS.values(), ids=str)
-def test_its_arithmetic_is_complete(format):
+@pytest.mark.parametrize("name", FORMATS)
+def test_its_arithmetic_is_complete(name):
+    format = FORMATS[name]
     reference, codec = format.reference(), format.cpu()
     assert set(format.encodes) - WITH_STATISTICS == set(reference.encoders)
     assert bool(format.encodes) == (codec.encode is not None) == (format.recipe is not None)
@@ -24,10 +25,10 @@ def test_its_arithmetic_is_complete(format):
     assert format.is_plain == (not format.card) == (format.activations is None and not format.served_as.count("-"))
 
 
-@pytest.mark.parametrize("format", FORMATS.values(), ids=str)
-def test_its_reference_comes_from_the_independent_modules(format):
+@pytest.mark.parametrize("name", FORMATS)
+def test_its_reference_comes_from_the_independent_modules(name):
     """import-linter keeps kernels out of formats/reference; this keeps the reference in it."""
-    reference = format.reference()
+    reference = FORMATS[name].reference()
     functions = [reference.decode, *reference.encoders.values(), reference.steps, reference.input_scale]
     modules = {getattr(function, "func", function).__module__ for function in functions if function is not None}
     assert all(module.startswith("halfbyte.formats.reference.") for module in modules), modules

@@ -92,6 +92,12 @@ def test_the_table_says_what_the_json_says(compared):
     assert "next: " in err
 
 
+def test_no_file_is_recommended_in_a_source(compared):
+    code, _, err = compared("source")
+    assert code == 0
+    assert "next: " not in err
+
+
 @pytest.mark.parametrize("data", [("x=few.jsonl",), ("few.jsonl",), ("x=few.jsonl", "y=texts.jsonl")])
 def test_a_small_file_without_other_options_is_compared(place, compared, data):
     rows = (place / "texts.jsonl").read_text().splitlines()

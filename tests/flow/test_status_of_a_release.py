@@ -38,6 +38,16 @@ def test_stages_and_verdict_are_told(out, halfbyte):
     assert "verdict   REGRESSION" in shown
 
 
+@pytest.mark.parametrize(
+    ("verdict", "hint"),
+    [("ACCEPT", "halfbyte publish {} REPO"), ("UNFINISHED", "run the same command again to resume"),
+     ("REGRESSION", "halfbyte audit {}")],
+)  # fmt: skip
+def test_the_next_command_follows_the_verdict(out, halfbyte, verdict, hint):
+    (out / FOLDER / RELEASE).write_text(json.dumps({**RELEASE_RECORD, "verdict": verdict, "stages": []}))
+    assert halfbyte("status", out)[2].splitlines()[-1] == f"next: {hint.format(out)}"
+
+
 @pytest.mark.parametrize("found", ["", "[]", '{"stages": 3, "verdict": []}', '{"stages": [1, {"name": {}}]}'])
 def test_damaged_records_tell_nothing(out, halfbyte, found):
     (out / FOLDER / RELEASE).write_text(found)

@@ -224,3 +224,10 @@ def test_audit_recommends_a_command_that_passes_on_a_perfect_build(folders, caps
     out = folders / MXFP4
     kept = f"-o {out}/halfbyte/compare.json"
     assert hint == f"next: halfbyte compare {folders / 'source'} {out} --data DOMAIN=FILE {kept}"
+
+
+def test_audit_recommends_no_file_in_a_folder_that_does_not_exist(folders, tmp_path, capsys):
+    copy = shutil.copytree(folders / MXFP4, tmp_path / "copy", ignore=shutil.ignore_patterns("halfbyte"))
+    assert cli.run(["audit", str(copy), "--against", str(folders / "source")]) == 0
+    hint = capsys.readouterr().err.splitlines()[-1]
+    assert hint == f"next: halfbyte compare {folders / 'source'} {copy} --data DOMAIN=FILE"

@@ -63,6 +63,8 @@ def test_unmeasured_speeds_are_assumed_and_reported(planned):
     half = estimate(plan, speeds(plan, write_nbytes_per_s=None))
     assert half.disk_s == pytest.approx((plan.read_nbytes + plan.write_nbytes) / 100)
     assert "assumed: same disk, same write speed" in half.basis()
+    slow = estimate(plan, speeds(plan, read_nbytes_per_s=200e6, write_nbytes_per_s=3e9)).basis()
+    assert "read 200.0 MB/s, write 3.0 GB/s" in slow  # never "0.0 GB/s"
     none = estimate(plan, speeds(plan, read_nbytes_per_s=None, write_nbytes_per_s=None))
     assert none.disk_s == pytest.approx((plan.read_nbytes + plan.write_nbytes) / ASSUMED_NBYTES_PER_S)
     assert "assumed: a disk of 1 GB/s" in none.basis()

@@ -26,11 +26,10 @@ from training import make_sets, mixture
 
 from halfbyte.calibrate.datasets import with_data
 from halfbyte.calibrate.tokenizer import load_vocabulary
-from halfbyte.compare.answer_tokens import answers
 from halfbyte.compare.models import open_side
 from halfbyte.compare.report import Report, kl_ratio
 from halfbyte.compare.stream import compare_many
-from halfbyte.compare.tokens import rows_of
+from halfbyte.compare.tokens import answers, rows_of
 from halfbyte.engine.calibrate import calibrate
 from halfbyte.engine.pipeline import quantize
 from halfbyte.machine.resources import usable_cores

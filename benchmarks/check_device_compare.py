@@ -95,9 +95,8 @@ def compared(source: Path, other: Path, rows: Any, device: str, how: dict[str, s
     """Return what a comparison finds, and a line about its time and memory."""
     import torch
 
-    from halfbyte.compare.cuda_memory import needs
     from halfbyte.compare.models import open_side
-    from halfbyte.compare.stream import ROWS, compare
+    from halfbyte.compare.stream import ROWS, compare, needs
     from halfbyte.machine.resources import usable_cores
 
     gpu = device == "cuda"

@@ -40,7 +40,7 @@ from training.sample import Item
 from training.shape import CONTEXT, MINI
 
 from halfbyte.calibrate.store import stats_file
-from halfbyte.compare.intervals import ratio
+from halfbyte.compare.report import ratio
 from halfbyte.degeneracy.loop_test import open_prompts
 from halfbyte.degeneracy.watch import has_loop
 from halfbyte.statistics.proportions import wilson

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from halfbyte.cli.pipeline_output import duration
-from halfbyte.compare.intervals import CONFIDENCE
-from halfbyte.compare.report import Report
+from halfbyte.compare.report import CONFIDENCE, Report
 from halfbyte.compare.stream import Step
 from halfbyte.evidence.comparison import Estimate, Summary
 from halfbyte.machine.devices import CPU

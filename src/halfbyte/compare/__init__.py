@@ -1,14 +1,16 @@
 """Compare a checkpoint with its source by running both on the same tokens, one layer at a time.
 
+    checkpoints.compare_checkpoints   the `compare` command: two folders, some data -> report
+    tokens.rows_of         read `domain=path` files into rows of tokens
+    tokens.answers         the tokens that belong to answers, for scoring only these
     models.Side            one model: config, decoded tensors, experts, and activation hooks
     models.open_side       open a checkpoint folder, optionally emulating quantized activations and KV cache
+    activations            emulated quantized activations; vLLM's plugin uses them too
     stream.compare         compare two sides on rows of tokens
     stream.compare_many    compare several sides with the first, which runs once
-    staging.Layers         layers in execution order, prefetched on a GPU
-    answer_tokens.answers  the tokens that belong to answers, for scoring only these
+    measures               differences of hidden states and predictions
     report.Report          results by layer, in total, by domain and by document
-    intervals.ratio        a mean over tokens with its confidence interval
-    tokens.rows_of         read `domain=path` files into rows of tokens
+    report.ratio           a mean over tokens with its confidence interval
 
 From Python, to try weights that are not in any checkpoint:
 

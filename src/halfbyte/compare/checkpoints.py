@@ -7,11 +7,10 @@ from collections.abc import Callable
 import torch
 
 from halfbyte.calibrate.tokenizer import load_vocabulary
-from halfbyte.compare.answer_tokens import answers
 from halfbyte.compare.models import open_side, refuse_unlike
 from halfbyte.compare.report import Report
 from halfbyte.compare.stream import Step, compare
-from halfbyte.compare.tokens import rows_of
+from halfbyte.compare.tokens import answers, rows_of
 from halfbyte.machine.devices import refuse_threads_beside_device
 from halfbyte.machine.resources import usable_cores
 from halfbyte.options.check import CompareOptions

@@ -8,25 +8,159 @@ prefetches the next layer.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from halfbyte.calibrate.token_rows import Rows
-from halfbyte.compare.cuda_memory import CHUNK_TOKENS, check_memory
-from halfbyte.compare.measures import Choices, Predicting, difference, predict, predicting
+from halfbyte.compare.measures import LOGITS_ON_DEVICE, Choices, Predicting, difference, predict, predicting
 from halfbyte.compare.models import Side, refuse_unlike
 from halfbyte.compare.report import Documents, LayerDifference, Report, summarize
-from halfbyte.compare.staging import Layers, exact_products
-from halfbyte.errors import CheckpointError, UsageError
+from halfbyte.engine.backends.cuda.streams import Lane
+from halfbyte.errors import CheckpointError, MachineError, UsageError
 from halfbyte.forward.embedding_and_head import Head, embed
-from halfbyte.forward.model import fetch
+from halfbyte.forward.experts import Expert
+from halfbyte.forward.model import DecoderLayer, fetch
 from halfbyte.forward.positions import look_around
 from halfbyte.forward.run import row_chunks, run_layer
 from halfbyte.machine.devices import CPU
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from halfbyte.compare.models import Side
+
+
+@contextmanager
+def exact_products() -> Generator[None]:
+    """Disable TF32, so that FP32 products on a GPU are computed in FP32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class Staged(NamedTuple):
+    """A layer ready to run."""
+
+    layer: DecoderLayer
+    experts: Expert | None
+
+
+class Layers:
+    """Return layers one by one: for each index, that of every side. A context manager that stops its thread."""
+
+    def __init__(self, sides: Sequence[Side]) -> None:
+        count = sides[0].model.layers
+        self._remaining = deque((side, index) for index in range(count) for side in sides)
+        self._prefetcher = None if sides[0].device == CPU else ThreadPoolExecutor(1)
+        self._device = torch.device(sides[0].device)
+        self._lane = Lane(self._device)
+        self._next: Future[Staged] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._prefetcher is not None:
+            self._prefetcher.shutdown(cancel_futures=True)
+
+    def take(self) -> Staged:
+        """Return the next layer; callers must have released the previous one, whose memory is reused."""
+        if self._prefetcher is None:
+            return self._stage(*self._remaining.popleft())
+        future = self._next or self._prefetcher.submit(self._stage, *self._remaining.popleft())
+        staged = future.result()
+        self._next = self._prefetcher.submit(self._stage, *self._remaining.popleft()) if self._remaining else None
+        return staged
+
+    def settle(self) -> None:
+        """Wait for the device's pending work, after which a layer may be freed for use by another stream."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+    def _stage(self, side: Side, index: int) -> Staged:
+        if self._prefetcher is None:
+            layer = side.model.decoder_layer(index, side.tensors, side.dtype)
+        else:
+            with self._lane:
+                layer = side.model.decoder_layer(index, side.tensors, side.dtype, side.device)
+            self._lane.mark().wait()
+        return Staged(layer, side.experts(index) if layer.is_moe else None)
+
+
+# Compute the device memory of a comparison from shapes, and raise before it starts if it does not fit.
+
+CHUNK_TOKENS = 1 << 14  # per attention call
+_ONCE = 3 << 29  # CUDA context, kernels, cuBLAS workspaces
+_F32, _F64 = 4, 8
+_BUSIEST = 8  # tokens of the busiest expert, relative to the mean
+_WORDS = 8192  # rows of the LM head in FP32 at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Device memory in bytes: per row of tokens, and independent of the number of rows."""
+
+    row: int
+    fixed: int
+
+    def total(self, rows: int) -> int:
+        """Return the total for a number of rows."""
+        return rows * self.row + self.fixed
+
+
+def needs(shape: tuple[int, int], chunk_rows: int, sides: Sequence[Side]) -> Needs:
+    """Return the memory of a comparison: hidden states of all models, and two layers at once."""
+    config: Any = sides[0].model.config
+    item = max(side.dtype.itemsize for side in sides)
+    (rows, length), width = shape, config.hidden_size
+    experts = max(config.n_routed_experts or 1, 1)
+    # Hidden states and expert routing of each model, and expert inputs and outputs of the running one.
+    row = length * ((len(sides) + 2) * width * item + len(sides) * experts + 32 * config.num_experts_per_tok)
+    chunk = min(chunk_rows, rows) * length
+    heads = config.num_attention_heads * (config.qk_head_dim + config.v_head_dim)
+    attention = chunk * (4 * heads + 4 * width) * item + chunk * length * (1 + item)
+    dense = chunk * 4 * config.intermediate_size * item
+    routed = min(rows * length, rows * length * config.num_experts_per_tok // experts * _BUSIEST)
+    matrices = 3 * width * config.moe_intermediate_size * (2 + item)
+    expert = routed * 4 * (width + config.moe_intermediate_size) * item + matrices
+    apart = 6 * chunk * width * _F64
+    logits = 6 * LOGITS_ON_DEVICE * _F64 + _WORDS * width * _F32 + len(sides) * config.vocab_size * width * item
+    stored = sum(sorted(side.stored_nbytes for side in sides)[-2:])
+    others = 2 * (3 * width * config.intermediate_size + heads * width) * item
+    return Needs(row, max(attention + dense, expert, apart, logits) + stored + others + _ONCE)
+
+
+def refuse_too_large(need: Needs, rows: int, free: int) -> None:
+    """Raise if the comparison does not fit into `free` bytes, and suggest a number of rows that does."""
+    if need.total(rows) <= free:
+        return
+    needed = need.total(rows) / 1e9
+    what = f"this comparison needs {needed:.1f} GB of device memory, but only {free / 1e9:.1f} GB are free"
+    fitting = (free - need.fixed) // need.row
+    fewer = f"use fewer rows (--samples {fitting})" if fitting > 0 else "use a GPU with more memory"
+    raise MachineError(what, where="--device", fix=f"{fewer}, or --device cpu")
+
+
+def check_memory(shape: tuple[int, int], chunk_rows: int, sides: Sequence[Side], device: torch.device) -> None:
+    """Raise if the comparison does not fit into the device's free memory."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # frees memory cached by earlier runs of this process
+        refuse_too_large(needs(shape, chunk_rows, sides), shape[0], torch.cuda.mem_get_info(device)[0])
+
 
 ROWS = 8  # rows per chunk
 

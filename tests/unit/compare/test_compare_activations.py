@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from halfbyte.compare.kv import fp8
+from halfbyte.compare.models import fp8
 from halfbyte.formats.codec import decode, encode
 from halfbyte.formats.emulated_activations import mxfp4, nvfp4
 from halfbyte.formats.encoded import array_to_torch

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from halfbyte.compare import intervals
-from halfbyte.compare.intervals import FEWEST, ratio
+from halfbyte.compare import report
+from halfbyte.compare.report import FEWEST, ratio
 from halfbyte.evidence.comparison import Estimate
 
 
@@ -43,14 +43,14 @@ def test_many_documents_are_worked_on_in_parts(monkeypatch):
     random = np.random.default_rng(0)
     above, below = _documents(random, 60, 0.5)
     whole = ratio(above, below)
-    monkeypatch.setattr(intervals, "_AT_ONCE", 60 * 37)
+    monkeypatch.setattr(report, "_AT_ONCE", 60 * 37)
     parts = ratio(above, below)
     assert (parts.value, parts.low, parts.high) == pytest.approx((whole.value, whole.low, whole.high), rel=1e-12)
 
 
 @pytest.mark.parametrize(("count", "sigma", "least"), [(12, 0.5, 0.87), (40, 0.5, 0.90), (150, 1.0, 0.88)])
 def test_it_covers_the_true_mean(monkeypatch, count, sigma, least):
-    monkeypatch.setattr(intervals, "RESAMPLES", 500)
+    monkeypatch.setattr(report, "RESAMPLES", 500)
     random = np.random.default_rng(7)
     trials, covered = 300, 0
     for _ in range(trials):

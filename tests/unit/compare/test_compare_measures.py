@@ -13,8 +13,8 @@ from halfbyte.calibrate.token_rows import (
     packed_rows,
     padded_rows,
 )
-from halfbyte.compare.answer_tokens import answers
 from halfbyte.compare.measures import Choices, by_position, difference, predict, predicting
+from halfbyte.compare.tokens import answers
 from halfbyte.errors import UsageError
 from halfbyte.evidence.comparison import Positions
 

@@ -11,8 +11,7 @@ from resident import read_small, resident, run_resident
 from halfbyte.calibrate.token_rows import Document, Share, packed_rows, padded_rows
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.compare.activations import served_activations
-from halfbyte.compare.kv import fp8
-from halfbyte.compare.models import Side, open_side
+from halfbyte.compare.models import Side, fp8, open_side
 from halfbyte.compare.report import kl_ratio
 from halfbyte.compare.stream import compare, compare_many
 from halfbyte.engine.pipeline import quantize

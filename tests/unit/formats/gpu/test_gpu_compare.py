@@ -15,11 +15,10 @@ from pico import write_pico
 
 from halfbyte.calibrate.token_rows import Document, Share, packed_rows, padded_rows
 from halfbyte.checkpoint.folder import open_checkpoint
-from halfbyte.compare import activations, kv, staging
-from halfbyte.compare import cuda_memory as compare_memory
-from halfbyte.compare.cuda_memory import Needs, needs, refuse_too_large
+from halfbyte.compare import activations, models, stream
+from halfbyte.compare import stream as compare_memory
 from halfbyte.compare.models import open_side
-from halfbyte.compare.stream import compare, compare_many
+from halfbyte.compare.stream import Needs, compare, compare_many, needs, refuse_too_large
 from halfbyte.engine.backends.cuda import setup as start
 from halfbyte.engine.backends.cuda import stored_experts
 from halfbyte.engine.pipeline import quantize
@@ -60,10 +59,10 @@ def compared(folders, names, device, kind="packed", first="int4-k2.6", **how):
     with ExitStack() as stack:
         source = stack.enter_context(open_side(folders / first, dtype=dtype, device=device))
         others = [stack.enter_context(open_side(folders / name, dtype=dtype, device=device, **how)) for name in names]
-        found = [report.plot_data() for report in compare_many(rows(kind), source, others)]
-    assert {report.pop("device") for report in found} == {device}
-    assert all(report.pop("seconds") > 0 for report in found)
-    return found
+        reports = [report.whole_record("all").as_json() for report in compare_many(rows(kind), source, others)]
+    assert {report.pop("device") for report in reports} == {device}
+    assert all(report.pop("seconds") > 0 for report in reports)
+    return reports
 
 
 def alike(ours, theirs):
@@ -99,23 +98,23 @@ def test_calibrated_scales_lie_where_they_are_divided_by(folders, monkeypatch):
     """By a number of the host, PyTorch multiplies with a rounded reciprocal on a GPU."""
     seen = []
     monkeypatch.setattr(emulated_activations, "nvfp4", lambda x, scale: seen.append(scale.device.type) or x)
-    monkeypatch.setattr(kv, "fp8", lambda x, scale: seen.append(scale.device.type) or x)
+    monkeypatch.setattr(models, "fp8", lambda x, scale: seen.append(scale.device.type) or x)
     checkpoint = open_checkpoint(folders / "nvfp4")
     with open_side(folders / "nvfp4") as side:
         elsewhere = replace(side, device="meta")
         served = activations.served_activations(elsewhere, checkpoint, describe(checkpoint))
         served.change(1)(0, "gate_up", torch.zeros(2, 64))
-        scaled = kv.cached_in_fp8(replace(elsewhere, tensors=lambda _: torch.tensor(0.5)), scaled=True)
+        scaled = models.cached_in_fp8(replace(elsewhere, tensors=lambda _: torch.tensor(0.5)), scaled=True)
         scaled.look(0)("self_attn.latent", torch.zeros(2, 64))
     assert seen == ["meta", "meta"]
 
 
 def test_experts_are_decoded_by_kernels_and_read_one_layer_ahead(folders, monkeypatch):
     decoded, read, taken = [], [], []
-    decode, stage, take = stored_experts.to_bf16, staging.Layers._stage, staging.Layers.take
+    decode, stage, take = stored_experts.to_bf16, stream.Layers._stage, stream.Layers.take
     monkeypatch.setattr(stored_experts, "to_bf16", lambda stack: decoded.append(stack.of.format) or decode(stack))
-    monkeypatch.setattr(staging.Layers, "_stage", lambda self, side, at: read.append(at) or stage(self, side, at))
-    monkeypatch.setattr(staging.Layers, "take", lambda self: taken.append(len(read)) or take(self))
+    monkeypatch.setattr(stream.Layers, "_stage", lambda self, side, at: read.append(at) or stage(self, side, at))
+    monkeypatch.setattr(stream.Layers, "take", lambda self: taken.append(len(read)) or take(self))
 
     def settle(_):
         """Check that only the next layer is read while a layer runs."""
@@ -124,7 +123,7 @@ def test_experts_are_decoded_by_kernels_and_read_one_layer_ahead(folders, monkey
             time.sleep(0.001)
         assert len(read) == min(len(taken) + 1, 4)
 
-    monkeypatch.setattr(staging.Layers, "settle", settle)
+    monkeypatch.setattr(stream.Layers, "settle", settle)
     compared(folders, ["made"], THERE)
     assert set(decoded) == {"int4", "mxfp4"}
     assert read == [0, 0, 1, 1]
@@ -154,9 +153,9 @@ def test_sides_of_different_devices_are_refused(folders):
 
 def test_products_are_of_fp32_whatever_the_process_has_set(folders, monkeypatch):
     seen = []
-    real = staging.Layers.take
+    real = stream.Layers.take
     monkeypatch.setattr(
-        staging.Layers, "take", lambda self: seen.append(torch.get_float32_matmul_precision()) or real(self)
+        stream.Layers, "take", lambda self: seen.append(torch.get_float32_matmul_precision()) or real(self)
     )
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")

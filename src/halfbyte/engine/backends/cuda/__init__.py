@@ -18,7 +18,7 @@
     measure.py         calibration without writing a checkpoint
     timing.py          time and bytes by kind of work
 
-For `compare`, which runs layers of several checkpoints and writes none (its memory needs: `compare/cuda_memory.py`):
+For `compare`, which runs layers of several checkpoints and writes none (its memory needs: `compare/stream.py`):
 
     stored_experts.py  a checkpoint's experts, loaded layer by layer and decoded on the device
 

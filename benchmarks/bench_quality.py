@@ -43,13 +43,13 @@ SAMPLES, LENGTH = 256, 320
 HELD_OUT_SEED = 77
 LONGEST_CHAT = 1100  # characters: no chat is cut
 WAFER, DECART, MXFP4 = "kimi-k2.6-nvfp4-wafer", "kimi-k2.7-code-nvfp4-decart", "kimi-k2.6-mxfp4-wafer"
-BASELINE, COMPENSATED = "nvfp4 mse, experts", "nvfp4 compensated, experts"
+BASELINE, GPTQ = "nvfp4 mse, experts", "nvfp4 gptq, experts"
 # What is made: the recipe and what is changed in it.
 CHECKPOINTS = {
     "bf16": ("kimi-k2.6-bf16", []),
     "nvfp4 max, experts": (DECART, ["quantize.scales=max"]),
     BASELINE: (DECART, []),
-    COMPENSATED: ("kimi-k2.6-nvfp4-compensated", []),
+    GPTQ: ("kimi-k2.6-nvfp4-gptq", []),
     "mxfp4, experts": (MXFP4, []),
     "nvfp4 max, wafer": (WAFER, ["quantize.kv_scale_min=null"]),
     "nvfp4 mse, wafer": (WAFER, ["quantize.kv_scale_min=null", "quantize.scales=mse"]),
@@ -86,7 +86,7 @@ def make(work: Path, samples: int) -> dict[str, Path]:
     for name, (recipe, overrides) in CHECKPOINTS.items():
         made[name] = work / name.replace(", ", "-").replace(" ", "-")
         loaded = load_recipe(recipe, overrides)
-        if name == COMPENSATED:  # which measures while it writes
+        if name == GPTQ:  # which measures while it writes
             quantize(SOURCE, made[name], with_data(loaded, DATA, samples))
         else:
             quantize(SOURCE, made[name], loaded, stats=stats if loaded.calibrate else None)

@@ -68,9 +68,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    import halfbyte.audit.run
-    import halfbyte.calibrate.report
-    import halfbyte.engine.measure
-    import halfbyte.methods.activation_scales  # noqa: F401 - imported once for all children
-
     main()

@@ -326,7 +326,7 @@ def test_a_source_that_changes_under_the_workers(place, joined, tmp_path):
 def test_what_cannot_be_spread_is_refused(place, tmp_path):
     for recipe, options, words in (
         (load_recipe(MXFP4), {"device": "cuda"}, "omit --ray or --device"),
-        (load_recipe("kimi-k2.6-nvfp4-compensated"), {}, "omit --ray: this recipe runs on one machine"),
+        (load_recipe("kimi-k2.6-nvfp4-gptq"), {}, "omit --ray: this recipe runs on one machine"),
     ):
         with pytest.raises(UsageError, match=words):
             quantize(place / "source", tmp_path / "out", recipe, ray="local", **options)

@@ -29,7 +29,7 @@ RECIPES = {
     "nvfp4 modelopt, wafer's scope": ("kimi-k2.6-nvfp4-wafer", []),
     "nvfp4 modelopt, decart's scope": ("kimi-k2.7-code-nvfp4-decart", []),
     "nvfp4 modelopt, nvidia's scope": ("kimi-k2.6-nvfp4-nvidia", []),
-    "nvfp4 modelopt, compensated": ("kimi-k2.6-nvfp4-compensated", []),
+    "nvfp4 modelopt, gptq": ("kimi-k2.6-nvfp4-gptq", []),
     "nvfp4 modelopt, weights only": (
         "kimi-k2.6-nvfp4-nvidia",
         ["quantize.activations=none", "quantize.input_scale=null", "quantize.kv_cache=none", "calibrate=null"],

@@ -14,11 +14,11 @@ from halfbyte.calibrate.store import STATS, read_stats
 from halfbyte.checkpoint.hashing import file_sha256
 from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.checkpoint.reader import Reader
+from halfbyte.engine.activation_scales import Scales, fixed_scale, input_scales, scales_of
 from halfbyte.engine.pipeline import STATS as STATS_FOLDER
 from halfbyte.errors import UsageError
 from halfbyte.families.linears import PLAIN, StoredLinear
 from halfbyte.formats.registry import FORMATS, input_scale_suffixes
-from halfbyte.methods.activation_scales import Scales, fixed_scale, input_scales, scales_of
 from halfbyte.plan.pruned import kept_in
 from halfbyte.plan.rules import ENCODE
 from halfbyte.recipe.decisions import Quantize

@@ -20,11 +20,12 @@ from halfbyte.errors import CheckpointError, RecipeError, UsageError
 from halfbyte.families.linears import PLAIN, StoredLinear
 from halfbyte.families.model import Model, describe
 from halfbyte.formats.registry import FORMATS
+from halfbyte.methods.registry import METHODS
 from halfbyte.plan.manifest import Plan, make_plan
 from halfbyte.plan.module_matching import declares_kv_cache, read_block
 from halfbyte.plan.pruned import Kept
 from halfbyte.plan.rules import DECODE, ENCODE, KEEP, KV_SCALES_MODELOPT, ROUTED, ROUTER, Job
-from halfbyte.recipe.decisions import COMPENSATED, EngineConfig, Quantize, Recipe, Role
+from halfbyte.recipe.decisions import EngineConfig, Quantize, Recipe, Role
 
 if TYPE_CHECKING:
     from halfbyte.audit.inputs import Contents
@@ -202,7 +203,7 @@ def _numbers(before: np.ndarray[Any, Any], after: np.ndarray[Any, Any], name: st
 def variants_of(format: str) -> list[Variant]:
     """Return every known data-free encoding variant of a format."""
     row = FORMATS[format]
-    methods = [method for method in row.encodes if method != COMPENSATED]
+    methods = [method for method in row.encodes if METHODS[method].statistics == "none"]
     variants = [Variant(method, division) for division in row.divisions for method in methods]
     return variants + [replace(variant, shares=False) for variant in variants] if row.has_tensor_scale else variants
 

@@ -18,6 +18,7 @@ from halfbyte.audit.derived import Derived, Variant
 from halfbyte.audit.findings import Finding, bad, count, good, unproven
 from halfbyte.audit.repeat import decode as reference_decode
 from halfbyte.checkpoint.reader import Reader
+from halfbyte.engine.jobs import as_bytes
 from halfbyte.errors import TensorError
 from halfbyte.families.linears import StoredLinear
 from halfbyte.families.stored_linear import stored
@@ -25,7 +26,6 @@ from halfbyte.formats.codec import amax, encode
 from halfbyte.formats.encoded import Array, Encoded
 from halfbyte.formats.reference import floats
 from halfbyte.formats.registry import FORMATS
-from halfbyte.methods.apply import as_bytes
 from halfbyte.plan.rules import DECODE, ENCODE, Job
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ import numpy as np
 from halfbyte.audit.inputs import Evidence
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.formats.encoded import Array
-from halfbyte.formats.reference import floats, nvfp4
-from halfbyte.formats.reference import gptq as compensate
+from halfbyte.formats.reference import floats, gptq, nvfp4
 
 LEAST_DB = 10.0
 
@@ -22,7 +21,7 @@ LEAST_DB = 10.0
 def far_off(weights: Mapping[str, Array], amax: np.float32, evidence: Evidence, output: Reader) -> list[str]:
     """Return the linears of a job whose global scale or error is impossible for GPTQ on their source."""
     wrong: list[str] = []
-    expected = compensate.tensor_scale(amax)
+    expected = gptq.tensor_scale(amax)
     for module, weight in weights.items():
         tensors = evidence.checkpoint.tensors
         packed, scale, scale_2 = (

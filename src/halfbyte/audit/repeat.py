@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -12,15 +13,16 @@ from halfbyte.audit.gptq import far_off
 from halfbyte.audit.inputs import Evidence
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.checkpoint.reader import Reader
+from halfbyte.engine.jobs import as_bytes
 from halfbyte.families.stored_linear import stored
 from halfbyte.formats.encoded import Array, Encoded
 from halfbyte.formats.reference import floats
 from halfbyte.formats.registry import FORMATS
-from halfbyte.methods.apply import as_bytes
-from halfbyte.plan.rules import DECODE, ENCODE, Job, method_of
-from halfbyte.recipe.decisions import COMPENSATED
+from halfbyte.plan.rules import DECODE, ENCODE, Job
 
 Tensors = Mapping[str, Array]
+# Methods whose bytes cannot be repeated without the calibration data: the check of their error bounds.
+_BOUNDS: Mapping[str, Callable[[Tensors, np.float32, Evidence, Reader], list[str]]] = {"gptq": far_off}
 
 
 def repeat(evidence: Evidence, sample: int) -> list[Finding]:
@@ -30,13 +32,15 @@ def repeat(evidence: Evidence, sample: int) -> list[Finding]:
     if not jobs:
         return [note("repeat", "not checked: the sample is empty, or no linear is encoded or decoded")]
     wrong: list[str] = []
-    number = compensated = 0
+    number, bounded = 0, Counter[str]()
     with Reader(evidence.plan.checkpoint) as source, Reader(evidence.checkpoint) as output:
         for number_of_job, job in enumerate(jobs):
             evidence.how_far(number_of_job, len(jobs), "groups of linears")
-            if _is_compensated(job, evidence):
-                compensated += len(job.linears)
-                wrong += far_off(*_sources(job, source), evidence, output)
+            method = _method(job, evidence) if job.action == ENCODE else ""
+            if (check := _BOUNDS.get(method)) is not None:
+                bounded[method] += len(job.linears)
+                for weights, amax in _sources(job, source):
+                    wrong += check(weights, amax, evidence, output)
                 continue
             for module, expected in _reference_result(job, evidence, source, output).items():
                 number += 1
@@ -46,11 +50,13 @@ def repeat(evidence: Evidence, sample: int) -> list[Finding]:
                     wrong.append(f"{module}: {', '.join(unequal)}")
     if wrong:
         why = "a kernel computed something else than the recipe defines, or the bytes changed afterwards"
-        text = f"{len(wrong)} of {count(number + compensated, 'linear')} differ from the reference"
+        text = f"{len(wrong)} of {count(number + bounded.total(), 'linear')} differ from the reference"
         return [bad("repeat", text, why=why, fix=RUN_AGAIN, examples=wrong)]
     results = [f"{count(number, 'linear')} encoded again on the reference: bit-equal"] if number else []
-    if compensated:
-        results.append(f"{count(compensated, 'compensated linear')} near the source, tensor scales bit-equal")
+    results += [
+        f"{count(linears, f'{method} linear')} near the source, tensor scales bit-equal"
+        for method, linears in bounded.items()
+    ]
     return [good("repeat", "; ".join(results))]
 
 
@@ -60,7 +66,7 @@ def _method(job: Job, evidence: Evidence) -> str:
     quantize = evidence.plan.recipe.quantize
     assert quantize is not None
     if evidence.derived is None:
-        return method_of(job.role, quantize)
+        return quantize.method_of(job.role).name
     variant = evidence.derived.variants.get(job.role)
     default = variant is not None and variant.division == "ieee" and (variant.shares or len(job.linears) == 1)
     return variant.method if variant is not None and default else ""
@@ -72,10 +78,18 @@ def choose(evidence: Evidence, sample: int) -> list[Job]:
     generator = random.Random(evidence.plan.fingerprint())
     layers: dict[int | None, list[Job]] = {}
     for job in evidence.plan.jobs:
-        encodes = job.action == ENCODE and bool(_method(job, evidence))
+        encodes = job.action == ENCODE and _is_known(job, evidence)
         if job.linears and (encodes or job.action == DECODE) and _is_whole(job, evidence):
             layers.setdefault(job.layer, []).append(job)
     return [job for jobs in layers.values() for job in generator.sample(jobs, min(sample, len(jobs)))]
+
+
+def _is_known(job: Job, evidence: Evidence) -> bool:
+    """Whether the reference repeats the job's method, or its error bounds are known."""
+    assert evidence.plan is not None
+    quantize, method = evidence.plan.recipe.quantize, _method(job, evidence)
+    assert quantize is not None
+    return method in _BOUNDS or method in FORMATS[quantize.format].reference().encoders
 
 
 def _is_whole(job: Job, evidence: Evidence) -> bool:
@@ -94,29 +108,29 @@ def _same(output: Reader, info: TensorInfo, expected: Array) -> bool:
 def _reference_result(job: Job, evidence: Evidence, source: Reader, output: Reader) -> dict[str, Tensors]:
     """Return the reference's result for a job: tensors by module and suffix."""
     assert evidence.plan is not None
-    weights, amax = _sources(job, source)
+    groups = _sources(job, source)
     if job.action == DECODE:
-        return {module: {"weight": weight} for module, weight in weights.items()}
+        return {module: {"weight": weight} for weights, _ in groups for module, weight in weights.items()}
     quantize = evidence.plan.recipe.quantize
     assert quantize is not None
     encode = FORMATS[quantize.format].reference().encoders[_method(job, evidence)]
     encoded: dict[str, Tensors] = {}
-    for module, weight in weights.items():
-        info = evidence.checkpoint.tensors.get(f"{module}.weight_scale")
-        stored_scale = output.tensor(info) if info is not None else np.empty(0)
-        encoded[module] = encode(weight, amax, stored_scale)
+    for weights, amax in groups:
+        for module, weight in weights.items():
+            info = evidence.checkpoint.tensors.get(f"{module}.weight_scale")
+            stored_scale = output.tensor(info) if info is not None else np.empty(0)
+            encoded[module] = encode(weight, amax, stored_scale)
     return encoded
 
 
-def _sources(job: Job, source: Reader) -> tuple[dict[str, Array], np.float32]:
-    """Return the BF16 weights of a job's linears, and their common amax."""
-    weights = {linear.module: decode(stored(linear, source)) for linear in job.linears}
-    return weights, np.float32(max(float(np.abs(floats.bf16_to_f32(weight)).max()) for weight in weights.values()))
-
-
-def _is_compensated(job: Job, evidence: Evidence) -> bool:
-    quantize = evidence.plan.recipe.quantize if evidence.plan else None
-    return job.action == ENCODE and quantize is not None and method_of(job.role, quantize) == COMPENSATED
+def _sources(job: Job, source: Reader) -> list[tuple[dict[str, Array], np.float32]]:
+    """Return the BF16 weights of a job's linears, by groups that share a tensor scale, with their common amax."""
+    groups: list[tuple[dict[str, Array], np.float32]] = []
+    for linears in job.fused_groups():
+        weights = {linear.module: decode(stored(linear, source)) for linear in linears}
+        amax = max(float(np.abs(floats.bf16_to_f32(weight)).max()) for weight in weights.values())
+        groups.append((weights, np.float32(amax)))
+    return groups
 
 
 def decode(encoded: Encoded) -> Array:

@@ -8,8 +8,6 @@ and a layer whose weights are not completely written is measured again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,15 +16,7 @@ F64 = NDArray[np.float64]
 _TOKENS = 1 << 15  # tokens per FP64 product
 
 
-@dataclass(slots=True, eq=False)
-class Moments:
-    """Hessians (sums of x x^T) in FP64."""
-
-    given: F64 | None = None  # [D, D]: inputs of gate and up
-    acts: dict[int, F64] = field(default_factory=dict[int, F64])  # [F, F] by expert: inputs of down
-
-
-def second_moments(x: torch.Tensor, weights: torch.Tensor | None = None) -> F64:
+def hessian(x: torch.Tensor, weights: torch.Tensor | None = None) -> F64:
     """Return the sum of w^2 x x^T over tokens [T, K], accumulated in chunks of a fixed size."""
     total = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64)
     for start in range(0, len(x), _TOKENS):

@@ -33,12 +33,12 @@ def measured_layers(  # noqa: PLR0913 - keyword-only from the reader on
     """
     layers = store.layers
     finished = store.whole()
-    if finished is not None and not (calibration.moments and unwritten):
+    if finished is not None and not (calibration.hessians and unwritten):
         yield from finished.items()
         return
     stream = Stream(calibration, Weights(model, reader), threads)
     first, hidden = store.load_hidden() or (0, stream.hidden)
-    if calibration.moments and any(layer < first for layer in unwritten):
+    if calibration.hessians and any(layer < first for layer in unwritten):
         first = 0
     else:
         stream.hidden = hidden
@@ -60,7 +60,7 @@ def measured_layers(  # noqa: PLR0913 - keyword-only from the reader on
             stats = stream.through(layer)
             reader.refuse_changes()
             # Hessians are not saved: until the layer's weights are written, an interrupted run must measure it again.
-            save_later = stats.moments is not None
+            save_later = stats.hessians is not None
             if not save_later:
                 _save(store, layer, stats, stream.hidden)
             say(f"measured layer {layer + 1} of {layers}")

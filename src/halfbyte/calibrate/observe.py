@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from halfbyte.calibrate.expert_sums import RoutedTokens, add_routed
-from halfbyte.calibrate.hessian import Moments, second_moments
+from halfbyte.calibrate.hessian import hessian
 from halfbyte.calibrate.reap_reference import PublicSelection
 from halfbyte.calibrate.routing import Routing
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
@@ -19,6 +19,7 @@ from halfbyte.errors import CheckpointError
 from halfbyte.forward.experts import Expert
 from halfbyte.forward.model import Look, Routed
 from halfbyte.forward.softmax import softmax_weights
+from halfbyte.methods.gptq import Hessians
 
 _WITH_HEADS = 4  # dimensions of [R, H, L, d]
 
@@ -26,15 +27,15 @@ _WITH_HEADS = 4  # dimensions of [R, H, L, d]
 class Observer:
     """Collector of one layer's statistics."""
 
-    def __init__(self, layer: int, rows: Rows, experts: int, *, moments: bool = False, public: bool = False) -> None:
+    def __init__(self, layer: int, rows: Rows, experts: int, *, hessians: bool = False, public: bool = False) -> None:
         self._layer, self._rows = layer, rows
         self._lock = threading.Lock()
         self._softmax = Routing()
         self._public = PublicSelection(rows) if experts and public else None
         empty = ExpertStats.empty(experts, len(rows.names), public=public) if experts else None
         self.stats = LayerStats(experts=empty)
-        if experts and moments:
-            self.stats.moments = Moments()
+        if experts and hessians:
+            self.stats.hessians = Hessians()
         # In left-padded rows, padding passes through the model and counts for amax. In packed rows it is excluded.
         self._counts = None if rows.left_padded else torch.from_numpy(rows.real)
 
@@ -92,8 +93,8 @@ class Observer:
             raise not_finite(self._layer, f"expert {expert}")
         stats.seen[expert] = len(places)
         stats.input_amax[expert], stats.down_amax[expert], stats.out_amax[expert] = amax
-        if self.stats.moments is not None:
-            self.stats.moments.acts[expert] = self._hessian(act, gate_weights, places)
+        if self.stats.hessians is not None:
+            self.stats.hessians.by_expert[expert] = self._hessian(act, gate_weights, places)
         norms = out.double().square().sum(-1).sqrt().cpu().numpy()
         g, p = (weights.double().cpu().numpy() for weights in (gate_weights, softmax))
         if self._public is not None:
@@ -102,8 +103,8 @@ class Observer:
 
     def all_inputs(self, inputs: torch.Tensor) -> None:
         """Record the inputs of all tokens to the experts, [T, D]."""
-        if self.stats.moments is not None:
-            self.stats.moments.given = self._hessian(inputs, None, np.arange(len(inputs)))
+        if self.stats.hessians is not None:
+            self.stats.hessians.shared = self._hessian(inputs, None, np.arange(len(inputs)))
 
     def run_public(self, inputs: torch.Tensor, expert: Expert, threads: int) -> None:
         """Run experts on the additional tokens that the public REAP code routes to them, if requested."""
@@ -117,7 +118,7 @@ class Observer:
     def _hessian(self, x: torch.Tensor, weights: torch.Tensor | None, places: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the Hessian over real tokens, without padding."""
         real = torch.from_numpy(self._rows.real.reshape(-1)[places])
-        return second_moments(x[real], None if weights is None else weights[real])
+        return hessian(x[real], None if weights is None else weights[real])
 
 
 def tokens_second(tensor: torch.Tensor) -> torch.Tensor:

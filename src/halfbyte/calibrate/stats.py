@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from halfbyte.calibrate.hessian import Moments
+    from halfbyte.methods.gptq import Hessians
 
 Amax = NDArray[np.float32]
 Sums = NDArray[np.float64]
@@ -114,7 +114,7 @@ class LayerStats:
 
     input_amax: dict[str, float] = field(default_factory=dict[str, float])
     experts: ExpertStats | None = None
-    moments: Moments | None = None  # in memory only, for GPTQ
+    hessians: Hessians | None = None  # in memory only, for GPTQ
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """Return every array by its name in a file."""

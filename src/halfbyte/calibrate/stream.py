@@ -32,7 +32,7 @@ from halfbyte.forward.positions import look_around
 from halfbyte.forward.run import row_chunks, run_layer
 from halfbyte.machine.devices import device_kind
 from halfbyte.machine.resources import usable_cores
-from halfbyte.recipe.decisions import COMPENSATED, InputScale, Recipe
+from halfbyte.recipe.decisions import InputScale, Recipe
 
 VERSION = 2  # incremented when the same rows and weights give different statistics
 CHUNK_ROWS = 4  # with more, attention scores of 512 tokens would be allocated afresh every time
@@ -49,7 +49,7 @@ class Calibration:
     rule: InputScale | None
     about: Mapping[str, Any]  # everything that determines the statistics
     public: bool = False  # whether to run experts also on the tokens that the public REAP code routes to them
-    moments: bool = False  # whether to collect Hessians
+    hessians: bool = False  # whether to collect Hessians
 
     @property
     def hidden_nbytes(self) -> int:
@@ -74,12 +74,12 @@ def prepare(
         what = f"token {int(rows.tokens.max())} exceeds the model's vocabulary size of {text.vocabulary}"
         raise CheckpointError(what, where=str(checkpoint.root), fix="use the tokenizer that belongs to the weights")
     rule = recipe.quantize.input_scale if recipe.quantize else None
-    compensated = recipe.quantize is not None and recipe.quantize.scales == COMPENSATED
     about = _about(text, rows, rule, {"source": short_name(weights), "config": config_name(checkpoint.config)})
     about["sums"] = [*SUMS, *(PUBLIC_SUMS if public else ())]  # folders with other sums are rejected
     # Sums differ in their last bits between devices and numbers of GPUs, which therefore never share a folder.
     about["device"] = device_kind(device)
-    return Calibration(text, rows, rule, about, public=public, moments=compensated)
+    hessians = recipe.quantize is not None and recipe.quantize.needs_hessians
+    return Calibration(text, rows, rule, about, public=public, hessians=hessians)
 
 
 def _about(text: TextModel, rows: Rows, rule: InputScale | None, model: Mapping[str, str]) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Stream:
         text, rows = self._of.text, self._of.rows
         layer = text.decoder_layer(index, self._weights, DTYPE)
         experts = text.experts if layer.is_moe else 0
-        observer = Observer(index, rows, experts, moments=self._of.moments, public=self._of.public)
+        observer = Observer(index, rows, experts, hessians=self._of.hessians, public=self._of.public)
         expert = self._weights.experts(index)
         inputs = run_layer(
             layer,

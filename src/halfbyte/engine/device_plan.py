@@ -28,6 +28,7 @@ from halfbyte.engine.backends.cuda.memory import (
 )
 from halfbyte.engine.backends.cuda.partition import refuse_too_many
 from halfbyte.engine.backends.cuda.projections import encodes_experts, stacks_by_layer
+from halfbyte.methods.rounding import MSE
 from halfbyte.plan.estimate import ASSUMED_WRITING
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.measure import Disk
@@ -226,7 +227,7 @@ def work_by_layer(plan: Plan, tokens: int) -> list[Work]:
             to_host_nbytes=encoded[layer] if encodes[layer] else 0,
             write_nbytes=written[layer],
             encoded_weights=routed[layer] if encodes[layer] else 0,
-            swept=encodes[layer] and plan.recipe.quantize is not None and plan.recipe.quantize.scales == "mse",
+            swept=encodes[layer] and plan.recipe.quantize is not None and plan.recipe.quantize.method_of(ROUTED) is MSE,
         )
         for layer, layer_stacks in enumerate(stacks)
     ]

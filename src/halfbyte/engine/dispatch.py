@@ -34,7 +34,7 @@ class Work:
 
 
 class Backend(Protocol):
-    """A module that runs plans. The table in `backends/support.py` has what it supports."""
+    """A module that runs plans. Its capabilities are in the table of `backends/support.py`."""
 
     def check_resources(self, resources: Resources, /) -> None:
         """Raise, before weights or data are read, if the GPUs or the cluster are not available."""

@@ -52,7 +52,7 @@ from halfbyte.plan.prune_record import carry
 from halfbyte.plan.pruned import Kept, kept_digest
 from halfbyte.plan.summary import by_role
 from halfbyte.prune.report import stored_advice
-from halfbyte.recipe.decisions import COMPENSATED, Recipe
+from halfbyte.recipe.decisions import Recipe
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.report import Report
@@ -285,8 +285,8 @@ def _seal(out: Path, measured: Statistics | None, chooser: LayerByLayer | None) 
 
 def _blas_threads(run_plan: Plan) -> AbstractContextManager[None]:
     """Limit BLAS to one thread for GPTQ, so that matrix factors do not depend on the number of cores."""
-    gptq = run_plan.recipe.quantize is not None and run_plan.recipe.quantize.scales == COMPENSATED
-    return one_blas_thread() if gptq else nullcontext()
+    factors = run_plan.recipe.quantize is not None and run_plan.recipe.quantize.needs_hessians
+    return one_blas_thread() if factors else nullcontext()
 
 
 def _statistics(
@@ -307,7 +307,7 @@ def _statistics(
         return None
     layers = run_plan.layers or run_plan.model.layers
     if stats is not None:
-        if run_plan.recipe.quantize is not None and run_plan.recipe.quantize.scales == COMPENSATED:
+        if run_plan.recipe.quantize is not None and run_plan.recipe.quantize.needs_hessians:
             what = "GPTQ needs the Hessians of expert inputs, which statistics files do not contain"
             raise UsageError(what, where="--stats", fix="omit --stats: this recipe calibrates while it writes")
         from halfbyte.calibrate.store import loaded_statistics  # noqa: PLC0415

@@ -27,11 +27,11 @@ from halfbyte.checkpoint.hashing import Stamp
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.checkpoint.reader import CachingReader, Reader, ShardStamps
 from halfbyte.engine.backends.support import Resources
+from halfbyte.engine.jobs import JobInputs, JobOutput, apply, as_bytes
 from halfbyte.engine.losses import LAYERS, losses
 from halfbyte.formats.encoded import Quality
 from halfbyte.formats.registry import FORMATS
 from halfbyte.machine.resources import run_threads
-from halfbyte.methods.apply import JobInputs, JobOutput, apply, as_bytes
 from halfbyte.plan.manifest import Plan, Shard
 from halfbyte.plan.rules import KEEP, Job
 

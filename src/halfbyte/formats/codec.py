@@ -13,7 +13,7 @@ from halfbyte.formats.cpu.rows import EncodeOptions, Rows
 from halfbyte.formats.encoded import BF16Bits, Encoded, bf16_bits
 from halfbyte.formats.format import Format
 from halfbyte.formats.reference.floats import f32_to_bf16, value_of_bf16
-from halfbyte.formats.reference.gptq import Moves
+from halfbyte.formats.reference.gptq import Factors
 from halfbyte.formats.registry import FORMATS
 from halfbyte.formats.row_chunks import on_chunks
 from halfbyte.ui.suggest import did_you_mean
@@ -35,7 +35,7 @@ def encode(  # noqa: PLR0913 - keyword-only, and all but `name` and `threads` af
     amax: float | None = None,
     division: str = "ieee",
     group: int = DEFAULT_GROUP,
-    moves: Moves | None = None,
+    factors: Factors | None = None,
     name: str = "tensor",
     threads: int | None = None,
 ) -> Encoded:
@@ -43,13 +43,13 @@ def encode(  # noqa: PLR0913 - keyword-only, and all but `name` and `threads` af
 
     `amax` is the largest magnitude of all linears that share a tensor scale (gate and up do in every engine), by
     default that of this linear. An INT4 `Encoded` is converted to NVFP4 or MXFP4 without an intermediate BF16 tensor.
-    `moves` are the inverse-Hessian factors for "compensated" (GPTQ), from `reference.gptq.moves`.
+    `factors` are the inverse-Hessian factors for "gptq", from `reference.gptq.factor`.
     """
     row = checks.known_format(format)
     method = checks.known_method(row, method)
     _check_choices(row, amax=amax, division=division, group=group)
     source = open_rows(weights, name)
-    _check_moves(method, moves, source.shape, name)
+    _check_factors(method, factors, source.shape, name)
     checks.matrix(source.shape, group if row.groups else row.block, name)
     own = source.amax_bits(threads)
     checks.finite(own, name)
@@ -60,7 +60,7 @@ def encode(  # noqa: PLR0913 - keyword-only, and all but `name` and `threads` af
         amax_bits=_group_amax(own, amax, name),
         division=division,
         group=group,
-        moves=moves,
+        factors=factors,
         name=name,
         threads=threads,
     )
@@ -99,13 +99,13 @@ def _check_choices(row: Format, *, amax: float | None, division: str, group: int
             raise UsageError(f"'{option}' does not apply to {row.name}", fix=f"omit {option}")
 
 
-def _check_moves(method: str, moves: Moves | None, shape: tuple[int, ...], name: str) -> None:
-    if (moves is not None) != (method == "compensated"):
+def _check_factors(method: str, factors: Factors | None, shape: tuple[int, ...], name: str) -> None:
+    if (factors is not None) != (method == "gptq"):
         fix = "pass both or neither"
-        raise UsageError("method 'compensated' requires moves, and moves require that method", where=name, fix=fix)
-    if moves is not None and moves.upper.shape != (shape[-1], shape[-1]):
-        what = f"moves have {len(moves.order)} columns, but the linear has {shape[-1]}"
-        raise UsageError(what, where=name, fix="compute moves from this linear's inputs")
+        raise UsageError("method 'gptq' requires factors, and factors require that method", where=name, fix=fix)
+    if factors is not None and factors.upper.shape != (shape[-1], shape[-1]):
+        what = f"factors have {len(factors.order)} columns, but the linear has {shape[-1]}"
+        raise UsageError(what, where=name, fix="compute factors from this linear's inputs")
 
 
 def decode(

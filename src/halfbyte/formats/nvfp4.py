@@ -89,7 +89,7 @@ NVFP4 = Format(
         Part("weight_scale", "F8_E4M3", columns=16),
         Part("weight_scale_2", "F32", fixed=()),
     ),
-    encodes=("max", "mse", "compensated"),
+    encodes=("max", "mse", "gptq"),
     divisions=("ieee", "reciprocal"),
     reference=lazy("reference.nvfp4:MODELOPT"),
     cpu=lazy("cpu.fp4:NVFP4"),

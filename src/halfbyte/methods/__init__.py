@@ -1,1 +1,1 @@
-"""Quantization methods: activation scales and GPTQ error compensation."""
+"""Quantization methods: how the scales and codes of linears are chosen. One module per method, listed in `registry`."""

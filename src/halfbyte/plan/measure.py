@@ -24,16 +24,17 @@ from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.checkpoint.reader import NUMPY_DTYPES, Reader
 from halfbyte.families.linears import StoredLinear
-from halfbyte.formats.codec import amax, decode, encode
+from halfbyte.formats.codec import amax, decode
 from halfbyte.formats.encoded import Encoded
 from halfbyte.formats.format import Part
-from halfbyte.formats.reference.gptq import Moves
 from halfbyte.formats.registry import FORMATS
 from halfbyte.machine.direct_io import File
 from halfbyte.machine.resources import run_threads, usable_cores
+from halfbyte.methods.method import Group, Linear
+from halfbyte.methods.registry import METHODS
 from halfbyte.plan.manifest import Plan
-from halfbyte.plan.rules import DECODE, ENCODE, KEEP, method_of
-from halfbyte.recipe.decisions import COMPENSATED, Recipe
+from halfbyte.plan.rules import DECODE, ENCODE, KEEP
+from halfbyte.recipe.decisions import Recipe
 
 _KERNEL_S = 0.2  # per kernel, after warm-up
 _ROUNDS = 3
@@ -42,7 +43,6 @@ _DISK_NBYTES = 1 << 27
 _PIECE_NBYTES = 1 << 23  # about the size of one expert tensor
 _SAMPLE_WEIGHTS = 1 << 22
 _ROWS = 128
-_COMPENSATED_WIDTH = 512  # each column updates all later ones: twice the width, twice the work per weight
 
 
 class Kernel(NamedTuple):
@@ -121,10 +121,10 @@ def kernels(plan: Plan) -> Iterator[tuple[Kernel, StoredLinear]]:
     quantize = plan.recipe.quantize
     for job in plan.jobs:
         if job.action != KEEP:
-            fused = len(job.linears) > 1
-            method = method_of(job.role, quantize) if quantize is not None and job.action == ENCODE else ""
-            for linear in job.linears:
-                yield Kernel(job.action, linear.format, linear.group, fused, method), linear
+            method = quantize.method_of(job.role).name if quantize is not None and job.action == ENCODE else ""
+            for group in job.fused_groups():
+                for linear in group:
+                    yield Kernel(job.action, linear.format, linear.group, len(group) > 1, method), linear
 
 
 def _samples(plan: Plan) -> dict[Kernel, StoredLinear]:
@@ -157,25 +157,21 @@ def _core_seconds(work: Callable[[int], object], cores: int, seconds: float) -> 
 
 
 def _kernel_speed(kernel: Kernel, linear: StoredLinear, recipe: Recipe, cores: int) -> float:
-    compensated = kernel.method == COMPENSATED
-    narrow = replace(linear, shape=(linear.shape[0], min(linear.shape[1], _COMPENSATED_WIDTH)))
-    source = invented(narrow if compensated else linear)
-    moves = _invented_moves(source.shape[1]) if compensated else None
+    """Return the seconds of a core per weight; methods whose time grows with the width are timed on fewer columns."""
+    if kernel.action == DECODE:
+        source = invented(linear)
+        return _core_seconds(lambda _: decode(source, threads=1), cores, _KERNEL_S) / math.prod(source.shape)
+    assert recipe.quantize is not None
+    method, format = METHODS[kernel.method], recipe.quantize.format
+    width = min(linear.shape[1], method.sample_width or linear.shape[1])
+    source = invented(replace(linear, shape=(linear.shape[0], width)))
+    encode = method.encoder(method.sample(width) if method.sample is not None else None)
 
     def work(_: int) -> object:
-        if kernel.action == DECODE:
-            return decode(source, threads=1)
-        assert recipe.quantize is not None
         shared = amax(source, threads=1) if kernel.fused else None
-        return encode(source, recipe.quantize.format, method=kernel.method, amax=shared, moves=moves, threads=1)
+        return encode(Group(format, [Linear("sample", source, shared)]))
 
-    spent = _core_seconds(work, cores, _KERNEL_S) / (source.shape[0] * source.shape[1])
-    return spent * linear.shape[1] / source.shape[1] if compensated else spent
-
-
-def _invented_moves(width: int) -> Moves:
-    upper = np.triu(np.random.default_rng(0).standard_normal((width, width)) / 100) + np.eye(width)
-    return Moves(np.arange(width), upper)
+    return _core_seconds(work, cores, _KERNEL_S) / math.prod(source.shape) * linear.shape[1] / width
 
 
 def invented(linear: StoredLinear) -> Encoded:

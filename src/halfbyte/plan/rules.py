@@ -15,7 +15,7 @@ from halfbyte.families.linears import PLAIN, StoredLinear
 from halfbyte.families.model import Model
 from halfbyte.formats.registry import FORMATS
 from halfbyte.plan.pruned import Kept, kept_in, pruned_linears, router_rows
-from halfbyte.recipe.decisions import COMPENSATED, Quantize, Recipe
+from halfbyte.recipe.decisions import Recipe
 
 KEEP, DECODE, ENCODE = "keep", "bf16", "quantize"
 BIAS = "bias"
@@ -39,6 +39,11 @@ class Job:
     linears: tuple[StoredLinear, ...]
     sources: tuple[TensorInfo, ...]
     outputs: tuple[TensorSpec, ...]
+    groups: tuple[tuple[StoredLinear, ...], ...] | None = None  # None: one group of all linears
+
+    def fused_groups(self) -> tuple[tuple[StoredLinear, ...], ...]:
+        """Return the linears by tensor scale: engines fuse those of a group, which share one."""
+        return (self.linears,) if self.groups is None else self.groups
 
     def copies(self) -> Iterator[tuple[str, tuple[TensorInfo, ...]]]:
         """Yield each output tensor that is copied byte for byte: its name and the source ranges."""
@@ -74,11 +79,6 @@ def make_jobs(model: Model, recipe: Recipe, kept: Kept | None = None) -> list[Jo
     linears = model.linears.values() if kept is None else pruned_linears(model, kept)
     jobs = [*_plain_jobs(model, recipe, kept), *_linear_jobs(model, recipe, linears), *_kv_scale_jobs(model, recipe)]
     return sorted(jobs, key=lambda job: (job.layer is None, job.layer or 0, job.name))
-
-
-def method_of(role: str, quantize: Quantize) -> str:
-    """Return the scale method of a role. GPTQ applies to routed experts only; other roles then use mse."""
-    return "mse" if quantize.scales == COMPENSATED and role != ROUTED else quantize.scales
 
 
 def _action(recipe: Recipe, role: str, name: str) -> str:
@@ -119,23 +119,39 @@ def _plain_jobs(model: Model, recipe: Recipe, kept: Kept | None) -> Iterator[Job
 
 
 def _linear_jobs(model: Model, recipe: Recipe, linears: Iterable[StoredLinear]) -> Iterator[Job]:
-    groups: dict[str, list[StoredLinear]] = {}
+    jobs: dict[str, list[StoredLinear]] = {}
     actions: dict[str, str] = {}
-    fuses = recipe.quantize is not None and FORMATS[recipe.quantize.format].has_tensor_scale
+    fuses: dict[str, bool] = {}  # by role: whether linears share tensor scales
+    whole: dict[str, bool] = {}  # by role: whether the method encodes all linears of a module together
+    quantize = recipe.quantize
     for linear in linears:
-        if linear.role not in actions:
-            actions[linear.role] = _action(recipe, linear.role, linear.module)
-        fused = fuses and actions[linear.role] == ENCODE
-        key = model.family.fused_group(linear.module) if fused else linear.module
-        groups.setdefault(key, []).append(linear)
-    for key, group in groups.items():
+        role = linear.role
+        if role not in actions:
+            actions[role] = _action(recipe, role, linear.module)
+            fuses[role] = whole[role] = False
+            if quantize is not None and actions[role] == ENCODE:
+                fuses[role] = FORMATS[quantize.format].has_tensor_scale
+                whole[role] = quantize.method_of(role).granularity == "module"
+        key = model.family.fused_group(linear.module) if fuses[role] else linear.module
+        jobs.setdefault(linear.module.rpartition(".")[0] if whole[role] else key, []).append(linear)
+    for key, group in jobs.items():
         members = tuple(sorted(group, key=lambda linear: linear.module) if len(group) > 1 else group)
-        action = actions[members[0].role]
+        role = members[0].role
+        action = actions[role]
         if action == KEEP:
             _refuse_mixed_formats(members[0], recipe)
         sources = tuple([info for linear in members for info in linear.parts.values()])
         written = tuple([spec for linear in members for spec in outputs(linear, action, recipe)])
-        yield Job(key, members[0].role, members[0].layer, action, members, sources, written)
+        groups = _fused(members, model, fuses=fuses[role]) if whole[role] else None
+        yield Job(key, role, members[0].layer, action, members, sources, written, groups)
+
+
+def _fused(members: Iterable[StoredLinear], model: Model, *, fuses: bool) -> tuple[tuple[StoredLinear, ...], ...]:
+    """Return linears by the tensor scale that they share."""
+    groups: dict[str, list[StoredLinear]] = {}
+    for linear in members:
+        groups.setdefault(model.family.fused_group(linear.module) if fuses else linear.module, []).append(linear)
+    return tuple(tuple(group) for group in groups.values())
 
 
 def mixes_formats(linear: StoredLinear, recipe: Recipe) -> bool:

@@ -193,7 +193,7 @@ class LayerByLayer:
         if stats.experts is None:
             return list(pending)
         choice = choose_layer(layer, stats, *self._rule())
-        self.choices[layer], self.measured[layer] = choice, replace(stats, moments=None)  # drop the large Hessian
+        self.choices[layer], self.measured[layer] = choice, replace(stats, hessians=None)  # drop the large Hessian
         chosen = self.run_plan.chosen_jobs(layer, choice.kept)
         return [chosen[job.name] for job in pending]
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
 from typing import Any, Literal, cast
 
+from halfbyte.methods.method import Method
+from halfbyte.methods.registry import method_named, method_of
 from halfbyte.options.make import PruneMethod, PruneSelect
 
 Role = Literal[
@@ -39,7 +41,6 @@ Propagate = Literal["unquantized", "quantized"]
 PruneStatistics = Literal["calibrate", "given"]
 
 MOST_WEIGHT = 1_000_000  # upper limit of a domain's weight, so that sums of scores stay finite
-COMPENSATED = "compensated"  # GPTQ, see formats/reference/gptq.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,15 @@ class Quantize:
     kv_cache: KvCache | None = None
     kv_scale_min: float | None = None
     config: EngineConfig
+
+    @property
+    def needs_hessians(self) -> bool:
+        """Whether the method needs the Hessians of expert inputs."""
+        return method_named(self.scales).needs_hessians
+
+    def method_of(self, role: str) -> Method:
+        """Return the method of a role's linears."""
+        return method_of(role, self.scales)
 
     @property
     def stores_input_scales(self) -> bool:

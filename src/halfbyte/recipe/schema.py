@@ -18,9 +18,9 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from halfbyte.formats.format import RecipeKeys
 from halfbyte.formats.registry import FORMATS, written_formats
+from halfbyte.methods.registry import METHODS, methods_of
 from halfbyte.recipe import decisions
 from halfbyte.recipe.decisions import (
-    COMPENSATED,
     MOST_WEIGHT,
     Action,
     Activations,
@@ -138,9 +138,7 @@ class Quantize(Part):
     format: Annotated[str, AfterValidator(_known_format)] = Field(
         description=f"the format to write: {either(written_formats())}"
     )
-    scales: str = Field(
-        description="the weight scale method, such as max, mse or compensated for nvfp4, even for mxfp4"
-    )
+    scales: str = Field(description="the weight scale method, such as max, mse or gptq for nvfp4, even for mxfp4")
     activations: Activations | None = Field(
         None,
         description="none (weight-only), calibrated or fixed (stored global scale, dynamic block scales) or dynamic",
@@ -168,7 +166,7 @@ class Quantize(Part):
             yield from self._config(format.recipe)
 
     def _choices(self, target: RecipeKeys) -> Iterator[Problem]:
-        scales = FORMATS[self.format].encodes
+        scales = methods_of(self.format)
         if self.scales not in scales:
             fix = suggest(self.scales, scales, f"use {either(scales)}")
             yield Problem(f"{self.format} does not support scales '{self.scales}'", ("scales",), fix)
@@ -398,10 +396,11 @@ class Recipe(Part):
 
     def _calibration_problems(self) -> Iterator[Problem]:
         quantize, prune = self.quantize, self.prune
+        hessians = quantize is not None and quantize.scales in METHODS and METHODS[quantize.scales].needs_hessians
         readers = [
             ("quantize.activations", "none", quantize is not None and quantize.activations == "calibrated"),
             ("quantize.kv_cache", "fp8_cast", quantize is not None and quantize.kv_cache == "fp8"),
-            ("quantize.scales", "mse", quantize is not None and quantize.scales == COMPENSATED),
+            ("quantize.scales", "mse", hessians),
             ("prune.statistics", "given", prune is not None and prune.statistics == "calibrate"),
         ]
         for key, instead, reads in readers:
@@ -410,6 +409,6 @@ class Recipe(Part):
                 yield Problem(f"'{key}' requires calibration data", tuple(key.split(".")), fix)
         if self.calibrate is not None and not any(reads for _, _, reads in readers):
             yield Problem("'calibrate' has no effect", ("calibrate",), "remove it, or set activations to calibrated")
-        if quantize is not None and quantize.scales == COMPENSATED and self.shards != "layers":
-            what = "compensated scales require one shard per layer, because partial Hessians are not saved"
+        if quantize is not None and hessians and self.shards != "layers":
+            what = f"{quantize.scales} requires one shard per layer, because partial Hessians are not saved"
             yield Problem(what, ("shards",), "set shards to layers")

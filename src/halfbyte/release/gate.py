@@ -49,7 +49,7 @@ _NEXT: Mapping[str, str] = {
     "scripts": "use more or larger GPUs in release.scripts, or a shorter context",
     "serve": "see halfbyte/release/serve.log, or use a running server with --url",
     "audit": "fix the findings in halfbyte/release/audit.log, then run the same command again",
-    "compare": "try scales: mse or compensated, calibrate on more data, or leave more roles unquantized",
+    "compare": "try scales: mse or gptq, calibrate on more data, or leave more roles unquantized",
     "loops": "raise prune.keep in the recipe and release into a new folder",
     "probe": "see halfbyte/release/probe.log and the traces in halfbyte/probe/probe.jsonl",
     "probe_coverage": "raise release.probe.budget, then run the same command again",

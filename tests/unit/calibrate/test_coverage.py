@@ -5,8 +5,8 @@ import pytest
 
 from halfbyte.calibrate.report import report
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
+from halfbyte.engine.activation_scales import needs_backstop
 from halfbyte.families.linears import StoredLinear
-from halfbyte.methods.activation_scales import needs_backstop
 from halfbyte.recipe.decisions import InputScale
 
 

@@ -29,7 +29,7 @@ from halfbyte.errors import RecipeError, UsageError
 from halfbyte.recipe.load import load_recipe
 
 RESOURCES = {LOCAL: Resources(), CUDA: Resources(device="cuda"), RAY: Resources(ray="local")}
-WAFER, GPTQ, REAP = "kimi-k2.6-nvfp4-wafer", "kimi-k2.6-nvfp4-compensated", "kimi-k2.6-nvfp4-reap192"
+WAFER, GPTQ, REAP = "kimi-k2.6-nvfp4-wafer", "kimi-k2.6-nvfp4-gptq", "kimi-k2.6-nvfp4-reap192"
 PUBLIC, QUANTIZED = ["calibrate.public_reap=true"], ["calibrate.propagate=quantized"]
 ALL_EXPERTS = ["quantize.input_scale.backstop=all_experts", "quantize.input_scale.min_tokens=8"]
 

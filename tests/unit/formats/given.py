@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from halfbyte.formats.reference import gptq as compensate
+from halfbyte.formats.reference import gptq
 
 
 def given(method: str, columns: int) -> dict[str, Any]:
     """Return the arguments of `encode` for a method, on inputs with correlated channels of different size."""
-    if method != "compensated":
+    if method != "gptq":
         return {"method": method}
     rng = np.random.default_rng(columns)
     x = rng.normal(size=(4 * columns, columns // 4)) @ (rng.normal(size=(columns // 4, columns)))
     x = (x + 0.3 * rng.normal(size=x.shape)) * np.exp(rng.normal(size=columns))
-    return {"method": method, "moves": compensate.moves(x.T @ x)}
+    return {"method": method, "factors": gptq.factor(x.T @ x)}

@@ -86,13 +86,13 @@ def test_choices_that_a_format_does_not_read_are_refused():
             encode(w, "mxfp4", threads=threads)
 
 
-def test_compensation_and_moves_belong_together():
-    moves = given("compensated", 64)["moves"]
-    for arguments in ({"method": "compensated"}, {"method": "mse", "moves": moves}):
-        with pytest.raises(UsageError, match="method 'compensated' requires moves, and moves require that method"):
+def test_gptq_and_factors_belong_together():
+    factors = given("gptq", 64)["factors"]
+    for arguments in ({"method": "gptq"}, {"method": "mse", "factors": factors}):
+        with pytest.raises(UsageError, match="method 'gptq' requires factors, and factors require that method"):
             encode(POWERS, "nvfp4", **arguments)
-    with pytest.raises(UsageError, match="moves have 64 columns, but the linear has 128"):
-        encode(ORDINARY, "nvfp4", method="compensated", moves=moves)
+    with pytest.raises(UsageError, match="factors have 64 columns, but the linear has 128"):
+        encode(ORDINARY, "nvfp4", method="gptq", factors=factors)
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf")])

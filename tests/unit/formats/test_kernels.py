@@ -13,13 +13,11 @@ from halfbyte.formats.format import E2M1
 from halfbyte.formats.reference import (
     floats,
     fp8,
+    gptq,
     int4,
     mxfp4,
     nvfp4,
     sweep,
-)
-from halfbyte.formats.reference import (
-    gptq as compensate,
 )
 from halfbyte.formats.registry import FORMATS
 
@@ -63,9 +61,9 @@ def reference(w, format, method):
         return mxfp4.encode(w, keep_negative_zero=format == "mxfp4_ct")
     if method == "compressed-tensors":
         return nvfp4.encode_compressed_tensors(w, nvfp4.global_scale(top))
-    if method == "compensated":
-        moves = given(method, w.shape[1])["moves"]
-        return compensate.compensate(floats.bf16_to_f32(w).astype(float), moves, compensate.tensor_scale(top))
+    if method == "gptq":
+        factors = given(method, w.shape[1])["factors"]
+        return gptq.compensate(floats.bf16_to_f32(w).astype(float), factors, gptq.tensor_scale(top))
     scale_2 = nvfp4.tensor_scale(top)
     if method == "max":
         return nvfp4.encode_max(w, scale_2)
@@ -129,7 +127,7 @@ def unrounded(made, method):
     factor = floats.e8m0_decode(second) if block == 32 else floats.E4M3_VALUES[second]
     if method == "compressed-tensors":
         factor = factor / rest[0][0]
-    elif method == "compensated":
+    elif method == "gptq":
         factor = factor * rest[0]
     elif block == 16:  # ModelOpt's arithmetic, in whichever spelling the tensor scale is stored
         factor = factor * nvfp4.tensor_scale(np.float32(amax(MATRICES["hostile"])))
@@ -256,11 +254,11 @@ def test_reciprocal_division_moves_the_tensor_scale_by_an_ulp_for_28_mantissas()
     cuda = np.array([nvfp4.tensor_scale(v, division="reciprocal") for v in values]).view(np.int32)
     assert np.abs(ieee - cuda).max() == 1
     assert (ieee != cuda).sum() == 28
-    moved = int(np.flatnonzero(ieee != cuda)[0])
-    weights = np.full((1, 16), 0x3F80 + moved, np.uint16)
+    differs = int(np.flatnonzero(ieee != cuda)[0])
+    weights = np.full((1, 16), 0x3F80 + differs, np.uint16)
     for division, expected in (("ieee", ieee), ("reciprocal", cuda)):
         made = encode(weights, "nvfp4", division=division).tensors["weight_scale_2"]
-        assert made.view(np.int32) == expected[moved]
+        assert made.view(np.int32) == expected[differs]
 
 
 def test_quality_adds_up():

@@ -16,12 +16,12 @@ from halfbyte.calibrate.token_rows import Rows
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.identity import identity
 from halfbyte.checkpoint.reader import Reader
+from halfbyte.engine.activation_scales import expert_amax, scales_of
 from halfbyte.errors import UsageError
 from halfbyte.families.family import DOWN, UP
 from halfbyte.families.linears import StoredLinear
 from halfbyte.families.model import describe
 from halfbyte.families.weights import Weights
-from halfbyte.methods.activation_scales import expert_amax, scales_of
 from halfbyte.plan.rules import ENCODE, make_jobs
 from halfbyte.recipe.decisions import InputScale
 from halfbyte.recipe.load import load_recipe
@@ -265,7 +265,7 @@ def test_scales_of_keys_and_values(floor):
     sets = [f"quantize.kv_scale_min={floor or 'null'}"]
     quantize = load_recipe(WAFER, sets).quantize
     assert quantize is not None
-    from halfbyte.methods.activation_scales import kv_scale
+    from halfbyte.engine.activation_scales import kv_scale
 
     stats = LayerStats({"self_attn.k": 896.0, "self_attn.v": 3.0})
     k, v = (kv_scale(f"model.layers.0.self_attn.{c}_proj.{c}_scale", stats, quantize) for c in "kv")

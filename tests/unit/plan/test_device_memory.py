@@ -275,7 +275,7 @@ def test_a_plan_does_not_promise_what_a_run_refuses(pico, halfbyte):
 @pytest.mark.parametrize(
     ("recipe", "sets", "said"),
     [
-        ("kimi-k2.6-nvfp4-compensated", [], "GPTQ is not supported"),
+        ("kimi-k2.6-nvfp4-gptq", [], "GPTQ is not supported"),
         ("kimi-k2.6-nvfp4-wafer", ["quantize.input_scale.backstop=all_experts"], "the backstop all_experts is not"),
     ],
 )

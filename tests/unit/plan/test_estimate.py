@@ -84,12 +84,12 @@ def test_fused_linears_are_timed_as_their_own_kernel(planned):
 
 
 def test_gptq_is_timed_by_its_width(planned, tmp_path):
-    plan = planned(recipe="kimi-k2.6-nvfp4-compensated")
+    plan = planned(recipe="kimi-k2.6-nvfp4-gptq")
     wide, swept = (
         {kernel.method for kernel, _ in kernels(planned(recipe=r))}
         for r in (plan.recipe.name, "kimi-k2.7-code-nvfp4-decart")
     )
-    assert (wide, swept) == ({"compensated"}, {"mse"})
+    assert (wide, swept) == ({"gptq"}, {"mse"})
     assert all(0 < rate < math.inf for rate in measure(plan, tmp_path).core_s_per_weight.values())
 
 

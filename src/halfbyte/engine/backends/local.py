@@ -37,7 +37,7 @@ def run(work: Work) -> Mapping[int, LayerStats]:
     if measured.file is not None and quantize is None:  # no job depends on the statistics
         runner.do(pending)
         return dict(measured.layers(runner.reader, threads, runner.say, ()))
-    from halfbyte.methods.layer_inputs import inputs_from_stats  # noqa: PLC0415
+    from halfbyte.engine.jobs import inputs_from_stats  # noqa: PLC0415
 
     by_layer: dict[int | None, list[Job]] = {}
     for job in pending:
@@ -47,6 +47,6 @@ def run(work: Work) -> Mapping[int, LayerStats]:
     for layer, stats in measured.layers(runner.reader, threads, runner.say, unwritten):
         jobs = by_layer.get(layer, [])
         runner.do(work.chooser.jobs(layer, stats, jobs) if work.chooser else jobs, inputs_from_stats(stats, quantize))
-        layers[layer] = replace(stats, moments=None)  # frees the Hessians
+        layers[layer] = replace(stats, hessians=None)  # frees the Hessians
     runner.do(by_layer.get(None, []))
     return layers

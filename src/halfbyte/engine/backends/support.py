@@ -1,4 +1,4 @@
-"""What each backend supports: one table, asked before anything is read or written, and printed in docs/convert.md.
+"""The capabilities of each backend: one table, checked before anything is read, and printed in docs/convert.md.
 
 This module imports neither PyTorch nor Ray, because `plan` uses it.
 """
@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from halfbyte.checkpoint.atomic_write import WAITING_NBYTES
 from halfbyte.errors import HalfbyteError, RecipeError, UsageError
-from halfbyte.recipe.decisions import COMPENSATED, Recipe
+from halfbyte.methods.registry import METHODS
+from halfbyte.recipe.decisions import Recipe
 
 LOCAL, CUDA, RAY = "local", "cuda", "ray"
 BACKENDS = {  # name -> how it is selected
@@ -82,7 +83,7 @@ class Request:
 
     @property
     def propagates_quantized(self) -> bool:
-        """Return whether hidden states shall come from the quantized weights."""
+        """Return whether hidden states must come from the quantized weights."""
         return self.measures and self.recipe.calibrate is not None and self.recipe.calibrate.propagate == "quantized"
 
 
@@ -107,7 +108,7 @@ def _never(_: Request) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """A row of the table: what it is, whether a request needs it, and the backends that lack it, with the reason."""
+    """A row of the table: its name, whether a request needs it, and the backends that lack it, with the reason."""
 
     name: str
     needed: Callable[[Request], bool] = _never  # by default, every backend supports it
@@ -129,8 +130,8 @@ CAPABILITIES = (
     Capability("calibration while quantizing"),
     Capability("statistics from a file (`--stats`)"),
     Capability(
-        "GPTQ",
-        lambda run: run.recipe.quantize is not None and run.recipe.quantize.scales == COMPENSATED,
+        f"methods that need Hessians ({', '.join(f'`{name}`' for name, row in METHODS.items() if row.needs_hessians)})",
+        lambda run: run.recipe.quantize is not None and run.recipe.quantize.needs_hessians,
         {
             CUDA: Unsupported(
                 "GPTQ is not supported on the GPU yet", "{recipe}", "use --device cpu for this recipe", RecipeError

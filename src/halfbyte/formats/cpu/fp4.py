@@ -8,14 +8,14 @@ import numpy as np
 
 from halfbyte.errors import TensorError
 from halfbyte.formats import checks
-from halfbyte.formats.cpu.kernels import bf16_blocks, gptq, int4_blocks, sweep_bf16, sweep_int4
+from halfbyte.formats.cpu.kernels import bf16_blocks, int4_blocks, sweep_bf16, sweep_int4
+from halfbyte.formats.cpu.kernels import gptq as gptq_kernels
 from halfbyte.formats.cpu.kernels.rows import ERROR, MAX_ERROR, SATURATED, SIGNAL
 from halfbyte.formats.cpu.kernels.sweep import UNDECIDED
 from halfbyte.formats.cpu.rows import EncodeOptions, Rows, fill_rows
 from halfbyte.formats.encoded import Array, BF16Bits, Encoded, Quality
 from halfbyte.formats.format import Codec, Format
-from halfbyte.formats.reference import floats, nvfp4
-from halfbyte.formats.reference import gptq as compensate
+from halfbyte.formats.reference import floats, gptq, nvfp4
 from halfbyte.formats.reference.floats import bf16_to_f32, value_of_bf16
 from halfbyte.formats.reference.sweep import best_scale
 from halfbyte.formats.row_chunks import on_chunks
@@ -69,8 +69,8 @@ def _encode_mxfp4(rule: int, format: Format, source: Rows, options: EncodeOption
 
 def _encode_modelopt(format: Format, source: Rows, options: EncodeOptions) -> Encoded:
     """NVFP4 in ModelOpt's arithmetic and spelling."""
-    if options.moves is not None:
-        return _encode_compensated(format, source, options, options.moves)
+    if options.factors is not None:
+        return _encode_gptq(format, source, options, options.factors)
     packed, scale, quality = _modelopt_blocks(format, source, options)
     tensor_scale = nvfp4.tensor_scale(value_of_bf16(options.amax_bits), division=options.division)
     return _encoded(format, source, (packed, scale, np.array(tensor_scale, np.float32)), quality)
@@ -101,15 +101,15 @@ def _encode_compressed_tensors(format: Format, source: Rows, options: EncodeOpti
     return _encoded(format, source, (packed, scale, np.array([global_scale], np.float32)), quality)
 
 
-def _encode_compensated(format: Format, source: Rows, options: EncodeOptions, moves: compensate.Moves) -> Encoded:
+def _encode_gptq(format: Format, source: Rows, options: EncodeOptions, factors: gptq.Factors) -> Encoded:
     n, k = source.shape
     packed, scale = np.empty((n, k // 2), np.uint8), np.empty((n, k // nvfp4.BLOCK), np.uint8)
-    scale_2 = compensate.tensor_scale(value_of_bf16(options.amax_bits))
+    scale_2 = gptq.tensor_scale(value_of_bf16(options.amax_bits))
 
     def kernel(chunk: slice, stats: Array) -> None:
         exact = bf16_to_f32(source.bf16(chunk))
         target, codes, scales = exact.astype(np.float64), packed[chunk], scale[chunk]
-        gptq.compensate_rows(target, moves.order, moves.upper, scale_2, codes, scales)
+        gptq_kernels.compensate_rows(target, factors.order, factors.upper, scale_2, codes, scales)
         step = floats.spread(floats.E4M3_VALUES[scales] * scale_2, nvfp4.BLOCK)
         error = np.abs(exact - floats.e2m1_decode(floats.unpack_nibbles(codes)) * step)
         stats[:, SIGNAL], stats[:, ERROR] = (np.square(values, dtype=np.float64).sum(1) for values in (exact, error))

@@ -10,7 +10,7 @@ import numpy as np
 from halfbyte.formats.cpu.kernels import int4_blocks, rows
 from halfbyte.formats.cpu.kernels.rows import ERROR, MAX_ERROR, SATURATED, SIGNAL
 from halfbyte.formats.encoded import Array, BF16Bits, Quality
-from halfbyte.formats.reference.gptq import Moves
+from halfbyte.formats.reference.gptq import Factors
 from halfbyte.formats.row_chunks import on_chunks
 
 _STATS = 4
@@ -73,7 +73,7 @@ class EncodeOptions:
     amax_bits: int
     division: str
     group: int
-    moves: Moves | None
+    factors: Factors | None
     name: str
     threads: int | None
 

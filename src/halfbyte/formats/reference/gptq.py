@@ -39,7 +39,7 @@ FIRST, LAST = 1, 126
 HEADROOM: Scalar = np.float32(2)  # updated weights can exceed the source's amax
 
 
-class Moves(NamedTuple):
+class Factors(NamedTuple):
     """Inverse-Hessian factors: the order in which columns are rounded, and the updates of the other columns."""
 
     order: NDArray[np.int64]  # [K]: blocks stay together
@@ -51,34 +51,34 @@ def tensor_scale(amax: Scalar) -> Scalar:
     return np.float32(HEADROOM * ((np.float32(amax) if amax else ZERO_TENSOR_AMAX) / CODE_RANGE))
 
 
-def damped(moments: F64, damping: float = DAMPING) -> F64:
+def damped(hessian: F64, damping: float = DAMPING) -> F64:
     """Return H with damping added to its diagonal; the identity is added if H is zero."""
-    mean = np.trace(moments) / len(moments)
-    return moments + np.eye(len(moments)) * (damping * mean if mean > 0 else 1.0)
+    mean = np.trace(hessian) / len(hessian)
+    return hessian + np.eye(len(hessian)) * (damping * mean if mean > 0 else 1.0)
 
 
-def moves(moments: F64, damping: float = DAMPING) -> Moves:
+def factor(hessian: F64, damping: float = DAMPING) -> Factors:
     """Order blocks, and columns within blocks, by the diagonal of H, and factor the inverse of H."""
-    given = np.diag(moments).reshape(-1, BLOCK)
-    blocks = np.argsort(-given.sum(axis=1), kind="stable")
-    order = (blocks[:, None] * BLOCK + np.argsort(-given[blocks], axis=1, kind="stable")).reshape(-1)
+    diagonal = np.diag(hessian).reshape(-1, BLOCK)
+    blocks = np.argsort(-diagonal.sum(axis=1), kind="stable")
+    order = (blocks[:, None] * BLOCK + np.argsort(-diagonal[blocks], axis=1, kind="stable")).reshape(-1)
     # With J the reversal of all columns and J H J = L L^T, U = J L^-1 J: one factorization without inverting H.
     backward = order[::-1]
-    lower = np.linalg.cholesky(damped(moments, damping)[np.ix_(backward, backward)])
+    lower = np.linalg.cholesky(damped(hessian, damping)[np.ix_(backward, backward)])
     inverse = np.linalg.solve(lower, np.eye(len(lower)))
-    return Moves(order.astype(np.int64), np.ascontiguousarray(np.triu(inverse[::-1, ::-1]), np.float64))
+    return Factors(order.astype(np.int64), np.ascontiguousarray(np.triu(inverse[::-1, ::-1]), np.float64))
 
 
-def corrected(weight: F64, moments: F64, cross: F64, damping: float = DAMPING) -> F64:
+def corrected(weight: F64, hessian: F64, cross: F64, damping: float = DAMPING) -> F64:
     """Return the weights whose outputs on x' are closest to W x; H is that of x', `cross` is E[x x'^T]."""
-    asked = np.dot(weight, np.subtract(cross, moments))
-    return weight + np.transpose(np.array(np.linalg.solve(damped(moments, damping), np.transpose(asked)), np.float64))
+    error = np.dot(weight, np.subtract(cross, hessian))
+    return weight + np.transpose(np.array(np.linalg.solve(damped(hessian, damping), np.transpose(error)), np.float64))
 
 
-def compensate(target: F64, moved: Moves, decode_scale_2: Scalar) -> tuple[U8, U8]:
+def compensate(target: F64, factors: Factors, decode_scale_2: Scalar) -> tuple[U8, U8]:
     """Return packed codes [N, K/2] and E4M3 block scales [N, K/16] of targets [N, K]."""
     n, k = target.shape
-    order, upper = moved
+    order, upper = factors
     left = target[:, order].astype(np.float64)
     code, scale = np.empty((n, k), np.uint8), np.empty((n, k // BLOCK), np.uint8)
     for begin in range(0, k, BLOCK):

@@ -93,9 +93,9 @@ def test_a_stopped_run_goes_on_where_it_was(place, recipe, whole, tmp_path, monk
 
 def test_what_the_device_cannot_do_is_said_before_anything_is_written(place, recipe, tmp_path, monkeypatch):
     assert recipe.quantize is not None
-    compensated = replace(recipe, quantize=replace(recipe.quantize, scales="compensated"))
+    gptq = replace(recipe, quantize=replace(recipe.quantize, scales="gptq"))
     with pytest.raises(RecipeError, match="not supported on the GPU"):
-        calibrate(place / "source", tmp_path / "stats", compensated, device=THERE)
+        calibrate(place / "source", tmp_path / "stats", gptq, device=THERE)
     monkeypatch.setattr(start, "find_spec", lambda _: None)
     with pytest.raises(MachineError, match="Triton"):
         calibrate(place / "source", tmp_path / "stats", recipe, device=THERE)

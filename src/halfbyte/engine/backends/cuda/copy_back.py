@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 
 from halfbyte.checkpoint.headers import TensorInfo
+from halfbyte.engine.activation_scales import fixed_scales
 from halfbyte.engine.backends.cuda.devices import DeviceState
 from halfbyte.engine.backends.cuda.encode import EncodedStack
 from halfbyte.engine.backends.cuda.pinned_buffers import Slot, Slots
 from halfbyte.engine.backends.cuda.streams import Mark
 from halfbyte.engine.backends.cuda.timing import Clock
+from halfbyte.engine.jobs import JobInputs, as_bytes
 from halfbyte.engine.runner import Countdown, EncodedSpan, Runner
-from halfbyte.methods.activation_scales import fixed_scales
-from halfbyte.methods.apply import JobInputs, as_bytes
 from halfbyte.plan.rules import Job
 from halfbyte.recipe.decisions import Quantize
 

@@ -42,12 +42,12 @@ from halfbyte.engine.backends.cuda.projections import has_encoder, stacks_by_lay
 from halfbyte.engine.backends.cuda.stacks import Buffers, Loader, Memory, Stack
 from halfbyte.engine.backends.cuda.streams import Mark
 from halfbyte.engine.backends.cuda.timing import Clock
+from halfbyte.engine.jobs import JobInputs
 from halfbyte.engine.runner import Runner
 from halfbyte.families.weights import Weights
 from halfbyte.forward.model import DecoderLayer
-from halfbyte.methods.apply import JobInputs
 from halfbyte.plan.manifest import Plan
-from halfbyte.plan.rules import ENCODE, ROUTED, Job, method_of
+from halfbyte.plan.rules import ENCODE, ROUTED, Job
 
 IN_SLOTS, OUT_SLOTS = 4, 4
 READERS = 8
@@ -257,7 +257,7 @@ class DevicePass:
             stacks = {name: stack.part(share.start, share.stop) for name, stack in copy.stacks.items()}
             with state.compute:
                 begin = state.compute.mark()
-                encoder = LayerEncoder(stacks, quantize.format, method_of(ROUTED, quantize), self._group)
+                encoder = LayerEncoder(stacks, quantize.format, quantize.method_of(ROUTED).name, self._group)
                 encoded = [] if self.mode.grouped else encoder.parts()
                 self.clock.between("encode", begin, state.compute.mark())
             return _Output(state, encoder, encoded)
@@ -336,7 +336,7 @@ class DevicePass:
         quantize = self._plan.recipe.quantize
         if quantize is None or job.action != ENCODE or not job.linears:
             return False
-        known = has_encoder(quantize.format, method_of(job.role, quantize))
+        known = has_encoder(quantize.format, quantize.method_of(job.role).name)
         return known and all(linear.module in staged.modules for linear in job.linears)
 
     def _release(self, futures: list[Future[None]], infos: Iterable[TensorInfo]) -> None:

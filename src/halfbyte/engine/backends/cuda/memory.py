@@ -30,6 +30,7 @@ from typing import Any
 from halfbyte.engine.backends.cuda.partition import most_rows
 from halfbyte.engine.backends.cuda.projections import Projection, encodes_experts, is_direct, stacks_by_layer
 from halfbyte.errors import CheckpointError, MachineError
+from halfbyte.methods.rounding import MSE
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import ROUTED
 
@@ -130,7 +131,7 @@ def needs_of(plan: Plan, tokens: int, slot: int = SLOT_NBYTES, devices: int = 1)
     encodes = encodes_experts(plan) and bool(largest)
     count = -(-len(largest[0].linears) // devices) if largest else 0
     group = min(count, group_of(stacks, slot)[0])
-    swept = plan.recipe.quantize is not None and plan.recipe.quantize.scales == "mse"
+    swept = plan.recipe.quantize is not None and plan.recipe.quantize.method_of(ROUTED) is MSE
     widths = _Widths.of(plan.model.family.text(plan.checkpoint.config)) if tokens else _NOTHING
     return Needs(
         layer=sum(stack.nbytes for stack in largest),

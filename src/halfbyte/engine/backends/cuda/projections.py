@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from halfbyte.families.linears import StoredLinear
 from halfbyte.formats.registry import FORMATS
 from halfbyte.plan.manifest import Plan
-from halfbyte.plan.rules import ROUTED, method_of
+from halfbyte.plan.rules import ROUTED
 
 DTYPES_IN_STACKS = ("I32", "BF16", "U8", "F8_E4M3", "F32")
 SHAPE = "weight_shape"  # also in the headers; checked, not copied
@@ -82,7 +82,7 @@ def _is_uniform(stack: Projection) -> bool:
 def encodes_experts(plan: Plan) -> bool:
     """Return whether the device encodes the routed experts of a plan."""
     quantize = plan.recipe.quantize
-    supported = quantize is not None and has_encoder(quantize.format, method_of(ROUTED, quantize))
+    supported = quantize is not None and has_encoder(quantize.format, quantize.method_of(ROUTED).name)
     return supported and bool(plan.jobs)  # a plan without jobs only calibrates
 
 

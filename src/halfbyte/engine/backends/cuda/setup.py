@@ -12,12 +12,11 @@ from halfbyte.engine.backends import local
 from halfbyte.engine.backends.cuda.memory import Mode, Needs, choose_mode, needs_of
 from halfbyte.engine.backends.cuda.partition import most_rows, refuse_too_many
 from halfbyte.engine.backends.cuda.pinned_buffers import slot_nbytes
+from halfbyte.engine.jobs import JobInputs, inputs_from_stats
 from halfbyte.engine.runner import Runner, no_inputs
 from halfbyte.errors import MachineError
 from halfbyte.machine.devices import CUDA, device_names
 from halfbyte.machine.library_settings import allow_expandable_segments
-from halfbyte.methods.apply import JobInputs
-from halfbyte.methods.layer_inputs import inputs_from_stats
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import Job
 from halfbyte.ui.units import size

@@ -28,7 +28,7 @@ from halfbyte.recipe.decisions import Recipe
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.stats import LayerStats
-    from halfbyte.methods.apply import JobInputs
+    from halfbyte.engine.jobs import JobInputs
     from halfbyte.plan.rules import Job
 
 SETTLE_SECONDS = 20.0  # until another client of a shared file system sees a new file
@@ -192,7 +192,7 @@ def _open(spec: RunSpec) -> Opened:
 
 def by_layer(layers: Mapping[int, LayerStats], plan: Plan) -> InputsOf:
     """Return a function that computes the inputs of any job from the statistics of all layers."""
-    from halfbyte.methods.layer_inputs import inputs_from_stats  # noqa: PLC0415
+    from halfbyte.engine.jobs import inputs_from_stats  # noqa: PLC0415
 
     layer_inputs = {layer: inputs_from_stats(stats, plan.recipe.quantize) for layer, stats in layers.items()}
 

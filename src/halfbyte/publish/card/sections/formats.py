@@ -9,18 +9,13 @@ from halfbyte.evidence.fields import texts
 from halfbyte.evidence.plan import QuantizeChoice
 from halfbyte.families.linears import PLAIN
 from halfbyte.formats.registry import FORMATS, activation_formats
+from halfbyte.methods.registry import METHODS
 from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.markdown import Markdown, code_in_table, inline, phrase
 
 ROUTER = "router"
 _SHOWN = 12  # names of an exclude list
 _LAYER = re.compile(r"(\blayers\.)\d+")
-_SCALE_RULES = {
-    "max": "each block's scale is set from its largest value",
-    "mse": "each block uses the FP8 scale with the smallest squared error",
-    "compensated": "GPTQ error compensation with calibration data",
-    "even": "each block's scale is set from its largest value, rounded to a power of two",
-}
 
 
 def stored_formats(card: CardFacts) -> list[str]:
@@ -40,7 +35,8 @@ def weights(card: CardFacts) -> Markdown:
         for name in stored_formats(card)
     ]
     rule = (card.quantize.scales if card.quantize else None) or ""
-    scales = f"; scale rule {inline(rule)}: {_SCALE_RULES[rule]}" if rule in _SCALE_RULES else ""
+    title = METHODS[rule].title if rule in METHODS else ""
+    scales = f"; scale rule {inline(rule)}: {title}" if title else ""
     return Markdown("; ".join(formats) + scales) if formats else Markdown("BF16, not quantized")
 
 

@@ -21,19 +21,18 @@ from halfbyte.families.model import describe
 from halfbyte.families.stored_linear import stored
 from halfbyte.families.weights import Weights
 from halfbyte.formats.codec import decode
-from halfbyte.formats.reference import floats
-from halfbyte.formats.reference import gptq as compensate
+from halfbyte.formats.reference import floats, gptq
 from halfbyte.forward.positions import look_around
 from halfbyte.recipe.load import load_recipe
 
-NAME = "kimi-k2.6-nvfp4-compensated"
+NAME = "kimi-k2.6-nvfp4-gptq"
 SHORT = "calibrate.sequence_length=24"
 LAYERS, EXPERTS = 4, 8
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("compensated")
+    folder = tmp_path_factory.mktemp("gptq")
     texts(folder / "texts.jsonl", count=26)  # 24 packed rows, the last of them not full
     small(folder / "source", layers=LAYERS, experts=EXPERTS, hidden=128, expert_width=96)
     quantize(folder / "source", folder / "whole", recipe(folder), verify_source=False)
@@ -49,7 +48,7 @@ def decoded(checkpoint, linear):
         return floats.bf16_to_f32(decode(stored(linear, reader))).astype(np.float64)
 
 
-def moments_of(place):
+def hessians_of(place):
     """Return the Hessian of the inputs of each expert of each layer, by loops over tokens."""
     checkpoint = open_checkpoint(place / "source")
     model = describe(checkpoint)
@@ -59,27 +58,27 @@ def moments_of(place):
         stream = Stream(prepared, Weights(model, reader), 1)
         stream.start()
         for layer in range(LAYERS):
-            found[layer] = stream.through(layer).moments
+            found[layer] = stream.through(layer).hessians
     return found
 
 
 def test_bytes_are_the_references(place):
     source, out = (open_checkpoint(place / name) for name in ("source", "whole"))
     before, after = describe(source), describe(out)
-    moments = moments_of(place)
-    assert moments[0] is None  # dense
+    hessians = hessians_of(place)
+    assert hessians[0] is None  # dense
     compared = 0
     for layer in range(1, LAYERS):
-        shared = compensate.moves(moments[layer].given)
+        shared = gptq.factor(hessians[layer].shared)
         for expert in range(EXPERTS):
             stem = f"language_model.model.layers.{layer}.mlp.experts.{expert}."
-            own = compensate.moves(moments[layer].acts.get(expert, np.zeros((96, 96))))
+            own = gptq.factor(hessians[layer].by_expert.get(expert, np.zeros((96, 96))))
             weights = {name: decoded(source, before.linears[f"{stem}{name}_proj"]) for name in ("gate", "up", "down")}
             fused = max(np.abs(weights["gate"]).max(), np.abs(weights["up"]).max())
             for name, weight in weights.items():
                 amax = np.abs(weight).max() if name == "down" else fused
-                scale_2 = compensate.tensor_scale(np.float32(amax))
-                packed, scale = compensate.compensate(weight, own if name == "down" else shared, scale_2)
+                scale_2 = gptq.tensor_scale(np.float32(amax))
+                packed, scale = gptq.compensate(weight, own if name == "down" else shared, scale_2)
                 with Reader(out) as reader:
                     parts = after.linears[f"{stem}{name}_proj"].parts
                     np.testing.assert_array_equal(reader.tensor(parts["weight"]), packed)
@@ -97,17 +96,17 @@ def test_the_outputs_error_is_smaller_than_the_sweeps(place, tmp_path):
     }
     models = {name: describe(checkpoint) for name, checkpoint in opened.items()}
     losses = {"ours": 0.0, "mse": 0.0}
-    for layer, moments in moments_of(place).items():
-        for expert in range(EXPERTS if moments else 0):
+    for layer, hessians in hessians_of(place).items():
+        for expert in range(EXPERTS if hessians else 0):
             module = f"language_model.model.layers.{layer}.mlp.experts.{expert}.gate_proj"
             exact = decoded(opened["source"], models["source"].linears[module])
             for name in losses:
                 error = exact - decoded(opened[name], models[name].linears[module])
-                losses[name] += float(np.einsum("nj,jk,nk->", error, moments.given, error))
+                losses[name] += float(np.einsum("nj,jk,nk->", error, hessians.shared, error))
     assert losses["ours"] < 0.6 * losses["mse"]
 
 
-def test_moments_are_those_of_real_tokens(place):
+def test_hessians_are_those_of_real_tokens(place):
     """Padding does not count, and an expert's tokens are weighted by the squared router weight."""
     checkpoint = open_checkpoint(place / "source")
     model = describe(checkpoint)
@@ -120,12 +119,12 @@ def test_moments_are_those_of_real_tokens(place):
         stream.start()
         stream.through(0)
         before = stream.hidden.clone()
-        found = stream.through(1).moments
+        found = stream.through(1).hessians
         stream.hidden = before
         seen["x"], seen["routed"] = _given(stream, prepared, weights)
         real = torch.from_numpy(prepared.rows.real.reshape(-1))
         x = seen["x"][real].double()
-        torch.testing.assert_close(torch.from_numpy(found.given), x.t() @ x, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(torch.from_numpy(found.shared), x.t() @ x, rtol=1e-12, atol=1e-12)
         expert = weights.experts(1)
         indices, gates = seen["routed"]
         for number in range(EXPERTS):
@@ -133,13 +132,13 @@ def test_moments_are_those_of_real_tokens(place):
             chosen = (indices == number) & real[:, None]
             tokens = chosen.any(1)
             if not tokens.any():
-                assert number not in found.acts
+                assert number not in found.by_expert
                 continue
             given = seen["x"][tokens]
             act = (torch.nn.functional.silu(given @ gate.t()) * (given @ up.t())).double()
             weighted = act * gates[chosen].double()[:, None]
             torch.testing.assert_close(
-                torch.from_numpy(found.acts[number]), weighted.t() @ weighted, rtol=1e-2, atol=1e-6
+                torch.from_numpy(found.by_expert[number]), weighted.t() @ weighted, rtol=1e-2, atol=1e-6
             )
 
 
@@ -181,7 +180,7 @@ def test_killed_and_resumed(place, tmp_path_factory, tmp_path):
 def test_the_audit_holds_weights_to_their_source(place, tmp_path):
     found = {one.check: one for one in audit(place / "whole", against=place / "source", sample=EXPERTS * 2).findings}
     assert {name for name, one in found.items() if one.level == "bad"} == set()
-    assert f"{(LAYERS - 1) * EXPERTS * 3} compensated linears near the source" in found["repeat"].text
+    assert f"{(LAYERS - 1) * EXPERTS * 3} gptq linears near the source" in found["repeat"].text
     shutil.copytree(place / "whole", tmp_path / "out")
     swap(tmp_path / "out", "layers.1.mlp.experts.2.up_proj.weight", "layers.1.mlp.experts.3.up_proj.weight")
     found = {one.check: one for one in audit(tmp_path / "out", against=place / "source", sample=EXPERTS * 2).findings}
@@ -225,7 +224,7 @@ def test_other_roles_are_swept(place, tmp_path):
     ignored = "quantize.config.ignore_roles=[head, dense_mlp, attention, vision, projector]"
     wide = ["roles.shared_experts=quantize", ignored]
     outs = {}
-    for scales in ("compensated", "mse"):
+    for scales in ("gptq", "mse"):
         outs[scales] = tmp_path / scales
         quantize(place / "source", outs[scales], recipe(place, *wide, f"quantize.scales={scales}"), verify_source=False)
     name = "language_model.model.layers.1.mlp.shared_experts.gate_proj.weight"

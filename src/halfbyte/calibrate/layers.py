@@ -32,22 +32,15 @@ def measured_layers(  # noqa: PLR0913 - keyword-only from the reader on
     Hessians, which are not saved, all layers up to them are run again.
     """
     layers = store.layers
-    finished = store.whole()
-    if finished is not None and not (calibration.hessians and unwritten):
-        yield from finished.items()
+    resumed = store.resume(again=unwritten if calibration.hessians else ())
+    yield from resumed.measured.items()
+    if resumed.complete:
         return
-    stream = Stream(calibration, Weights(model, reader), threads)
-    first, hidden = store.load_hidden() or (0, stream.hidden)
-    if calibration.hessians and any(layer < first for layer in unwritten):
-        first = 0
-    else:
-        stream.hidden = hidden
-    for layer in range(first):
-        stats = store.load(layer)
-        assert stats is not None
-        yield layer, stats
-    if first == 0:
+    stream, first = Stream(calibration, Weights(model, reader), threads), resumed.next_layer
+    if resumed.hidden is None:
         stream.start()
+    else:
+        stream.hidden = resumed.hidden
     tensors = tensors_by_layer(model)
     with (
         ThreadPoolExecutor(1) as prefetcher,

@@ -53,6 +53,16 @@ _UNREADABLE = (safetensors.SafetensorError, OSError, KeyError, ValueError)
 Say = Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Resumed:
+    """The state of a calibration before a run: the layers that earlier runs measured, and where to continue."""
+
+    measured: Mapping[int, LayerStats]
+    next_layer: int
+    hidden: torch.Tensor | None = None  # before `next_layer`; None at layer 0, and if they stay on disk
+    complete: bool = False  # whether the final statistics file exists
+
+
 class Store:
     """Statistics of some layers in a folder; `about` describes the calibration.
 
@@ -118,13 +128,29 @@ class Store:
         """Whether the final statistics file exists."""
         return (self.folder / STATS).exists()
 
-    def load_hidden(self) -> tuple[int, torch.Tensor] | None:
-        """Return the layer to resume at and its hidden states, if all earlier layers were measured."""
+    def resume(self, *, again: Collection[int] = (), load: bool = True) -> Resumed:
+        """Return the state of the calibration; every backend continues from it.
+
+        All layers from 0 on run again if one of `again` was measured already. Without `load`, hidden states stay on
+        disk, where the nodes of a cluster read their parts.
+        """
+        complete = self.whole()
+        if complete is not None and not again:
+            return Resumed(complete, self.layers, complete=True)
         for layer in self.hidden_layers():
-            hidden = self._hidden(layer)
-            if hidden is not None and all(self.load(before) is not None for before in range(layer)):
-                return layer, hidden
-        return None
+            hidden = self._hidden(layer) if load else None
+            if hidden is None and (load or not self._has_hidden(layer)):
+                continue
+            loaded = {before: self.load(before) for before in range(layer)}
+            measured = {before: stats for before, stats in loaded.items() if stats is not None}
+            if len(measured) == layer:
+                return Resumed({}, 0) if any(other < layer for other in again) else Resumed(measured, layer, hidden)
+        return Resumed({}, 0)
+
+    def _has_hidden(self, layer: int) -> bool:
+        """Return whether the hidden states of all rows are on disk, in one file or in parts."""
+        parts = [self.hidden_file(layer, part).is_file() for part in range(self.parts)]
+        return self.hidden_file(layer).is_file() or (bool(parts) and all(parts))
 
     def _hidden(self, layer: int) -> torch.Tensor | None:
         """Return the hidden states of all rows, from one file or from parts."""

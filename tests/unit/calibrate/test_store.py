@@ -63,15 +63,15 @@ def test_only_the_last_hidden_states_are_kept(store):
         store.save(layer - 1, make_stats(layer))
         store.save_hidden(layer, torch.full((2, 3), float(layer), dtype=torch.bfloat16))
         assert [name for name in files(store) if "hidden" in name] == [f"hidden-0000{layer}.safetensors"]
-    layer, hidden = store.load_hidden()
-    assert (layer, hidden.dtype) == (3, torch.bfloat16)
-    assert torch.equal(hidden, torch.full((2, 3), 3.0, dtype=torch.bfloat16))
+    resumed = store.resume()
+    assert (resumed.next_layer, resumed.hidden.dtype) == (3, torch.bfloat16)
+    assert torch.equal(resumed.hidden, torch.full((2, 3), 3.0, dtype=torch.bfloat16))
 
 
 def test_hidden_states_bits_survive(store):
     values = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     store.save_hidden(0, values)
-    assert torch.equal(store.load_hidden()[1].view(torch.int16), values.view(torch.int16))
+    assert torch.equal(store.resume().hidden.view(torch.int16), values.view(torch.int16))
 
 
 def test_disk_space_for_hidden_states(store):
@@ -88,9 +88,9 @@ def test_disk_space_for_hidden_states(store):
 def test_resuming_stops_at_a_missing_layer(store):
     store.save_hidden(2, torch.zeros(1))
     store.save(1, make_stats(1))
-    assert store.load_hidden() is None
+    assert (store.resume().next_layer, store.resume().hidden) == (0, None)
     store.save(0, make_stats(0))
-    assert store.load_hidden()[0] == 2
+    assert store.resume().next_layer == 2
 
 
 def test_after_a_kill_the_later_hidden_states_count(store):
@@ -100,8 +100,32 @@ def test_after_a_kill_the_later_hidden_states_count(store):
     kept = (store.folder / "hidden-00003.safetensors").read_bytes()
     store.save_hidden(2, torch.zeros(1))
     (store.folder / "hidden-00003.safetensors").write_bytes(kept)
-    layer, hidden = store.load_hidden()
-    assert (layer, hidden.tolist()) == (3, [1.0])
+    resumed = store.resume()
+    assert (resumed.next_layer, resumed.hidden.tolist()) == (3, [1.0])
+
+
+def test_a_run_resumes_after_the_measured_layers(store):
+    for layer in range(2):
+        store.save(layer, make_stats(layer))
+    store.save_hidden(2, torch.ones(1))
+    resumed = store.resume()
+    assert [*resumed.measured] == [0, 1]
+    assert same(resumed.measured[1], make_stats(1))
+    assert not resumed.complete
+    on_disk = store.resume(load=False)
+    assert ([*on_disk.measured], on_disk.next_layer, on_disk.hidden) == ([0, 1], 2, None)
+
+
+def test_layers_that_must_run_again_restart_at_the_first(store):
+    for layer in range(2):
+        store.save(layer, make_stats(layer))
+    store.save_hidden(2, torch.ones(1))
+    assert store.resume(again=[2, 3]).next_layer == 2
+    assert (store.resume(again=[1]).next_layer, store.resume(again=[1]).measured) == (0, {})
+    finish(store)
+    assert store.resume().complete
+    assert [*store.resume().measured] == [*range(store.layers)]
+    assert (store.resume(again=[3]).complete, store.resume(again=[3]).next_layer) == (False, 0)
 
 
 def test_unreadable_hidden_states_fall_back_to_earlier_ones(store):
@@ -110,10 +134,10 @@ def test_unreadable_hidden_states_fall_back_to_earlier_ones(store):
     store.save_hidden(2, torch.zeros(1))
     (store.folder / "hidden-00003.safetensors").write_bytes(b"torn")
     (store.folder / "hidden-copy.safetensors").write_bytes(b"not ours")
-    assert store.load_hidden()[0] == 2
+    assert store.resume().next_layer == 2
     (store.folder / "layer-00001.safetensors").write_bytes(b"torn")
     assert store.load(1) is None
-    assert store.load_hidden() is None
+    assert (store.resume().next_layer, store.resume().hidden) == (0, None)
 
 
 def test_a_layer_missing_at_the_end_is_an_error(store):

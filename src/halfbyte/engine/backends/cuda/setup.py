@@ -130,11 +130,9 @@ def run_on_device(
         stored = dict(measured.layers(runner.reader, None, runner.say, ()))
     elif store is not None:
         store.begin()
-        if (complete := store.whole()) is not None:
-            stored, calibration = complete, None
-        elif (snapshot := store.load_hidden()) is not None:
-            forward_from, hidden = snapshot
-            stored = {layer: stats for layer in range(forward_from) if (stats := store.load(layer)) is not None}
+        resumed = store.resume()
+        stored, forward_from, hidden = dict(resumed.measured), resumed.next_layer, resumed.hidden
+        calibration = None if resumed.complete else calibration
     device_pass = DevicePass(
         plan,
         runner,

@@ -40,19 +40,15 @@ class ClusterCalibration:
         """Yield the statistics of every layer; layers that an earlier run measured are loaded."""
         store = self._store
         store.begin()
-        if (complete := store.whole()) is not None:
-            yield from complete.items()
+        resumed = store.resume(load=False)
+        yield from resumed.measured.items()
+        if resumed.complete:
             return
         parts = [self._ray.put(part) for part in part_specs(self._calibration, store)]
         task = _task_resources(self._plan, self._calibration, nodes(self._ray), len(parts), threads)
-        first = first_layer(store)
-        for layer in range(first):
-            stats = store.load(layer)
-            assert stats is not None
-            yield layer, stats
         tokens, (rows, length) = sum(self._calibration.about["domains"].values()), self._calibration.about["rows"]
         self._say(f"{tokens:,} tokens in {rows} rows of {length}, in {len(parts)} parts")
-        for layer in range(first, store.layers):
+        for layer in range(resumed.next_layer, store.layers):
             yield layer, self._run_layer(task, layer, parts, threads)
         store.finish()
 
@@ -111,16 +107,6 @@ def merge_parts(parts: list[LayerStats], all_tokens_below: int | None) -> LayerS
         enough = stats.experts.seen >= all_tokens_below
         stats.experts.all_down_amax = np.where(enough, np.float32(0), stats.experts.all_down_amax)
     return stats
-
-
-def first_layer(store: Store) -> int:
-    """Return the layer to resume from: all parts have hidden states, and all earlier layers are measured."""
-    for layer in store.hidden_layers():
-        present = [store.hidden_file(layer, part).is_file() for part in range(store.parts)]
-        complete = store.hidden_file(layer).is_file() or all(present)
-        if complete and all(store.load(before) is not None for before in range(layer)):
-            return layer
-    return 0
 
 
 def _task_resources(

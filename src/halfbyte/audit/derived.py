@@ -132,6 +132,8 @@ def _quantize(
     except (AttributeError, TypeError):
         raise NotDerivedError("the quantization block of config.json is malformed") from None
     row = FORMATS[format]
+    if not row.encodes:
+        raise NotDerivedError(f"the output has linears in {row.title}, which halfbyte does not write")
     suffix = row.input_scale_suffix
     calibrated = sum(suffix in linear.parts for linear in linears) * 2 > len(linears)
     kv_cache = None

@@ -67,9 +67,10 @@ class Reader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for file in self._files.values():
+        with self._lock:  # after Ctrl-C, a thread may still be opening a shard
+            files, self._files = list(self._files.values()), {}
+        for file in files:
             file.close()
-        self._files.clear()
 
     def tensor(self, info: TensorInfo) -> NDArray[Any]:
         """Read a tensor; BF16 and FP8 are returned as bit patterns."""

@@ -197,3 +197,10 @@ def test_a_malformed_block_is_not_proven(stripped, build, block):
         gather(output.folder, stripped / "source").problems[DERIVED]
         == "the quantization block of config.json is malformed"
     )
+
+
+def test_a_format_that_halfbyte_does_not_write_is_not_proven(tmp_path):
+    source = write_pico(tmp_path / "source", "int4-k2-thinking")
+    output = write_pico(tmp_path / "output", "fp8-block-k2")
+    found = audit(output, against=source)
+    assert (found.not_proven, found.passed) == (["plan"], False)

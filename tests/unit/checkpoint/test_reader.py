@@ -46,3 +46,16 @@ def test_a_shard_that_shrank_is_named(tmp_path):
         with pytest.raises(CheckpointError, match="ends inside a tensor"):
             list(reader.pieces(info))
     assert "model.safetensors: b" in str(caught.value.where)
+
+
+def test_a_thread_may_open_a_shard_while_the_reader_closes(tmp_path, monkeypatch):
+    checkpoint, info = write_odd_shard(tmp_path, np.zeros((10, 10), np.int32))
+    (tmp_path / "second.safetensors").write_bytes((tmp_path / info.shard).read_bytes())
+    second = info._replace(shard="second.safetensors")
+    reader = Reader(checkpoint)
+    with reader:
+        first = reader._file(info.shard)
+        close = first.close
+        monkeypatch.setattr(first, "close", lambda: (reader.raw(second), close()), raising=False)
+    with reader:  # closes the shard that was opened last
+        assert list(reader._files) == ["second.safetensors"]

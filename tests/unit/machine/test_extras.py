@@ -11,7 +11,7 @@ from halfbyte.machine.extras import install_extra
 @pytest.mark.parametrize(
     ("extra", "command"),
     [
-        ("eval", "pip install 'lm-eval[api]>=0.4.13' 'scipy>=1.14' 'statsmodels>=0.14.4'"),
+        ("eval", "pip install 'lm-eval[api]>=0.4.13'"),
         ("ray", "pip install 'ray>=2.50'"),
         ("guard", "pip install 'aiohttp>=3.10'"),
         ("s3", "pip install 's3fs>=2024.6'"),

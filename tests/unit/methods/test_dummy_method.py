@@ -103,6 +103,15 @@ def test_the_output_equals_max_and_passes_the_audit(source, tmp_path):
     assert any("encoded again on the reference: bit-equal" in finding.text for finding in findings), findings
 
 
+def test_without_a_reference_the_audit_proves_nothing(source, tmp_path, monkeypatch):
+    quantize(source, tmp_path / "out", recipe())
+    monkeypatch.delitem(FORMATS["nvfp4"].reference().encoders, DUMMY.name)
+    result = audit(tmp_path / "out", against=source)
+    assert (result.not_proven, result.passed) == (["repeat"], False)
+    (finding,) = [finding for finding in result.findings if finding.check == "repeat"]
+    assert finding.text == "not proven: linears encoded with dummy"
+
+
 def test_plans_and_outputs_of_an_unknown_method_are_refused(source, tmp_path, monkeypatch):
     """Such as `compensated`, the earlier name of `gptq`."""
     quantize(source, tmp_path / "out", recipe())

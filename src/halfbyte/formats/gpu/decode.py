@@ -29,6 +29,7 @@ from halfbyte.formats.gpu.device import (
 
 _WORDS = 1024
 _INT4 = tl.constexpr(5)  # beside the rules of the FP4 formats
+_NAN = tl.constexpr(0xFFC0)  # as x86 gives for 0 x infinity
 
 
 @triton.jit
@@ -42,6 +43,12 @@ def _value(code, RULE: tl.constexpr):
         if RULE == NVFP4_MAX:
             sign = tl.where((code & 7) > 0, sign, 0)
         return f32_of(value.to(tl.int32, bitcast=True) | sign)
+
+
+@triton.jit
+def _decoded_bits(value):
+    """BF16 bits of a decoded value. A GPU's NaN (0 x infinity) is 0x7FFFFFFF, which rounding would turn into -0."""
+    return tl.where(value == value, bf16_bits(value), _NAN)
 
 
 @triton.jit
@@ -66,8 +73,8 @@ def _decode(
     else:
         factor = decode_factor(scale, tl.load(tensor_scale_ptr + expert), RULE)
     pair = word[:, None] >> (8 * tl.arange(0, 4))[None, :]
-    low = bf16_bits(_value(pair & 15, RULE) * factor[:, None])
-    high = bf16_bits(_value((pair >> 4) & 15, RULE) * factor[:, None])
+    low = _decoded_bits(_value(pair & 15, RULE) * factor[:, None])
+    high = _decoded_bits(_value((pair >> 4) & 15, RULE) * factor[:, None])
     at = index[:, None] * 4 + tl.arange(0, 4)[None, :]
     tl.store(out_ptr + first * 4 + at, low | (high << 16), mask=inside[:, None])
 

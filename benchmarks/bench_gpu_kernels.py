@@ -30,7 +30,7 @@ from halfbyte.formats.encoded import Encoded
 from halfbyte.formats.gpu import activations, fp8, mxfp4, nvfp4
 from halfbyte.formats.gpu import amax as gpu_amax
 from halfbyte.formats.gpu import decode as gpu_decode
-from halfbyte.formats.gpu.device import bits_of, f32_of, quotient_of
+from halfbyte.formats.gpu.scalars import bits_of, f32_of, quotient_of
 from halfbyte.formats.reference import nvfp4 as reference
 
 EXPERTS = 384

@@ -125,7 +125,7 @@ def main() -> None:
         return
     if not given.device.startswith("cuda"):
         os.environ["TRITON_INTERPRET"] = "1"
-    os.environ["HALFBYTE_SAME_DEVICE_TWICE"] = "1"  # see halfbyte.machine.devices
+    os.environ["HALFBYTE_SAME_DEVICE_TWICE"] = "1"  # see halfbyte.machine.device_option
     wrong = number = 0
     begin = time.perf_counter()
     for case in sorted(path for path in given.cases.iterdir() if (path / "source").is_dir()):

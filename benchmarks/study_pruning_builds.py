@@ -19,7 +19,7 @@ from halfbyte.calibrate.store import read_stats
 from halfbyte.errors import UsageError
 from halfbyte.plan.prune_plan import PrunePlan
 from halfbyte.plan.pruned import RouterShape
-from halfbyte.prune.choose import choose, coverage_of
+from halfbyte.prune.build_plan import choose, coverage_of
 from halfbyte.prune.saliency import layer_scores
 from halfbyte.prune.selection import restore
 from halfbyte.recipe.decisions import Prune

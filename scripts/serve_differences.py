@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from halfbyte.serve.knowledge import publications
+from halfbyte.serve.launch_data import publications
 from halfbyte.serve.published import differences_page, recommended
 
 PAGE = Path(__file__).parents[1] / "docs" / "serve-differences.md"

@@ -18,8 +18,8 @@ from pico import KINDS, write_pico
 from halfbyte.engine.pipeline import plan
 from halfbyte.errors import RecipeError
 from halfbyte.formats.registry import FORMATS, written_formats
-from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, quantization_block
 from halfbyte.plan.manifest import Plan
+from halfbyte.plan.quantization_config import MODELOPT_FILE, modelopt_file, quantization_block
 from halfbyte.recipe.load import load_recipe, recipe_names
 
 FILE = Path(__file__).parent / "golden" / "config_blocks.json"

@@ -10,7 +10,7 @@ from scripted_server import ScriptedServer
 from halfbyte.endpoint.client import Endpoint
 from halfbyte.probe.client import Client, Trace
 from halfbyte.probe.context import Lengths
-from halfbyte.probe.kinds import Setting
+from halfbyte.probe.probe import Setting
 from halfbyte.probe.profiles import load_profile
 
 

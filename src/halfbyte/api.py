@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, cast
 
 from halfbyte.errors import HalfbyteError, UsageError
 from halfbyte.options.check import AuditOptions, CompareOptions
+from halfbyte.options.convert import PruneOptions, QuantizeOptions
 from halfbyte.options.declare import Group, Option, declared
 from halfbyte.options.inspect import InspectOptions, PlanOptions
-from halfbyte.options.make import PruneOptions, QuantizeOptions
-from halfbyte.options.run import Placement, RecipeChanges, ShardCache, Upload
+from halfbyte.options.shared import Placement, RecipeChanges, ShardCache, Upload
 
 if TYPE_CHECKING:
     from halfbyte.audit.findings import Audit
@@ -185,7 +185,7 @@ def plan(  # noqa: PLR0913 - keyword-only, as on the command line
         HalfbyteError: the recipe is invalid or does not apply to this checkpoint.
     """
     from halfbyte.engine.pipeline import plan as make_plan
-    from halfbyte.machine.process import gc_paused
+    from halfbyte.machine.interrupts import gc_paused
     from halfbyte.plan.manifest import refuse_nothing_to_prune
 
     _check("plan", layers=layers, samples=samples)
@@ -251,7 +251,7 @@ def quantize(  # noqa: PLR0913 - keyword-only, as on the command line
             raised before anything is written.
     """
     from halfbyte.checkpoint.output_folder import FOLDER
-    from halfbyte.cli.chosen import chosen_plan, refuse_data_beside_statistics
+    from halfbyte.cli.load_options import chosen_plan, refuse_data_beside_statistics
     from halfbyte.engine import pipeline
 
     _check("quantize", layers=layers, samples=samples, threads=threads, device=device, ray=ray, cache=cache, push=push)
@@ -350,8 +350,8 @@ def prune(  # noqa: PLR0913 - keyword-only, as on the command line
     """
     from halfbyte.checkpoint.output_folder import FOLDER
     from halfbyte.engine import pipeline
-    from halfbyte.prune.decide import open_model
     from halfbyte.prune.options import plan_and_recipe, refuse_contradictions
+    from halfbyte.prune.plan_source import open_model
 
     folder, prompts = _local(out, "out"), None if isinstance(loops, bool) else loops
     _check(
@@ -499,7 +499,7 @@ def _source(
     """Return a folder, or an open checkpoint if the source is remote or already open."""
     from halfbyte.checkpoint.folder import Checkpoint
     from halfbyte.checkpoint.remote.address import is_remote, refuse_hub_id
-    from halfbyte.cli.chosen import chosen_source
+    from halfbyte.cli.load_options import chosen_source
 
     if isinstance(source, Checkpoint):
         return source
@@ -607,20 +607,20 @@ def _blend(blend: Mapping[str, float] | str | None) -> str | None:
 
 
 def _device(device: str) -> str:
-    from halfbyte.machine.devices import device_names
+    from halfbyte.machine.device_option import device_names
 
     return ",".join(device_names(device))
 
 
 def _device_memory(limit: int | str | None, device: str) -> int | None:
-    from halfbyte.cli.chosen import chosen_device_memory
+    from halfbyte.cli.load_options import chosen_device_memory
 
     text = f"{limit}B" if isinstance(limit, int) else limit
     return chosen_device_memory(Placement(device=device, memory=text))
 
 
 def _push(out: Path, repo: str | None, *, evict: bool) -> Any:
-    from halfbyte.cli.chosen import chosen_push
+    from halfbyte.cli.load_options import chosen_push
 
     return chosen_push(out, Upload(repo=repo, evict=evict))
 

@@ -32,7 +32,8 @@ release:
 # A process that has imported all and computed nothing, so that its children are the command without the seconds before.
 _LAUNCHER = """
 import json, os, sys
-import halfbyte.engine.measure, halfbyte.calibrate.report, halfbyte.engine.activation_scales, halfbyte.audit.run
+import halfbyte.engine.measure_statistics, halfbyte.engine.activation_scales
+import halfbyte.calibrate.report, halfbyte.audit.run
 from halfbyte.cli import main as cli
 for line in sys.stdin:
     job = json.loads(line)

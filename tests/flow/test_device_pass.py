@@ -23,7 +23,7 @@ from halfbyte.engine.backends.cuda.memory import LEAN, needs_of, planned_tokens
 from halfbyte.engine.pipeline import plan, quantize
 from halfbyte.errors import UsageError
 from halfbyte.families.model import describe
-from halfbyte.machine.devices import TWICE
+from halfbyte.machine.device_option import TWICE
 from halfbyte.recipe.load import load_recipe
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu:0"

@@ -18,7 +18,7 @@ from halfbyte.engine.calibrate import calibrate
 from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import HalfbyteError
 from halfbyte.families.model import describe
-from halfbyte.families.stored_linear import stored
+from halfbyte.families.read_linear import stored
 from halfbyte.families.weights import Weights
 from halfbyte.formats.codec import decode
 from halfbyte.formats.reference import floats, gptq

@@ -12,8 +12,8 @@ from halfbyte.checkpoint.reader import Reader
 from halfbyte.engine.losses import losses, losses_of_journal
 from halfbyte.engine.pipeline import JOURNAL, quantize
 from halfbyte.families.model import describe
+from halfbyte.families.read_linear import stored
 from halfbyte.families.registry import families
-from halfbyte.families.stored_linear import stored
 from halfbyte.formats.codec import amax, encode
 from halfbyte.formats.encoded import Quality
 from halfbyte.recipe.load import load_recipe

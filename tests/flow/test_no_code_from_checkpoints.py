@@ -110,7 +110,7 @@ def test_no_command_runs_anything(planted, tmp_path):
         assert "Traceback" not in words, words
 
 
-@pytest.mark.parametrize("module", ["halfbyte.audit.native_load", "halfbyte.serve.loop_proxy.server", "halfbyte"])
+@pytest.mark.parametrize("module", ["halfbyte.audit.vllm_load", "halfbyte.serve.loop_proxy.server", "halfbyte"])
 def test_our_own_processes_do_not_look_into_the_folder(planted, module):
     from halfbyte.machine.python_path import OWN_PYTHON
 

@@ -12,7 +12,7 @@ from halfbyte.checkpoint.identity import identity
 from halfbyte.cli import main as cli
 from halfbyte.families.model import describe
 from halfbyte.plan.prune_plan import read_prune_plan, write_prune_plan
-from halfbyte.prune.decide import describe_source
+from halfbyte.prune.plan_source import describe_source
 
 REAP = "kimi-k2.6-nvfp4-reap192"
 

@@ -22,7 +22,7 @@ from halfbyte.checkpoint.reader import Reader
 from halfbyte.engine.pipeline import plan, quantize
 from halfbyte.errors import HalfbyteError, MachineError, UsageError
 from halfbyte.families.model import describe
-from halfbyte.families.stored_linear import stored
+from halfbyte.families.read_linear import stored
 from halfbyte.formats.codec import amax, decode, encode
 from halfbyte.recipe.load import load_recipe, recipe_names
 

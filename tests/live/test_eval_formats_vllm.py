@@ -16,7 +16,7 @@ import pytest
 from emulated_server import EmulatedServer
 from served_variants import make_variant
 
-from halfbyte.bench.machine import EMULATED, inspect_server, metrics
+from halfbyte.bench.server import EMULATED, inspect_server, metrics
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]  # a quarter of an hour: `make slow`
 pytest.importorskip("lm_eval")

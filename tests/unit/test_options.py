@@ -9,7 +9,7 @@ import pytest
 
 from halfbyte import api
 from halfbyte.cli.main import cli
-from halfbyte.options import check, measure, publish, serve
+from halfbyte.options import check, publish, release, serve, server_tests
 from halfbyte.options.check import AuditOptions, CompareOptions
 from halfbyte.options.declare import options_of, to_argv
 from halfbyte.options.stages import STAGE_OPTIONS, stage_argv
@@ -67,7 +67,7 @@ def test_the_arguments_of_a_stage_are_read_back_as_the_values_of_its_block(stage
 def test_every_key_and_no_other_option_has_its_words_for_recipes():
     described = {
         (model, name)
-        for module in (check, measure, publish, serve)
+        for module in (check, server_tests, publish, release, serve)
         for model in vars(module).values()
         if inspect.isclass(model) and model.__module__ == module.__name__
         for name, option in options_of(model).items()

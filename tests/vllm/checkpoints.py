@@ -16,9 +16,9 @@ from halfbyte.families.kimi_k25.geometry import (
     text_config,
 )
 from halfbyte.families.model import describe
-from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, output_config
 from halfbyte.plan.manifest import make_plan
 from halfbyte.plan.pruned import first_experts
+from halfbyte.plan.quantization_config import MODELOPT_FILE, modelopt_file, output_config
 from halfbyte.recipe.load import load_recipe
 
 NO_PRODUCER = ["quantize.config.producer_version=null"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from halfbyte.audit.native import ENVIRONMENT
+from halfbyte.audit.vllm_check import ENVIRONMENT
 
 HERE = Path(__file__).parent
 ABSENT = "no vLLM in this environment: `make vllm` installs it, `make test VLLM=no` leaves these tests out"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from halfbyte.audit.native_load import KV_SCALE, Engine
+from halfbyte.audit.vllm_load import KV_SCALE, Engine
 
 K, V = 0.37, 0.21
 RUNS = {

@@ -16,9 +16,9 @@ import pytest
 from quiet_server import QuietServer
 
 from halfbyte.bench.blocks import Arm, Plan, measure, run_block
-from halfbyte.bench.machine import inspect_server
 from halfbyte.bench.records import Point, open_records
 from halfbyte.bench.report import make_report
+from halfbyte.bench.server import inspect_server
 from halfbyte.bench.summary import summarize
 from halfbyte.bench.vllm_generator import VllmGenerator
 from halfbyte.serve.supervisor import descendants

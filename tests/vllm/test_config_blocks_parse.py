@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from config_blocks import BLOCK, FILE
 
-from halfbyte.plan.engine_config import MODELOPT_FILE
+from halfbyte.plan.quantization_config import MODELOPT_FILE
 
 WRITTEN = json.loads(FILE.read_text())  # tests/unit/plan/test_config_blocks.py compares it with the current output
 METHODS = {"modelopt": "modelopt_fp4", "compressed-tensors": "compressed-tensors", "quark": "quark"}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from halfbyte.errors import CheckFailedError, UsageError
-from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import parse_gpus
-from halfbyte.serve.knowledge import engines, publications
 from halfbyte.serve.launch import CPU, launch
+from halfbyte.serve.launch_data import engines, publications
+from halfbyte.serve.launch_facts import LaunchOptions
 from halfbyte.serve.published import words_of
 
 HERE = Path(__file__).parent

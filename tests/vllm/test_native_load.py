@@ -1,6 +1,6 @@
 """vLLM's own config classes, models and loaders accept our output: everything found, nothing left over, nothing empty.
 
-One process examines all checkpoints (`halfbyte.audit.native_load`), which documents what it replaces in vLLM and why.
+One process examines all checkpoints (`halfbyte.audit.vllm_load`), which documents what it replaces in vLLM and why.
 """
 
 import json
@@ -63,7 +63,7 @@ def results(cases, in_vllm, tmp_path_factory):
     asked |= damaged(open_checkpoint(KIMI_MINI)) | twelve_layers()
     folder = tmp_path_factory.mktemp("native")
     (folder / "cases.json").write_text(json.dumps([{"name": name, **case} for name, case in asked.items()]))
-    in_vllm("-m", "halfbyte.audit.native_load", folder / "cases.json", folder / "results.json")
+    in_vllm("-m", "halfbyte.audit.vllm_load", folder / "cases.json", folder / "results.json")
     return {result["name"]: result for result in json.loads((folder / "results.json").read_text())}
 
 

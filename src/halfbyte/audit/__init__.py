@@ -1,12 +1,13 @@
 """Independent checks of an output, with and without its source.
 
-inputs                 what the checks read: checkpoint, recorded or derived plan, journal
-checks, byte_checks    config, structure, ignore list; hashes and copied bytes
-repeat, encoded, gptq  re-encoding with the reference arithmetic: a sample, or every linear
-calibration            scales against statistics
-pruned                 kept experts and router rows, recorded loop test
-native, native_load    the installed vLLM loads the checkpoint
-derived                the plan of a checkpoint that has none
-run, findings          all checks, and their results
-diff, explained        comparison of two checkpoints, and reasons for differences
+inputs                  what the checks read: checkpoint, recorded or derived plan, journal
+derive_plan             the plan of a checkpoint that has none
+checks, byte_checks     config, structure, ignore list; hashes and copied bytes
+reencode_sample, gptq   re-encode a sample with the reference arithmetic, or bound its error
+reencode_all            re-encode every linear of a checkpoint without a journal
+calibration             scales against statistics
+pruned                  kept experts and router rows, recorded loop test
+vllm_check, vllm_load   the installed vLLM loads the checkpoint
+run, findings           all checks, and their results
+diff, explain_diff      comparison of two checkpoints, and reasons for differences
 """

@@ -20,8 +20,8 @@ from halfbyte.checkpoint.reader import Reader
 from halfbyte.families.linears import StoredLinear
 from halfbyte.formats.reference.floats import bf16_to_f32
 from halfbyte.formats.registry import FORMATS, input_scale_suffixes
-from halfbyte.plan.engine_config import MODELOPT_FILE
 from halfbyte.plan.manifest import Plan
+from halfbyte.plan.quantization_config import MODELOPT_FILE
 from halfbyte.plan.rules import DECODE, ROUTED, ROUTER, Job
 
 CHUNK_NBYTES = 1 << 24

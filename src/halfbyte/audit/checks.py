@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from halfbyte.audit.derived import Derived
+from halfbyte.audit.derive_plan import Derived
 from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note
 from halfbyte.audit.inputs import (
     BLOCK,
@@ -23,8 +23,9 @@ from halfbyte.errors import CheckpointError
 from halfbyte.families.linears import PLAIN, StoredLinear
 from halfbyte.families.model import describe
 from halfbyte.formats.registry import FORMATS
-from halfbyte.plan.engine_config import MODELOPT_FILE, output_config
-from halfbyte.plan.module_matching import (
+from halfbyte.plan.quantization_config import MODELOPT_FILE, output_config
+from halfbyte.plan.rules import DECODE, ENCODE, KEEP
+from halfbyte.plan.vllm_matching import (
     Block,
     broken_patterns,
     declares_kv_cache,
@@ -33,7 +34,6 @@ from halfbyte.plan.module_matching import (
     module_roles,
     read_block,
 )
-from halfbyte.plan.rules import DECODE, ENCODE, KEEP
 
 _ENOUGH = 1000  # missing shards to report before stopping
 _FLOATS = frozenset(("BF16", "F16", "F32"))

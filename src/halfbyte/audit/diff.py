@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halfbyte.audit.byte_checks import chunks, same_bytes
-from halfbyte.audit.explained import Change, Explained, Origin, explain, origin
+from halfbyte.audit.explain_diff import Change, Explained, Origin, explain, origin
 from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.checkpoint.identity import identity, short_name
@@ -28,7 +28,7 @@ from halfbyte.errors import UsageError
 from halfbyte.families.family import COMPANIONS
 from halfbyte.families.linears import StoredLinear
 from halfbyte.families.model import Model, describe
-from halfbyte.families.stored_linear import stored
+from halfbyte.families.read_linear import stored
 from halfbyte.formats.codec import decode
 from halfbyte.formats.encoded import Array
 from halfbyte.formats.reference.floats import bf16_to_f32

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from halfbyte.audit.derived import Derived, NotDerivedError, WrongRouterError, derive
+from halfbyte.audit.derive_plan import Derived, NotDerivedError, WrongRouterError, derive
 from halfbyte.checkpoint.atomic_write import Journal
 from halfbyte.checkpoint.folder import (
     CONFIG,
@@ -37,11 +37,11 @@ from halfbyte.families.linears import (
 )
 from halfbyte.families.model import Model, describe
 from halfbyte.families.registry import family_of
-from halfbyte.plan.engine_config import MODELOPT_FILE
 from halfbyte.plan.manifest import Plan, make_plan
 from halfbyte.plan.prune_plan import PLAN as PRUNE_PLAN
 from halfbyte.plan.prune_plan import read_prune_plan
 from halfbyte.plan.pruned import Kept, kept_digest
+from halfbyte.plan.quantization_config import MODELOPT_FILE
 from halfbyte.recipe.decisions import Recipe
 
 BLOCK = "quantization_config"

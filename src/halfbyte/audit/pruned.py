@@ -27,7 +27,7 @@ from halfbyte.plan.prune_plan import PLAN as PRUNE_PLAN
 from halfbyte.plan.prune_record import read_record
 from halfbyte.plan.pruned import Kept, counts_by_layer, kept_in
 from halfbyte.plan.rules import ROUTED, ROUTER, Job
-from halfbyte.prune.decide import of_layers
+from halfbyte.prune.plan_source import of_layers
 
 CHECK = "prune"
 _WHY = "with a row in another expert's place the model loads and answers, but is wrong, without any error"

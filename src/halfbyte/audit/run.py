@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from halfbyte.audit import byte_checks, checks
 from halfbyte.audit.byte_checks import MB
 from halfbyte.audit.calibration import STATISTICS, calibration, statistics
-from halfbyte.audit.encoded import CHECK as ENCODED
-from halfbyte.audit.encoded import encoded
 from halfbyte.audit.findings import Audit, Finding, bad, good, note, unproven
 from halfbyte.audit.inputs import DERIVED, Evidence, gather
-from halfbyte.audit.native import CHECK as VLLM
-from halfbyte.audit.native import native, vllm_version
 from halfbyte.audit.pruned import loops, prune
-from halfbyte.audit.repeat import repeat
+from halfbyte.audit.reencode_all import CHECK as ENCODED
+from halfbyte.audit.reencode_all import encoded
+from halfbyte.audit.reencode_sample import repeat
+from halfbyte.audit.vllm_check import CHECK as VLLM
+from halfbyte.audit.vllm_check import native, vllm_version
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN
 from halfbyte.errors import CheckpointError, MachineError
 from halfbyte.evidence.audit import Audit as AuditRecord

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from halfbyte.bench.machine import GpuPower, KvPeak, Server, metrics, server_changes
 from halfbyte.bench.records import Block, Point, Records, requests_of
+from halfbyte.bench.server import GpuPower, KvPeak, Server, metrics, server_changes
 from halfbyte.bench.vllm_generator import LoadGenerator, Order, seed_of
 from halfbyte.endpoint.client import without_keys
 from halfbyte.endpoint.metrics_page import between

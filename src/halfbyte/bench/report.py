@@ -9,9 +9,9 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from halfbyte.bench.compare import Comparison, EqualPace, compare, equal_pace, headlines, not_compared
-from halfbyte.bench.machine import EMULATED, Server, differences
 from halfbyte.bench.records import Block, Point
 from halfbyte.bench.roofline import decode_limit, prefill_limit
+from halfbyte.bench.server import EMULATED, Server, differences
 from halfbyte.bench.summary import Summary, summarize
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.evidence.benchmark import Benchmark

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from halfbyte.calibrate.expert_sums import RoutedTokens, add_routed
 from halfbyte.calibrate.hessian import hessian
 from halfbyte.calibrate.reap_reference import PublicSelection
+from halfbyte.calibrate.reap_router import softmax_weights
 from halfbyte.calibrate.routing import Routing
 from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.calibrate.token_rows import Rows
 from halfbyte.errors import CheckpointError
 from halfbyte.forward.experts import Expert
 from halfbyte.forward.model import Look, Routed
-from halfbyte.forward.softmax import softmax_weights
 from halfbyte.methods.gptq import Hessians
 
 _WITH_HEADS = 4  # dimensions of [R, H, L, d]

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from halfbyte.calibrate.expert_sums import Cells
+from halfbyte.calibrate.reap_router import softmax_weights
 from halfbyte.calibrate.routing import Routing
 from halfbyte.calibrate.stats import ExpertStats
 from halfbyte.calibrate.token_rows import Rows
 from halfbyte.forward.experts import Expert
 from halfbyte.forward.model import Routed
 from halfbyte.forward.ordered_threads import in_order
-from halfbyte.forward.softmax import softmax_weights
 
 
 class _Norms(NamedTuple):

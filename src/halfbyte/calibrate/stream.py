@@ -30,7 +30,7 @@ from halfbyte.forward.model import TextModel
 from halfbyte.forward.ordered_threads import in_order, single_threaded
 from halfbyte.forward.positions import look_around
 from halfbyte.forward.run import row_chunks, run_layer
-from halfbyte.machine.devices import device_kind
+from halfbyte.machine.device_option import device_kind
 from halfbyte.machine.resources import usable_cores
 from halfbyte.recipe.decisions import InputScale, Recipe
 

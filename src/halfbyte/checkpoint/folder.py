@@ -13,7 +13,7 @@ from halfbyte.checkpoint.headers import TensorInfo, parse_header, read_header_le
 from halfbyte.checkpoint.remote.address import hub_address
 from halfbyte.checkpoint.untrusted_files import DuplicateKeyError, parsed, plain_bytes, reject_duplicate_keys
 from halfbyte.errors import CheckpointError
-from halfbyte.machine.process import gc_paused
+from halfbyte.machine.interrupts import gc_paused
 
 if TYPE_CHECKING:
     from halfbyte.checkpoint.remote.shard_cache import ShardCache

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from halfbyte.cli.command import command
 from halfbyte.errors import CheckFailedError, InterruptedRunError, UsageError
-from halfbyte.options.measure import BenchOptions
+from halfbyte.options.server_tests import BenchOptions
 from halfbyte.ui.console import Output
 
 if TYPE_CHECKING:
-    from halfbyte.bench.machine import Server
     from halfbyte.bench.records import Block
     from halfbyte.bench.report import Report
+    from halfbyte.bench.server import Server
 
 
 @command("bench", BenchOptions, example="halfbyte bench http://127.0.0.1:8000 --concurrency 1,16 --shape 8k:1k")
@@ -82,8 +82,8 @@ def _refuse_contradictions(options: BenchOptions) -> None:
 def _measure(out: Output, options: BenchOptions) -> tuple[dict[str, Server], list[Block]]:
     """Run the load. After an interrupt, complete blocks are on disk."""
     from halfbyte.bench.blocks import Arm, Plan, measure
-    from halfbyte.bench.machine import inspect_server
     from halfbyte.bench.records import open_records, points
+    from halfbyte.bench.server import inspect_server
     from halfbyte.bench.vllm_generator import VllmGenerator
     from halfbyte.checkpoint.output_folder import alone_measuring
 

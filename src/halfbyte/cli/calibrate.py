@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from halfbyte.cli.chosen import chosen_device_memory, chosen_recipe, chosen_source
 from halfbyte.cli.command import command
-from halfbyte.machine.devices import refuse_threads_beside_device
-from halfbyte.options.make import CalibrateOptions
+from halfbyte.cli.load_options import chosen_device_memory, chosen_recipe, chosen_source
+from halfbyte.machine.device_option import refuse_threads_beside_device
+from halfbyte.options.convert import CalibrateOptions
 from halfbyte.ui.console import Output
 from halfbyte.ui.escape import pasted
 

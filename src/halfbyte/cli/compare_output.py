@@ -10,7 +10,7 @@ from halfbyte.cli.pipeline_output import duration
 from halfbyte.compare.report import CONFIDENCE, Report
 from halfbyte.compare.stream import Step
 from halfbyte.evidence.comparison import Estimate, Summary
-from halfbyte.machine.devices import CPU
+from halfbyte.machine.device_option import CPU
 from halfbyte.ui.console import Activity, Column, Output
 
 _TIMED = 3  # layers before the time left is estimated

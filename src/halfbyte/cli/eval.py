@@ -10,7 +10,7 @@ import click
 from halfbyte.cli.command import command
 from halfbyte.errors import CheckFailedError
 from halfbyte.options.declare import to_argv
-from halfbyte.options.measure import EvalOptions
+from halfbyte.options.server_tests import EvalOptions
 from halfbyte.ui.console import Column, Output
 
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from halfbyte.cli.chosen import chosen_cache
 from halfbyte.cli.command import command
+from halfbyte.cli.load_options import chosen_cache
 from halfbyte.errors import CheckFailedError
 from halfbyte.options.inspect import InspectOptions
-from halfbyte.options.run import ShardCache
+from halfbyte.options.shared import ShardCache
 from halfbyte.ui.console import Column, Output
 from halfbyte.ui.escape import pasted
 from halfbyte.ui.units import count, size

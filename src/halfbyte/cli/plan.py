@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halfbyte.checkpoint.remote.address import is_remote
-from halfbyte.cli.chosen import chosen_cache, chosen_device_memory, chosen_recipe
 from halfbyte.cli.command import command
+from halfbyte.cli.load_options import chosen_cache, chosen_device_memory, chosen_recipe
 from halfbyte.errors import CheckFailedError
-from halfbyte.machine.devices import CPU
+from halfbyte.machine.device_option import CPU
 from halfbyte.options.declare import to_argv
 from halfbyte.options.inspect import PlanOptions
-from halfbyte.options.run import Placement, ShardCache
+from halfbyte.options.shared import Placement, ShardCache
 from halfbyte.ui.console import Output
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def plan_command(out: Output, options: PlanOptions) -> None:
     from halfbyte.engine.backends.support import Request, Resources, refuse_unsupported
     from halfbyte.engine.pipeline import plan
     from halfbyte.inspect.inspection import open_source
-    from halfbyte.machine.process import gc_paused
+    from halfbyte.machine.interrupts import gc_paused
     from halfbyte.plan.manifest import refuse_nothing_to_prune
 
     source, file, placement = options.source, options.file, options.placement
@@ -51,14 +51,14 @@ def plan_command(out: Output, options: PlanOptions) -> None:
         seconds = device = None
         if placement.device != CPU:
             from halfbyte.engine.device_plan import on_device
-            from halfbyte.plan.measure import measure_disk
+            from halfbyte.plan.machine_speed import measure_disk
 
             disk = None if options.no_measure else measure_disk(planned, options.to)
             device = on_device(planned, disk, limit, placement.device.count(",") + 1)
             seconds = None if options.no_measure else device.time
         elif not options.no_measure:
             from halfbyte.plan.estimate import estimate
-            from halfbyte.plan.measure import measure
+            from halfbyte.plan.machine_speed import measure
 
             seconds = estimate(planned, measure(planned, options.to))
         fitted = fit(planned) if fit else None

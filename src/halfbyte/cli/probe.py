@@ -6,7 +6,7 @@ import click
 
 from halfbyte.cli.command import command
 from halfbyte.errors import CheckFailedError, MachineError
-from halfbyte.options.measure import ProbeOptions
+from halfbyte.options.server_tests import ProbeOptions
 from halfbyte.ui.console import Column, Output
 
 
@@ -25,8 +25,8 @@ def probe_command(out: Output, options: ProbeOptions) -> None:
     if not options.url:
         raise click.UsageError("missing argument 'URL'", click.get_current_context())
     from halfbyte.cli.hash_progress import hash_served
-    from halfbyte.probe.kinds import Verdict
     from halfbyte.probe.output import show
+    from halfbyte.probe.probe import Verdict
     from halfbyte.probe.report import FILE
     from halfbyte.probe.run import probe_endpoint
 

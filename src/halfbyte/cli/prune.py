@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halfbyte.checkpoint.remote.address import is_remote
-from halfbyte.cli.chosen import chosen_push, chosen_source
 from halfbyte.cli.command import command, typed_command
+from halfbyte.cli.load_options import chosen_push, chosen_source
 from halfbyte.errors import CheckFailedError, InterruptedRunError
-from halfbyte.options.make import PruneOptions
+from halfbyte.options.convert import PruneOptions
 from halfbyte.ui.console import Output
 from halfbyte.ui.escape import pasted
 
@@ -36,7 +36,7 @@ def prune_command(out: Output, options: PruneOptions) -> None:
     from halfbyte.cli import pipeline_output as show
     from halfbyte.engine.pipeline import quantize
     from halfbyte.machine.resources import refuse_few_addresses
-    from halfbyte.prune import decide, keep_list
+    from halfbyte.prune import keep_list, plan_source
     from halfbyte.prune.options import plan_and_recipe, refuse_contradictions
 
     source, out_folder = options.source, options.out_folder
@@ -44,10 +44,10 @@ def prune_command(out: Output, options: PruneOptions) -> None:
     refuse_contradictions(options)
     opened = chosen_source(source, out_folder / FOLDER if out_folder else None, options.cache, verify=options.verify)
     keep_list.refuse_to_replace(options, opened if isinstance(opened, Path) else opened.root)
-    checkpoint, model = decide.open_model(opened)
+    checkpoint, model = plan_source.open_model(opened)
     plan, recipe = plan_and_recipe(options, checkpoint, model, out.note)
     if out_folder is None:
-        planned, chosen = decide.decided(checkpoint, model, recipe, options.stats, plan, options.layers)
+        planned, chosen = plan_source.decided(checkpoint, model, recipe, options.stats, plan, options.layers)
         files = _write_lists(options, chosen)
         show.prune_plan(out, chosen, planned, files)
         out.hint(f"halfbyte prune {pasted(source)} OUT --plan {pasted(next(iter(files.values())))}")

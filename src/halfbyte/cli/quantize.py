@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from halfbyte.checkpoint.remote.address import is_remote
-from halfbyte.cli.chosen import (
+from halfbyte.cli.command import command, typed_command
+from halfbyte.cli.load_options import (
     chosen_device_memory,
     chosen_plan,
     chosen_push,
@@ -11,8 +12,7 @@ from halfbyte.cli.chosen import (
     chosen_source,
     refuse_data_beside_statistics,
 )
-from halfbyte.cli.command import command, typed_command
-from halfbyte.options.make import QuantizeOptions
+from halfbyte.options.convert import QuantizeOptions
 from halfbyte.ui.console import Output
 from halfbyte.ui.escape import pasted
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from halfbyte.cli.chosen import chosen_device_memory, chosen_recipe
 from halfbyte.cli.command import command
+from halfbyte.cli.load_options import chosen_device_memory, chosen_recipe
 from halfbyte.cli.usage import commands_beside
 from halfbyte.errors import EXIT_USAGE, CheckFailedError, HalfbyteError, RecipeError, UsageError
-from halfbyte.machine.devices import CPU
+from halfbyte.machine.device_option import CPU
 from halfbyte.options.declare import to_argv
-from halfbyte.options.publish import ReleaseOptions
-from halfbyte.options.run import Placement, RecipeChanges
+from halfbyte.options.release import ReleaseOptions
+from halfbyte.options.shared import Placement, RecipeChanges
 from halfbyte.ui.console import SYMBOLS, Column, Level, Output
 from halfbyte.ui.escape import pasted
 

@@ -19,9 +19,9 @@ from halfbyte.ui.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from halfbyte.serve.checkpoint_facts import Served
-    from halfbyte.serve.facts import LaunchOptions
     from halfbyte.serve.gpus import Gpus
     from halfbyte.serve.launch import Launch
+    from halfbyte.serve.launch_facts import LaunchOptions
 
 _SOME_URL = "http://127.0.0.1:8000"  # placeholder: parsing checks only the form of the URL
 SCRIPTS = "serve"  # folder under halfbyte/ in an output folder
@@ -59,7 +59,7 @@ def serve_command(out: Output, options: ServeOptions) -> None:
 
 
 def _show_published(ctx: click.Context, name: str) -> None:
-    from halfbyte.serve.knowledge import published
+    from halfbyte.serve.launch_data import published
 
     out: Output = ctx.obj
     row = published(name)
@@ -94,7 +94,7 @@ def _refuse_alone(options: ServeOptions) -> None:
 
 
 def _launch_options(options: ServeOptions, engine: str | None = None, version: str | None = None) -> LaunchOptions:
-    from halfbyte.serve.facts import LaunchOptions
+    from halfbyte.serve.launch_facts import LaunchOptions
 
     same = ("docker", "context", "concurrency", "tp", "dcp", "ep", "draft", "text_only", "port", "hub", "emulate",
             "activations")  # fmt: skip
@@ -184,8 +184,8 @@ def _run(out: Output, served: Served, options: ServeOptions, commands: dict[str,
     from dataclasses import replace
 
     from halfbyte.serve.installed import engine_here, gpus_here, installed, refuse_beside_run
-    from halfbyte.serve.knowledge import engine
     from halfbyte.serve.launch import launch
+    from halfbyte.serve.launch_data import engine
     from halfbyte.serve.ports import held_port
 
     refuse_beside_run(options)

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from halfbyte.errors import UsageError
-from halfbyte.machine.devices import CPU, CUDA, device_names
+from halfbyte.machine.device_option import CPU, CUDA, device_names
 from halfbyte.options.declare import Option
 
 
@@ -60,7 +60,7 @@ def _recipes() -> Iterable[str]:
 
 
 def _published() -> Iterable[str]:
-    from halfbyte.serve.knowledge import publications
+    from halfbyte.serve.launch_data import publications
 
     return publications()
 

@@ -10,7 +10,7 @@ import torch
 
 from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.families.declared_formats import quantization_config
+from halfbyte.families.config_agreement import quantization_config
 from halfbyte.families.family import DOWN, GATE
 from halfbyte.families.model import Model
 from halfbyte.formats.registry import FORMATS

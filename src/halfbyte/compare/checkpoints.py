@@ -11,7 +11,7 @@ from halfbyte.compare.models import open_side, refuse_unlike
 from halfbyte.compare.report import Report
 from halfbyte.compare.stream import Step, compare
 from halfbyte.compare.tokens import answers, rows_of
-from halfbyte.machine.devices import refuse_threads_beside_device
+from halfbyte.machine.device_option import refuse_threads_beside_device
 from halfbyte.machine.resources import usable_cores
 from halfbyte.options.check import CompareOptions
 

@@ -20,7 +20,7 @@ from halfbyte.families.registry import text_model
 from halfbyte.families.weights import Weights
 from halfbyte.forward.experts import Change, Expert
 from halfbyte.forward.model import Look, Tensors, TextModel, fetch
-from halfbyte.machine.devices import CPU
+from halfbyte.machine.device_option import CPU
 
 ACTIVATIONS = ("off", "as-served")
 KV = ("off", "fp8", "fp8-scaled")

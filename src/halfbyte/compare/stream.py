@@ -31,7 +31,7 @@ from halfbyte.forward.experts import Expert
 from halfbyte.forward.model import DecoderLayer, fetch
 from halfbyte.forward.positions import look_around
 from halfbyte.forward.run import row_chunks, run_layer
-from halfbyte.machine.devices import CPU
+from halfbyte.machine.device_option import CPU
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from halfbyte.endpoint.client import Endpoint, EndpointError
 from halfbyte.errors import MachineError
-from halfbyte.machine.process import deferred_ctrl_c
+from halfbyte.machine.interrupts import deferred_ctrl_c
 from halfbyte.machine.retry import Backoff
 
 BACKOFF = Backoff(attempts=3, first_wait_s=1.0)

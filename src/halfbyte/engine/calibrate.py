@@ -19,7 +19,7 @@ from halfbyte.engine.backends.support import Request, Resources, refuse_unsuppor
 from halfbyte.engine.prefetch import FETCHED, refuse_other_version, write_origin
 from halfbyte.engine.runner import Progress
 from halfbyte.errors import InterruptedRunError, UsageError
-from halfbyte.families.declared_formats import refuse_other_config
+from halfbyte.families.config_agreement import refuse_other_config
 from halfbyte.families.model import describe
 from halfbyte.machine.resources import refuse_few_addresses
 from halfbyte.plan.manifest import refuse_more_layers
@@ -66,7 +66,7 @@ def calibrate(  # noqa: PLR0913 - keyword-only; only `layers` and `device` affec
     checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
     model = describe(checkpoint)
     refuse_other_config(checkpoint, model)
-    from halfbyte.engine.measure import measure_alone  # noqa: PLC0415 - imports torch
+    from halfbyte.engine.measure_statistics import measure_alone  # noqa: PLC0415 - imports torch
 
     refuse_more_layers(model, layers)
     all_layers = layers or model.layers

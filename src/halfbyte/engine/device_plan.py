@@ -30,8 +30,8 @@ from halfbyte.engine.backends.cuda.partition import refuse_too_many
 from halfbyte.engine.backends.cuda.projections import encodes_experts, stacks_by_layer
 from halfbyte.methods.rounding import MSE
 from halfbyte.plan.estimate import ASSUMED_WRITING
+from halfbyte.plan.machine_speed import Disk
 from halfbyte.plan.manifest import Plan
-from halfbyte.plan.measure import Disk
 from halfbyte.plan.rules import ENCODE, ROUTED
 from halfbyte.ui.units import size
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from halfbyte.calibrate.report import Report
     from halfbyte.calibrate.stats import LayerStats
     from halfbyte.calibrate.store import Statistics
-    from halfbyte.prune.decide import LayerByLayer
+    from halfbyte.prune.plan_source import LayerByLayer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

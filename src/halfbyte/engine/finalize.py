@@ -10,8 +10,8 @@ from halfbyte.checkpoint.atomic_write import sync_folder, write_whole
 from halfbyte.checkpoint.contained_paths import read_inside
 from halfbyte.checkpoint.folder import CONFIG, INDEX
 from halfbyte.checkpoint.output_folder import FOLDER, README, SOURCE_README
-from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, output_config
 from halfbyte.plan.manifest import Plan
+from halfbyte.plan.quantization_config import MODELOPT_FILE, modelopt_file, output_config
 
 
 def finalize(plan: Plan, out: Path, others: list[Path]) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.engine.activation_scales import fixed_scales, scales_of
 from halfbyte.families.family import DOWN
-from halfbyte.families.stored_linear import stored
+from halfbyte.families.read_linear import stored
 from halfbyte.formats.codec import amax, decode
 from halfbyte.formats.encoded import Encoded, Quality
 from halfbyte.methods.method import Encode, Group, Linear

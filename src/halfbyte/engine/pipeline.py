@@ -40,7 +40,7 @@ from halfbyte.engine.runner import Progress, Runner
 from halfbyte.engine.source_check import md5_count, refuse_other_weights, verified_count
 from halfbyte.engine.source_check import verify_source as verify_shards
 from halfbyte.errors import UsageError
-from halfbyte.families.declared_formats import refuse_other_config
+from halfbyte.families.config_agreement import refuse_other_config
 from halfbyte.families.model import describe
 from halfbyte.formats.lapack import one_blas_thread
 from halfbyte.machine.resources import refuse_few_addresses
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from halfbyte.calibrate.store import Statistics
     from halfbyte.degeneracy.loop_test import LoopTest
     from halfbyte.plan.manifest import PlanFile
-    from halfbyte.prune.decide import LayerByLayer
+    from halfbyte.prune.plan_source import LayerByLayer
     from halfbyte.publish.hub.push import Push
     from halfbyte.ui.console import Advice
 
@@ -95,7 +95,7 @@ def plan(source: Path | Checkpoint, recipe: Recipe, *, layers: int | None = None
     """Return the plan that `quantize` would run. Reads only headers."""
     checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
     if recipe.prune is not None:
-        from halfbyte.prune.decide import refuse_pruned_source  # noqa: PLC0415 - only for pruning recipes
+        from halfbyte.prune.plan_source import refuse_pruned_source  # noqa: PLC0415 - only for pruning recipes
 
         refuse_pruned_source(checkpoint)
     model = describe(checkpoint)
@@ -233,7 +233,7 @@ def _check_options(
         planned.refuse_other(run_plan)
     if run_plan.recipe.prune is None:
         return
-    from halfbyte.prune.decide import refuse_unclear  # noqa: PLC0415
+    from halfbyte.prune.plan_source import refuse_unclear  # noqa: PLC0415
 
     if prune_plan is None:
         refuse_nothing_to_prune(run_plan)
@@ -251,7 +251,7 @@ def _with_experts(
     """Return the plan and the kept experts, if they are known before the run."""
     if run_plan.recipe.prune is None:
         return run_plan, None
-    from halfbyte.prune.decide import chosen, of_layers  # noqa: PLC0415
+    from halfbyte.prune.plan_source import chosen, of_layers  # noqa: PLC0415
 
     pruned = prune_plan or chosen(run_plan, measured, weights)
     if pruned is None:
@@ -264,7 +264,7 @@ def _chooser(run_plan: Plan, measured: Statistics | None, weights: Mapping[str, 
     """Return the expert selection for pruning during calibration, if it is still open."""
     if run_plan.chosen or measured is None:
         return None
-    from halfbyte.prune.decide import LayerByLayer  # noqa: PLC0415
+    from halfbyte.prune.plan_source import LayerByLayer  # noqa: PLC0415
 
     return LayerByLayer(run_plan, weights, measured.about)
 
@@ -315,7 +315,7 @@ def _statistics(
         rule = run_plan.recipe.quantize.input_scale if run_plan.recipe.quantize else None
         choosing = run_plan.recipe.quantize is None  # only for expert selection, not for scales
         return loaded_statistics(stats, run_plan.checkpoint, weights, layers, rule, choosing=choosing)
-    from halfbyte.engine.measure import measured_here  # noqa: PLC0415 - imports torch
+    from halfbyte.engine.measure_statistics import measured_here  # noqa: PLC0415 - imports torch
 
     folder = out / FOLDER / STATS
     return measured_here(run_plan.checkpoint, run_plan.model, run_plan.recipe, weights, folder, layers, device=device)

@@ -48,7 +48,7 @@ from halfbyte.evaluate.samples import (
     write_samples,
 )
 from halfbyte.evaluate.suites import load_suite
-from halfbyte.options.measure import EvalOptions
+from halfbyte.options.server_tests import EvalOptions
 from halfbyte.ui.console import Output
 
 REQUESTS = "requests.jsonl"

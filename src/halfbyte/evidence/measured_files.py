@@ -16,7 +16,7 @@ from halfbyte.checkpoint.hashing import Stamps, Watch, hash_files
 from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.checkpoint.untrusted_files import MOST_NBYTES
 from halfbyte.errors import CheckpointError
-from halfbyte.plan.engine_config import MODELOPT_FILE
+from halfbyte.plan.quantization_config import MODELOPT_FILE
 
 MEASURED = "measured_files"  # the key in a result: the name of each file and its SHA-256
 FOLDER_NAME = "measured_folder"  # the key in a server's result: the folder's name, which a server may report

@@ -10,7 +10,7 @@ from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.checkpoint.headers import TensorInfo, lay_out
 from halfbyte.errors import UsageError
 from halfbyte.families.kimi_k25.geometry import KIMI_K26, Geometry, release_config, release_shards
-from halfbyte.machine.process import gc_paused
+from halfbyte.machine.interrupts import gc_paused
 from halfbyte.ui.suggest import did_you_mean
 
 EXAMPLES: Mapping[str, Geometry] = {"kimi-k2.6": KIMI_K26}

@@ -30,7 +30,7 @@ from halfbyte.families.linears import (
 )
 from halfbyte.families.registry import family_of
 from halfbyte.families.required_tensors import check_required_tensors
-from halfbyte.machine.process import gc_paused
+from halfbyte.machine.interrupts import gc_paused
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from halfbyte.checkpoint.reader import Reader
 from halfbyte.families.family import PROJECTIONS
 from halfbyte.families.linears import PLAIN
 from halfbyte.families.model import Model
-from halfbyte.families.stored_linear import stored
+from halfbyte.families.read_linear import stored
 from halfbyte.formats.codec import decode
 from halfbyte.formats.encoded import array_to_torch
 from halfbyte.forward.experts import Expert

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from halfbyte.machine.process import deferred_ctrl_c
+from halfbyte.machine.interrupts import deferred_ctrl_c
 
 S = TypeVar("S")
 T = TypeVar("T")

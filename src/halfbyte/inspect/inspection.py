@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.remote.address import is_remote, refuse_hub_id
 from halfbyte.errors import UsageError
-from halfbyte.families.declared_formats import stored_as_declared
+from halfbyte.families.config_agreement import stored_as_declared
 from halfbyte.families.examples import example
 from halfbyte.families.linears import StoredLinear
 from halfbyte.families.model import Model, describe
 from halfbyte.formats.registry import FORMATS
-from halfbyte.inspect.gains import Gain, encoded, gains
+from halfbyte.inspect.recipe_sizes import Gain, encoded, gains
 from halfbyte.ui.units import size
 
 if TYPE_CHECKING:

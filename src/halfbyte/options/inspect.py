@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halfbyte.options.declare import argument, group, option
-from halfbyte.options.run import Placement, RecipeChanges, cache_dir_option, example_option, recipe_option
+from halfbyte.options.shared import Placement, RecipeChanges, cache_dir_option, example_option, recipe_option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

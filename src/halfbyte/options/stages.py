@@ -6,9 +6,9 @@ from typing import Any
 
 from halfbyte.options.check import AuditOptions, CompareOptions, LoopsOptions
 from halfbyte.options.declare import Option, options_of, to_argv
-from halfbyte.options.measure import BenchOptions, EvalOptions, ProbeOptions
 from halfbyte.options.publish import CardOptions, PublishOptions
 from halfbyte.options.serve import ServeOptions
+from halfbyte.options.server_tests import BenchOptions, EvalOptions, ProbeOptions
 
 
 @dataclass(frozen=True, slots=True)

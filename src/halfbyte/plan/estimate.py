@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from halfbyte.plan.machine_speed import Kernel, Speeds, kernels
 from halfbyte.plan.manifest import Plan
-from halfbyte.plan.measure import Kernel, Speeds, kernels
 from halfbyte.plan.rules import KEEP
 from halfbyte.ui.units import size
 

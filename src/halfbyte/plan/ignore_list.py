@@ -6,10 +6,10 @@ A recipe contains both, and `--set` may change only one of them. The audit would
 from __future__ import annotations
 
 from halfbyte.errors import RecipeError
-from halfbyte.plan.engine_config import quantization_block
 from halfbyte.plan.manifest import Plan
-from halfbyte.plan.module_matching import disagreement, engine_modules, module_roles, read_block
+from halfbyte.plan.quantization_config import quantization_block
 from halfbyte.plan.rules import ENCODE
+from halfbyte.plan.vllm_matching import disagreement, engine_modules, module_roles, read_block
 
 
 def refuse_misread(plan: Plan) -> None:

@@ -22,7 +22,7 @@ from halfbyte.checkpoint.headers import TensorInfo, TensorSpec, lay_out
 from halfbyte.checkpoint.untrusted_files import read_json
 from halfbyte.errors import UsageError
 from halfbyte.families.model import Model
-from halfbyte.machine.process import gc_paused
+from halfbyte.machine.interrupts import gc_paused
 from halfbyte.plan.pruned import (
     Kept,
     by_layer,

@@ -1,7 +1,7 @@
 """`halfbyte probe URL`: test a served model for faults that benchmarks miss.
 
 run          identify the server, run the probes, write the report;  budget: schedule within --budget
-kinds        probes, their settings and findings;  catalogue: all probes in order
+probe        probes, their settings and findings;  catalogue: all probes in order
 profiles     questions as data;  context: prompts of given lengths
 client       requests, plain or streamed, all recorded in the trace;  answers: their parsed form
 checks       faults of one answer;  judging: findings over many answers, rates as gates, marked texts

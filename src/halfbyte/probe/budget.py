@@ -15,7 +15,7 @@ from halfbyte.evidence.probes import OVER_BUDGET
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.client import BudgetEndedError
 from halfbyte.probe.context import entries, listed
-from halfbyte.probe.kinds import Cost, Probe, Setting
+from halfbyte.probe.probe import Cost, Probe, Setting
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _FIRST_PROMPT_RATE, _FIRST_OUTPUT_RATE = 1000.0, 20.0  # tokens per second, until measured

@@ -16,7 +16,7 @@ from halfbyte.probe import checks
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.checks import code_of, lacks_sandbox
 from halfbyte.probe.judging import defects, each, first_difference, judged, whole
-from halfbyte.probe.kinds import Finding, Probe, Setting, Shown
+from halfbyte.probe.probe import Finding, Probe, Setting, Shown
 from halfbyte.probe.profiles import Item, Items, costs_items, lacks_section
 from halfbyte.sandbox.process import Limits, Ran
 from halfbyte.sandbox.tiers import Tier, run_python

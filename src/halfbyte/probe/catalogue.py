@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from halfbyte.probe.card_probes import PROGRAMS, RUN_PROGRAMS, SHORT, TOOL_CALL
 from halfbyte.probe.drift import DECODE_DRIFT, DRIFT
-from halfbyte.probe.kinds import Probe
 from halfbyte.probe.long_context import AFTER_LONG, CONTEXTS
+from halfbyte.probe.probe import Probe
 from halfbyte.probe.prose import COPYING, GARBAGES, PROSE
 from halfbyte.probe.server import MALFORMED, OPTIONS, SAMENESS
 from halfbyte.probe.streams import STREAMS

@@ -11,7 +11,7 @@ from typing import Any, cast
 from halfbyte.machine.extras import install_extra
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.judging import defects, first_difference, whole
-from halfbyte.probe.kinds import Setting, Shown
+from halfbyte.probe.probe import Setting, Shown
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _SMALLEST_TOLERANCE = 1e-9

@@ -25,7 +25,7 @@ from halfbyte.probe.drift_measures import (
     summary,
 )
 from halfbyte.probe.judging import MOST_SHOWN
-from halfbyte.probe.kinds import (
+from halfbyte.probe.probe import (
     Cost,
     Finding,
     Probe,

@@ -12,7 +12,7 @@ from halfbyte.degeneracy.rules import KindOfText
 from halfbyte.degeneracy.watch import LoopWatch, find_loop
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.client import Watch
-from halfbyte.probe.kinds import Finding, Shown, Verdict
+from halfbyte.probe.probe import Finding, Shown, Verdict
 from halfbyte.statistics.proportions import sign_test, wilson
 
 _TOKEN_0 = "!" * 16

@@ -22,7 +22,7 @@ from halfbyte.probe.context import (
     listed,
 )
 from halfbyte.probe.judging import each, judged, whole
-from halfbyte.probe.kinds import (
+from halfbyte.probe.probe import (
     Cost,
     Finding,
     Probe,

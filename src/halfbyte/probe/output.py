@@ -11,7 +11,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from halfbyte.probe.judging import MOST_SHOWN, marked, visible
-from halfbyte.probe.kinds import Probe, Shown, Verdict
+from halfbyte.probe.probe import Probe, Shown, Verdict
 from halfbyte.probe.profiles import Questions
 from halfbyte.probe.report import Report, Result
 from halfbyte.ui.console import SYMBOLS, Column, Level, Output

@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from halfbyte.errors import UsageError
-from halfbyte.probe.kinds import Cost, Setting
+from halfbyte.probe.probe import Cost, Setting
 from halfbyte.ui.suggest import did_you_mean
 
 _FOLDER = files("halfbyte.probe") / "data" / "profiles"

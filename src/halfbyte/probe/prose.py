@@ -30,7 +30,7 @@ from halfbyte.probe.judging import (
     rate_of,
     whole,
 )
-from halfbyte.probe.kinds import (
+from halfbyte.probe.probe import (
     Cost,
     Finding,
     Probe,

@@ -9,7 +9,7 @@ from typing import Any
 
 from halfbyte.evidence.measured_files import measured_on
 from halfbyte.evidence.probes import ProbeResult, Probes, coverage
-from halfbyte.probe.kinds import Finding, Probe, Verdict
+from halfbyte.probe.probe import Finding, Probe, Verdict
 
 FILE = "probe.json"
 

@@ -14,7 +14,7 @@ from halfbyte.endpoint.identity import Identity, identify
 from halfbyte.endpoint.metrics_page import read_page
 from halfbyte.errors import InterruptedRunError, UsageError
 from halfbyte.evidence.probes import UNREACHABLE
-from halfbyte.options.measure import ProbeOptions
+from halfbyte.options.server_tests import ProbeOptions
 from halfbyte.probe.budget import (
     Clock,
     Schedule,
@@ -26,14 +26,14 @@ from halfbyte.probe.catalogue import PROBES
 from halfbyte.probe.checks import NEED_SANDBOX
 from halfbyte.probe.client import FILE, LATE, BudgetEndedError, Client, Trace
 from halfbyte.probe.context import Lengths
-from halfbyte.probe.kinds import (
+from halfbyte.probe.output import Progress
+from halfbyte.probe.probe import (
     Probe,
     Setting,
     Verdict,
     broken,
     skipped,
 )
-from halfbyte.probe.output import Progress
 from halfbyte.probe.profiles import load_profile
 from halfbyte.probe.report import Report, Result, write_report
 from halfbyte.probe.tool_cases import read_cases

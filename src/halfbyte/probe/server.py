@@ -15,8 +15,8 @@ from halfbyte.probe.answers import Answer
 from halfbyte.probe.client import Ask
 from halfbyte.probe.context import Turns
 from halfbyte.probe.judging import each, first_difference, judged, no_answers, share_of, whole
-from halfbyte.probe.kinds import Cost, Finding, Probe, Setting, Shown, Verdict, skipped
 from halfbyte.probe.long_context import long_turns
+from halfbyte.probe.probe import Cost, Finding, Probe, Setting, Shown, Verdict, skipped
 from halfbyte.probe.profiles import Questions
 
 SECTION = "server"

@@ -11,7 +11,7 @@ from halfbyte.endpoint.metrics_page import read_page
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.client import Client
 from halfbyte.probe.judging import each, first_difference, judged, no_answers, whole
-from halfbyte.probe.kinds import (
+from halfbyte.probe.probe import (
     Finding,
     Setting,
     Shown,

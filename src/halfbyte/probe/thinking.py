@@ -12,7 +12,7 @@ from pydantic import Field
 
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.judging import cancel_on_loop, each, judged, loops, whole
-from halfbyte.probe.kinds import (
+from halfbyte.probe.probe import (
     Cost,
     Finding,
     Probe,

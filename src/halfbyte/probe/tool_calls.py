@@ -11,7 +11,7 @@ from typing import Any
 
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.judging import each, judged, no_answers, share_of, whole
-from halfbyte.probe.kinds import (
+from halfbyte.probe.probe import (
     Cost,
     Finding,
     Probe,

@@ -22,7 +22,7 @@ from halfbyte.errors import UsageError
 from halfbyte.evidence.jsonl import encoded
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.client import Ask, Client
-from halfbyte.probe.kinds import Cost, Setting, Shown
+from halfbyte.probe.probe import Cost, Setting, Shown
 from halfbyte.probe.profiles import Questions
 
 SECTION = "tools"

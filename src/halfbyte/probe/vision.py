@@ -10,7 +10,7 @@ import zlib
 
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.judging import defects, judged, whole
-from halfbyte.probe.kinds import (
+from halfbyte.probe.probe import (
     Cost,
     Finding,
     Probe,

@@ -24,7 +24,7 @@ from typing import Any, Literal, NoReturn, cast
 
 from halfbyte.checkpoint.atomic_write import write_whole
 from halfbyte.errors import UsageError
-from halfbyte.options.make import PruneOptions
+from halfbyte.options.convert import PruneOptions
 from halfbyte.plan.prune_plan import KIND, LayerChoice, PrunePlan, check_kept, check_layers, read_json
 from halfbyte.plan.pruned import RouterShape
 

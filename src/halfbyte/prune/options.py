@@ -17,11 +17,11 @@ from halfbyte.calibrate.datasets import with_data
 from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.errors import RecipeError, UsageError
 from halfbyte.families.model import Model
+from halfbyte.options.convert import PruneOptions
 from halfbyte.options.declare import options_of
-from halfbyte.options.make import PruneOptions
 from halfbyte.plan.prune_plan import PrunePlan, read_json
 from halfbyte.plan.pruned import moe_layers, router_shape
-from halfbyte.prune import decide
+from halfbyte.prune import plan_source
 from halfbyte.prune.keep_list import plan_of_keep_list
 from halfbyte.prune.selection import restore
 from halfbyte.recipe import schema as recipe_schema
@@ -198,15 +198,15 @@ def plan_and_recipe(
     """Return the recipe, and the prune plan if --plan or --spread determines it before the run."""
     plan = None
     if options.plan:
-        plan = decide.applied_to(plan_from_options(options, options.plan, checkpoint, model), checkpoint)
+        plan = plan_source.applied_to(plan_from_options(options, options.plan, checkpoint, model), checkpoint)
     recipe = recipe_of_plan(plan, options.shards) if plan else recipe_from_options(options)
     if plan is not None and options.stats is not None:
-        run_plan = decide.base_plan(checkpoint, model, recipe, options.layers)
-        decide.refuse_other_source(plan, run_plan)
-        plan = decide.with_statistics(plan, run_plan, options.stats)
+        run_plan = plan_source.base_plan(checkpoint, model, recipe, options.layers)
+        plan_source.refuse_other_source(plan, run_plan)
+        plan = plan_source.with_statistics(plan, run_plan, options.stats)
     elif options.spread and options.stats is not None:  # always set with --spread
-        run_plan = decide.base_plan(checkpoint, model, recipe, options.layers)
-        plan, budgets = decide.spread_plan(run_plan, options.stats)
+        run_plan = plan_source.base_plan(checkpoint, model, recipe, options.layers)
+        plan, budgets = plan_source.spread_plan(run_plan, options.stats)
         if note is not None:
             note(budgets.line())
         recipe = recipe_of_plan(plan, options.shards)

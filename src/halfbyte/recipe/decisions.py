@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 
 from halfbyte.methods.method import Method
 from halfbyte.methods.registry import method_named, method_of
-from halfbyte.options.make import PruneMethod, PruneSelect
+from halfbyte.options.convert import PruneMethod, PruneSelect
 
 Role = Literal[
     "routed_experts",
@@ -128,7 +128,7 @@ class Calibrate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prune:
-    """Expert pruning settings. prune/saliency.py defines the methods, prune/choose.py the selection rules."""
+    """Expert pruning settings. prune/saliency.py defines the methods, prune/build_plan.py the selection rules."""
 
     method: PruneMethod
     statistics: PruneStatistics

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from halfbyte.audit.findings import count
-from halfbyte.audit.native import vllm_version
+from halfbyte.audit.vllm_check import vllm_version
 from halfbyte.bench.records import points
 from halfbyte.calibrate.chat import load_template
 from halfbyte.calibrate.datasets import FILES, read_texts
@@ -58,9 +58,9 @@ from halfbyte.errors import (
 from halfbyte.evaluate.suites import load_suite, suite_names
 from halfbyte.formats.registry import FORMATS
 from halfbyte.inspect.inspection import inspect
-from halfbyte.machine.devices import CPU, device_names
+from halfbyte.machine.device_option import CPU, device_names
+from halfbyte.machine.interrupts import gc_paused
 from halfbyte.machine.os_errors import os_error
-from halfbyte.machine.process import gc_paused
 from halfbyte.machine.python_path import OWN_PYTHON
 from halfbyte.machine.resources import memory_facts, refuse_few_addresses
 from halfbyte.plan.manifest import refuse_nothing_to_prune
@@ -68,16 +68,16 @@ from halfbyte.plan.summary import peak_memory_nbytes, source_nbytes
 from halfbyte.probe.budget import parse_budget
 from halfbyte.probe.profiles import load_profile
 from halfbyte.probe.run import chosen
-from halfbyte.prune.decide import refuse_unclear
+from halfbyte.prune.plan_source import refuse_unclear
 from halfbyte.publish.hub.hub import check_name
 from halfbyte.release.stages import ASKS_SERVER, SERVE, VERDICT, Asked
 from halfbyte.serve import checkpoint_facts as served
 from halfbyte.serve import needs
-from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.installed import engine_environment, engine_here, gpus_here, installed
-from halfbyte.serve.knowledge import engine
 from halfbyte.serve.launch import launch
+from halfbyte.serve.launch_data import engine
+from halfbyte.serve.launch_facts import LaunchOptions
 from halfbyte.serve.ports import next_free_port
 from halfbyte.ui.units import size
 

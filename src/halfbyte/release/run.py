@@ -22,11 +22,11 @@ from halfbyte.evidence.measured_files import measured_in
 from halfbyte.evidence.record import Record
 from halfbyte.evidence.release import StageRecord
 from halfbyte.release.child import StageLog, run_child
-from halfbyte.release.expected import expected_seconds, quantize_seconds_left
 from halfbyte.release.gate import Judged, judge
-from halfbyte.release.keys import digest, key_of, made_files, plan_of, result_sha256
 from halfbyte.release.record import Records
 from halfbyte.release.server import Ready, Server, wait_for_earlier
+from halfbyte.release.stage_durations import expected_seconds, quantize_seconds_left
+from halfbyte.release.stage_keys import digest, key_of, made_files, plan_of, result_sha256
 from halfbyte.release.stages import (
     AFTER_VERDICT,
     ASKS_SERVER,

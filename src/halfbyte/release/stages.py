@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from halfbyte.machine.python_path import OWN_PYTHON
 from halfbyte.options.declare import to_argv
-from halfbyte.options.measure import BenchOptions
+from halfbyte.options.server_tests import BenchOptions
 from halfbyte.options.stages import stage_argv
 
 OUT, SOURCE, URL = "<out>", "<source>", "<url>"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from halfbyte.errors import MachineError
-from halfbyte.machine.process import deferred_ctrl_c
+from halfbyte.machine.interrupts import deferred_ctrl_c
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 checkpoint_facts     facts of a checkpoint; refusal of invalid ones
 needs, gpus          memory requirements of a model and its draft; known GPUs
 memory_per_gpu, fit  what one GPU holds, and whether a launch fits
-knowledge            engines and rules in data/*.yaml
-facts, settings      facts that rules see, settings that rules and --set choose
+launch_data          engines and rules in data/*.yaml
+launch_facts         facts that rules see
+settings             settings that rules and --set choose
 launch, render       the chosen launch, as scripts and text
 installed, ports     the engine on this machine, and its port
 run                  start, health check, follow-up, stop

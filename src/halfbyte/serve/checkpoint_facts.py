@@ -24,7 +24,7 @@ from halfbyte.errors import CheckFailedError, CheckpointError
 from halfbyte.evidence.audit import Audit
 from halfbyte.evidence.measured_files import changed_file, content, unread_nbytes
 from halfbyte.evidence.record import InvalidRecordError
-from halfbyte.families.declared_formats import HF_QUANT_CONFIG, quantization_config, refuse_other_config
+from halfbyte.families.config_agreement import HF_QUANT_CONFIG, quantization_config, refuse_other_config
 from halfbyte.families.linears import PLAIN
 from halfbyte.families.model import Model, describe
 from halfbyte.formats.registry import FORMATS

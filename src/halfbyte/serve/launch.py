@@ -16,11 +16,14 @@ from typing import Any
 from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.errors import CheckFailedError, UsageError
 from halfbyte.families.model import describe
-from halfbyte.plan.engine_config import modelopt_file, output_config
 from halfbyte.plan.manifest import Plan
+from halfbyte.plan.quantization_config import modelopt_file, output_config
 from halfbyte.serve import settings
 from halfbyte.serve.checkpoint_facts import Served, served_checkpoint
-from halfbyte.serve.facts import (
+from halfbyte.serve.fit import BLOCK, UTILIZATION, Fit, Load, fit, refuse_too_large
+from halfbyte.serve.gpus import UNKNOWN_ARCH, Gpus
+from halfbyte.serve.launch_data import Build, Container, Engine, engine, engines, minimum_version, rules, version_key
+from halfbyte.serve.launch_facts import (
     NONE,
     LaunchOptions,
     checkpoint_facts,
@@ -31,9 +34,6 @@ from halfbyte.serve.facts import (
     machine_facts,
     parallel_facts,
 )
-from halfbyte.serve.fit import BLOCK, UTILIZATION, Fit, Load, fit, refuse_too_large
-from halfbyte.serve.gpus import UNKNOWN_ARCH, Gpus
-from halfbyte.serve.knowledge import Build, Container, Engine, engine, engines, minimum_version, rules, version_key
 from halfbyte.serve.memory_per_gpu import Parallel
 from halfbyte.serve.needs import Draft
 from halfbyte.serve.settings import Note, Setting, overrides

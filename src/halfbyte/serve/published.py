@@ -13,10 +13,10 @@ from halfbyte.engine.pipeline import plan
 from halfbyte.inspect.inspection import open_source
 from halfbyte.recipe.load import load_recipe
 from halfbyte.serve.checkpoint_facts import Served
-from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import parse_gpus
-from halfbyte.serve.knowledge import Published
 from halfbyte.serve.launch import Launch, launch
+from halfbyte.serve.launch_data import Published
+from halfbyte.serve.launch_facts import LaunchOptions
 from halfbyte.serve.needs import needs
 
 _ALIASES = {"-tp": "--tensor-parallel-size"}

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from halfbyte.errors import UsageError
 from halfbyte.recipe.strict_yaml import parse_value
-from halfbyte.serve.knowledge import SWITCH, Engine, Facts, Rule, SettingType, setting_types
+from halfbyte.serve.launch_data import SWITCH, Engine, Facts, Rule, SettingType, setting_types
 from halfbyte.ui.suggest import did_you_mean
 
 ENVIRONMENT = "env."  # before the name of a variable in --set

@@ -98,9 +98,9 @@ def test_without_a_source_nothing_is_derived(stripped):
 
 def requantized(build, source):
     """Write block scales that no known method chooses, and the nearest codes for them."""
-    from halfbyte.audit.repeat import decode
+    from halfbyte.audit.reencode_sample import decode
     from halfbyte.checkpoint.reader import Reader
-    from halfbyte.families.stored_linear import stored
+    from halfbyte.families.read_linear import stored
     from halfbyte.formats.reference import nvfp4
 
     model = describe(open_checkpoint(source))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from halfbyte.bench import machine, vllm_generator
+from halfbyte.bench import server as bench_server
+from halfbyte.bench import vllm_generator
 from halfbyte.cli.main import run
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -53,7 +54,7 @@ class Generator:
 def bench(tmp_path, monkeypatch, serve):
     """Return a function that runs the command against a simulated GPU server, and its output folder."""
     monkeypatch.setattr(vllm_generator, "VllmGenerator", Generator)
-    monkeypatch.setattr(machine, "_gpu_here", lambda: True)
+    monkeypatch.setattr(bench_server, "_gpu_here", lambda: True)
     Generator.stop_at, Generator.failing, Generator.ended = None, "", False
     pages = {"/v1/models": {"data": [{"id": "mini", "root": str(tmp_path), "max_model_len": 512}]}}
     urls = [serve(pages), serve(pages)]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from halfbyte.bench.machine import Server
 from halfbyte.bench.records import Block, Point, Request
 from halfbyte.bench.report import SAME_SERVER, make_report
+from halfbyte.bench.server import Server
 from halfbyte.bench.summary import doubt_of
 
 POINT = Point(64, 100, 4)

@@ -4,8 +4,8 @@ import json
 import time
 from dataclasses import asdict
 
-from halfbyte.bench.machine import KvPeak, inspect_server
 from halfbyte.bench.report import make_report
+from halfbyte.bench.server import KvPeak, inspect_server
 from halfbyte.endpoint.metrics_page import read_page
 from halfbyte.serve.boot_time import VARIABLE, Boot
 
@@ -38,7 +38,7 @@ def test_missing_kv_usage_is_none_not_zero():
 
 
 def test_emulation_is_recognized_from_the_metrics_page(serve, monkeypatch):
-    monkeypatch.setattr("halfbyte.bench.machine._LOCAL", ())  # as if it were elsewhere
+    monkeypatch.setattr("halfbyte.bench.server._LOCAL", ())  # as if it were elsewhere
     for line, emulated in (("", False), ("halfbyte_emulated 1.0\n", True), ("halfbyte_emulated 0\n", False)):
         url = serve({"/v1/models": MODELS, "/metrics": page(0) + line})
         result = inspect_server(url, gpus="8xB200")

@@ -7,7 +7,7 @@ import pytest
 from hung_proxy import HANGS, HungProxy
 from scripted_server import Said, ScriptedServer
 
-from halfbyte.bench import machine
+from halfbyte.bench import server as bench_server
 from halfbyte.endpoint.client import Endpoint, EndpointError
 
 WITHIN_S = 0.6
@@ -61,13 +61,13 @@ def test_a_request_ends_in_time_and_the_next_one_is_answered(upstream, tally, ho
 
 def test_a_slow_metrics_page_is_given_up(monkeypatch, upstream, tally):
     """`bench` reads a server's pages before and after each block."""
-    monkeypatch.setattr(machine, "ANSWERS_WITHIN_S", WITHIN_S)
+    monkeypatch.setattr(bench_server, "ANSWERS_WITHIN_S", WITHIN_S)
     for how in ("drips its headers", "drips its body", "drips the size of a chunk"):
         monkeypatch.setattr("hung_proxy._Handler.do_GET", drips(how))
         proxy = HungProxy(upstream, how)
         result = []
         with tally.one(f"a page that {how}"):
-            thread = threading.Thread(target=lambda u=proxy.url, f=result: f.append(machine.fetch(u)), daemon=True)
+            thread = threading.Thread(target=lambda u=proxy.url, f=result: f.append(bench_server.fetch(u)), daemon=True)
             thread.start()
             thread.join(AT_MOST_S)
             assert result == [None]

@@ -15,9 +15,9 @@ from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.engine.pipeline import plan, quantize
 from halfbyte.errors import RecipeError
-from halfbyte.families.declared_formats import stored_as_declared
+from halfbyte.families.config_agreement import stored_as_declared
 from halfbyte.families.model import describe
-from halfbyte.families.stored_linear import stored
+from halfbyte.families.read_linear import stored
 from halfbyte.formats import compressed_tensors
 from halfbyte.formats.codec import decode, encode
 from halfbyte.formats.cpu.rows import Rows, fill_rows

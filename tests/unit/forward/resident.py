@@ -16,8 +16,8 @@ from transformers.models.kimi_k25 import Kimi_K25Config
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.families.model import describe
+from halfbyte.families.read_linear import stored
 from halfbyte.families.registry import text_model
-from halfbyte.families.stored_linear import stored
 from halfbyte.formats.codec import decode
 from halfbyte.formats.encoded import array_to_torch
 from halfbyte.forward.embedding_and_head import Head, embed

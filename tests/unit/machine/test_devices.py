@@ -16,7 +16,7 @@ from halfbyte.engine.device_plan import on_device
 from halfbyte.engine.pipeline import plan
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.families.examples import example
-from halfbyte.machine.devices import TWICE, device_kind, device_names
+from halfbyte.machine.device_option import TWICE, device_kind, device_names
 from halfbyte.recipe.load import load_recipe
 
 RECIPE = "kimi-k2.6-nvfp4-nvidia"

@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from halfbyte.machine.process import gc_paused
+from halfbyte.machine.interrupts import gc_paused
 
 
 class Loop:

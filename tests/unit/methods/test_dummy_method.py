@@ -14,8 +14,8 @@ from halfbyte.errors import RecipeError
 from halfbyte.formats.registry import FORMATS
 from halfbyte.methods.method import Method, encode_with_kernel
 from halfbyte.methods.registry import METHODS, method_of, methods_of
+from halfbyte.plan.machine_speed import kernels, measure
 from halfbyte.plan.manifest import read_plan_file
-from halfbyte.plan.measure import kernels, measure
 from halfbyte.recipe.load import load_recipe
 
 SETS = ["quantize.scales=dummy"]

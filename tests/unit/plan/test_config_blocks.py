@@ -10,7 +10,7 @@ import json
 import pytest
 from config_blocks import BLOCK, FILE, written_blocks
 
-from halfbyte.plan.engine_config import MODELOPT_FILE
+from halfbyte.plan.quantization_config import MODELOPT_FILE
 
 PARSED = sorted(FILE.parent.glob("parsed-*.json"))
 OWNERS = {"amd-quark": "quark", "compressed-tensors": "compressed-tensors", "nvidia-modelopt": "modelopt"}

@@ -27,7 +27,7 @@ from halfbyte.engine.pipeline import plan
 from halfbyte.errors import MachineError
 from halfbyte.families.examples import example
 from halfbyte.families.model import describe
-from halfbyte.plan.measure import Disk
+from halfbyte.plan.machine_speed import Disk
 from halfbyte.recipe.load import load_recipe
 
 GB = 10**9

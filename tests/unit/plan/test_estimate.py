@@ -12,8 +12,8 @@ from halfbyte.cli.pipeline_output import duration
 from halfbyte.families.model import describe
 from halfbyte.formats.codec import decode
 from halfbyte.plan.estimate import ASSUMED_NBYTES_PER_S, estimate
+from halfbyte.plan.machine_speed import Kernel, Speeds, invented, kernels, measure
 from halfbyte.plan.manifest import make_plan
-from halfbyte.plan.measure import Kernel, Speeds, invented, kernels, measure
 from halfbyte.recipe.load import load_recipe
 
 RECIPES = ("kimi-k2.6-mxfp4-wafer", "kimi-k2.6-nvfp4a16", "kimi-k2.6-fp8-reference", "kimi-k2.7-code-nvfp4-decart")
@@ -110,7 +110,7 @@ def test_speeds_of_a_folder(planned, tmp_path):
 )
 def test_random_weights_exist_for_every_format(planned, monkeypatch, kind, recipe):
     plan = planned(kind, recipe)
-    monkeypatch.setattr("halfbyte.plan.measure._KERNEL_S", 0.001)
+    monkeypatch.setattr("halfbyte.plan.machine_speed._KERNEL_S", 0.001)
     assert all(seconds > 0 for seconds in measure(plan, None).core_s_per_weight.values())
     for _, linear in kernels(plan):
         weights = (decode(invented(linear)).astype(np.uint32) << 16).view(np.float32)

@@ -10,7 +10,7 @@ from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.headers import TensorSpec, lay_out, read_header
 from halfbyte.engine.pipeline import plan, quantize
 from halfbyte.families.model import describe
-from halfbyte.inspect.gains import gains
+from halfbyte.inspect.recipe_sizes import gains
 from halfbyte.recipe.load import load_recipe
 
 LAYERS = "language_model.model.layers"

@@ -9,7 +9,7 @@ import pytest
 
 from halfbyte.families.kimi_k25.geometry import KIMI_K26, layer_linears, projector, vision_tower
 from halfbyte.families.registry import family_of
-from halfbyte.plan.module_matching import (
+from halfbyte.plan.vllm_matching import (
     Block,
     broken_patterns,
     engine_modules,

@@ -5,7 +5,7 @@ import re
 import pytest
 from attacks.bounds import within
 
-from halfbyte.plan.module_matching import broken_patterns, compiled, regex_match
+from halfbyte.plan.vllm_matching import broken_patterns, compiled, regex_match
 
 NAME = "language_model.model.layers.12.mlp.shared_experts.gate_up_proj_with_a_long_name_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 REAL = [

@@ -11,8 +11,8 @@ from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.engine.pipeline import plan
 from halfbyte.families.examples import example
 from halfbyte.families.model import describe
-from halfbyte.plan.engine_config import modelopt_file, output_config, quantization_block
 from halfbyte.plan.manifest import make_plan
+from halfbyte.plan.quantization_config import modelopt_file, output_config, quantization_block
 from halfbyte.plan.summary import by_role
 from halfbyte.recipe.load import load_recipe
 

@@ -7,7 +7,7 @@ import pytest
 from vllm_cases import FAMILIES, METHODS, cases
 
 from halfbyte.families.registry import family_of
-from halfbyte.plan.module_matching import Block, engine_modules, ignored, quantizes
+from halfbyte.plan.vllm_matching import Block, engine_modules, ignored, quantizes
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "vllm_matching.json"
 ANSWERS = json.loads(GOLDEN.read_text())["families"]

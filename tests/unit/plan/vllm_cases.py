@@ -12,8 +12,8 @@ from pico import TOP_LEVEL_CONFIG, write_pico
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.engine.pipeline import plan
 from halfbyte.families.model import describe
-from halfbyte.plan.engine_config import quantization_block
-from halfbyte.plan.module_matching import engine_modules, module_roles, read_block
+from halfbyte.plan.quantization_config import quantization_block
+from halfbyte.plan.vllm_matching import engine_modules, module_roles, read_block
 from halfbyte.recipe.load import load_recipe, recipe_names
 
 # Twelve layers, because 'layers.1' is a part of 'layers.10'. Each family by a kind of pico.

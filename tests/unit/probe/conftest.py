@@ -5,7 +5,7 @@ from fake_openai import Fake, FakeServer
 from right_answers import right_answers
 
 from halfbyte.machine.retry import Backoff
-from halfbyte.options.measure import ProbeOptions
+from halfbyte.options.server_tests import ProbeOptions
 from halfbyte.probe import client as client_module
 from halfbyte.probe.run import probe_endpoint
 from halfbyte.ui.console import Output

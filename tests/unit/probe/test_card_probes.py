@@ -5,7 +5,7 @@ from fake_openai import Say
 
 from halfbyte.probe import card_probes
 from halfbyte.probe.judging import marked
-from halfbyte.probe.kinds import Verdict
+from halfbyte.probe.probe import Verdict
 from halfbyte.probe.profiles import load_profile
 
 QUESTIONS = load_profile("kimi").questions

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from halfbyte.probe.catalogue import PROBES
-from halfbyte.probe.kinds import Verdict
+from halfbyte.probe.probe import Verdict
 from halfbyte.probe.profiles import load_profile
 
 QUESTIONS = load_profile("kimi").questions

@@ -7,7 +7,7 @@ from probe_setting import setting_of
 from scripted_server import Said
 
 from halfbyte.probe.answers import Answer, join_chunks, read_chunk, read_plain
-from halfbyte.probe.kinds import Verdict
+from halfbyte.probe.probe import Verdict
 from halfbyte.probe.server import _inconsistent
 
 

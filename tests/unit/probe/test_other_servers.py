@@ -7,7 +7,7 @@ from fake_openai import Handler, Say
 from probe_setting import setting_of
 from scripted_server import Said, call
 
-from halfbyte.probe.kinds import Verdict
+from halfbyte.probe.probe import Verdict
 from halfbyte.probe.profiles import load_profile
 from halfbyte.probe.thinking import THINKING
 from halfbyte.probe.tool_calls import TOOLS

@@ -8,7 +8,7 @@ from scripted_server import Said
 
 from halfbyte.probe.drift import DECODE_DRIFT, same_text
 from halfbyte.probe.drift_measures import Place
-from halfbyte.probe.kinds import Verdict
+from halfbyte.probe.probe import Verdict
 
 SECTION = {
     "prompts": ["Once", "Then"], "tokens": 4, "most_kl": 0.05, "least_stable_top1": 0.8, "most_error_p95": 1,

@@ -15,7 +15,7 @@ from halfbyte.probe.drift_measures import (
     step,
     summary,
 )
-from halfbyte.probe.kinds import Verdict
+from halfbyte.probe.probe import Verdict
 
 SECTION = {
     "texts": ["one two three four", "five six seven eight"], "most_kl": 0.05, "least_stable_top1": 0.9,

@@ -14,8 +14,8 @@ from halfbyte.probe.answers import join_chunks, read_chunk, read_plain
 from halfbyte.probe.catalogue import PROBES
 from halfbyte.probe.context import Haystack, entries
 from halfbyte.probe.judging import first_difference, judged, marked, share_of
-from halfbyte.probe.kinds import Finding, Probe, Shown, Verdict
 from halfbyte.probe.output import causes, markdown
+from halfbyte.probe.probe import Finding, Probe, Shown, Verdict
 from halfbyte.probe.profiles import load_profile, profile_names
 from halfbyte.probe.report import Report, Result
 from halfbyte.probe.vision import (

@@ -8,7 +8,7 @@ from scripted_server import Said
 
 from halfbyte.probe import prose, thinking
 from halfbyte.probe.judging import judge_rate, rate_of
-from halfbyte.probe.kinds import Verdict
+from halfbyte.probe.probe import Verdict
 
 STORY = (
     "A fox found a map under a stone. It showed a river, a hill and a red cross, and the fox was curious at once. "

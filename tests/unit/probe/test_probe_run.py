@@ -16,7 +16,7 @@ import halfbyte
 from halfbyte.cli.main import run
 from halfbyte.errors import UsageError
 from halfbyte.probe.budget import parse_budget
-from halfbyte.probe.kinds import Verdict
+from halfbyte.probe.probe import Verdict
 from halfbyte.probe.profiles import load_profile
 
 MATH = load_profile("kimi").questions["math"]["items"][0]["ask"]

@@ -13,7 +13,7 @@ from probe_setting import setting_of
 from scripted_server import Said
 
 from halfbyte.probe.budget import Clock, Schedule, Speed
-from halfbyte.probe.kinds import Cost, Probe, Verdict
+from halfbyte.probe.probe import Cost, Probe, Verdict
 from halfbyte.probe.prose import PROSE
 from halfbyte.probe.tool_calls import TOOLS
 

@@ -7,7 +7,7 @@ from test_probe_tools import PROBES, SECTION, right
 
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.judging import Rate, judge_rate
-from halfbyte.probe.kinds import Verdict
+from halfbyte.probe.probe import Verdict
 from halfbyte.probe.prose import COPYING, GARBAGES, PROSE, _rate, _unfinished, wrong_text
 from halfbyte.probe.thinking import wrong_thought, wrong_without_thought
 from halfbyte.probe.tool_cases import streamed, violation, wrong_ids

@@ -8,7 +8,7 @@ from probe_setting import setting_of
 from scripted_server import Said, call
 
 from halfbyte.errors import UsageError
-from halfbyte.probe.kinds import Verdict
+from halfbyte.probe.probe import Verdict
 from halfbyte.probe.tool_calls import TOOLS, agreement
 from halfbyte.probe.tool_cases import Case, read_cases, violation
 

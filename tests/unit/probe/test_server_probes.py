@@ -3,7 +3,7 @@
 import pytest
 from fake_openai import Say
 
-from halfbyte.probe.kinds import Verdict
+from halfbyte.probe.probe import Verdict
 
 SERVER = ["stop-strings", "max-tokens", "logprobs", "usage", "stream-equals-plain", "utf8-chunks", "concurrent-streams",
           "cancellation", "same-again", "same-in-batch", "same-warm", "malformed"]  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from halfbyte.calibrate.stats import LayerStats, merge
 from halfbyte.errors import UsageError
-from halfbyte.prune.choose import choose, choose_layer, gather, spread
+from halfbyte.prune.build_plan import choose, choose_layer, gather, spread
 from halfbyte.prune.selection import restore
 
 DOMAINS = ("code", "prose")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfbyte.errors import UsageError
-from halfbyte.prune.choose import choose
+from halfbyte.prune.build_plan import choose
 from halfbyte.prune.keep_list import keep_list, plan_of_keep_list
 
 SHAPE, LAYERS = router(8, 2), (1, 2, 5)

@@ -17,7 +17,7 @@ from halfbyte.plan.prune_plan import (
     read_prune_plan,
     write_prune_plan,
 )
-from halfbyte.prune.choose import choose
+from halfbyte.prune.build_plan import choose
 from halfbyte.prune.selection import restore
 
 

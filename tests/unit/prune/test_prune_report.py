@@ -4,7 +4,7 @@ import pytest
 from expert_stats import random_stats, router, rule, stats
 
 from halfbyte.plan.prune_plan import LayerChoice, PrunePlan
-from halfbyte.prune.choose import choose
+from halfbyte.prune.build_plan import choose
 from halfbyte.prune.report import domain_rows, layer_rows, sentences
 from halfbyte.prune.selection import restore
 

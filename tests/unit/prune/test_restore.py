@@ -5,7 +5,7 @@ from expert_stats import random_stats, router, rule, stats
 
 from halfbyte.errors import UsageError
 from halfbyte.plan.prune_plan import LayerChoice, PrunePlan
-from halfbyte.prune.choose import choose, with_coverage
+from halfbyte.prune.build_plan import choose, with_coverage
 from halfbyte.prune.selection import restore
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from halfbyte.calibrate.stats import LayerStats
 from halfbyte.errors import UsageError
-from halfbyte.options.make import PruneMethod
+from halfbyte.options.convert import PruneMethod
 from halfbyte.prune.saliency import CRITERIA, layer_scores
 
 # One expert that had the tokens (g, n) = (0.5, 4), (0.25, 8) of one domain and (1, 2) of another.

@@ -13,7 +13,7 @@ from pico import write_pico
 
 import halfbyte
 from halfbyte.cli.main import cli
-from halfbyte.options.publish import StageName
+from halfbyte.options.release import StageName
 from halfbyte.release.stages import HALFBYTE, OUT, PROVENANCE, SOURCE, URL, VERDICT, Asked, make_stages, shown
 
 BLOCK = {

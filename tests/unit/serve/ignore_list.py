@@ -5,7 +5,7 @@ import json
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.families.linears import PLAIN
 from halfbyte.families.model import describe
-from halfbyte.plan.module_matching import module_roles
+from halfbyte.plan.vllm_matching import module_roles
 
 _KEYS = {"quark": "exclude"}
 

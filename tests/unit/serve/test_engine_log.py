@@ -10,7 +10,7 @@ import pytest
 
 from halfbyte.cli.serve import serve_command
 from halfbyte.serve.engine_log import EngineLog, clean, known_error, known_errors, phase_of
-from halfbyte.serve.knowledge import engines
+from halfbyte.serve.launch_data import engines
 from halfbyte.serve.run import engine_error
 
 LOGS = Path(__file__).parent / "engine_logs"

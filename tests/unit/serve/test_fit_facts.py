@@ -10,9 +10,9 @@ from halfbyte.plan.manifest import make_plan
 from halfbyte.recipe.load import load_recipe
 from halfbyte.serve import fit as module
 from halfbyte.serve.checkpoint_facts import served_checkpoint
-from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.fit import Load, Parallel, fit, parse_gpus
 from halfbyte.serve.launch import launch
+from halfbyte.serve.launch_facts import LaunchOptions
 from halfbyte.serve.needs import eagle3_mla, needs, needs_of
 
 EIGHT, FOUR = "8xRTX PRO 6000", "4xRTX PRO 6000"

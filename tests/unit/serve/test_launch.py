@@ -8,10 +8,10 @@ import pytest
 from kimi_served import kimi
 
 from halfbyte.errors import CheckFailedError, UsageError
-from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import parse_gpus
-from halfbyte.serve.knowledge import engines
 from halfbyte.serve.launch import CPU, engines_for, launch
+from halfbyte.serve.launch_data import engines
+from halfbyte.serve.launch_facts import LaunchOptions
 
 
 def chosen_launch(machine, served=None, **options):

@@ -275,11 +275,11 @@ def test_run_refuses_options_without_effect(halfbyte, fake_vllm, tmp_path, monke
     ],
 )
 def test_run_is_offline_unless_something_is_on_the_hub(halfbyte, fake_vllm, tmp_path, monkeypatch, options, offline):
-    from halfbyte.serve import facts
+    from halfbyte.serve import launch_facts
 
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(facts, "draft_of", lambda _folder: facts.eagle3_mla())
-    monkeypatch.setattr(facts, "_parts_of_draft", lambda _folder: {"fc", "kv_a_proj_with_mqa"})
+    monkeypatch.setattr(launch_facts, "draft_of", lambda _folder: launch_facts.eagle3_mla())
+    monkeypatch.setattr(launch_facts, "_parts_of_draft", lambda _folder: {"fc", "kv_a_proj_with_mqa"})
     notes = fake_vllm("0.32.0")
     monkeypatch.chdir(tmp_path)
     code, _, said = halfbyte("serve", MINI, "--run", "--gpus", "1xB200", "--exec", "true", *options)

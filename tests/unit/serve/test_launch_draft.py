@@ -9,9 +9,9 @@ from kimi_served import kimi
 from safetensors.torch import save_file
 
 from halfbyte.errors import UsageError
-from halfbyte.serve.facts import LaunchOptions, draft_facts, draft_size
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.launch import launch
+from halfbyte.serve.launch_facts import LaunchOptions, draft_facts, draft_size
 from halfbyte.serve.needs import Draft, eagle3_mla
 
 MINI = Path(__file__).parents[3] / "models" / "kimi-mini"

@@ -7,10 +7,10 @@ from kimi_served import kimi, needs
 
 from halfbyte.errors import CheckFailedError, UsageError
 from halfbyte.machine.resources import memory_facts
-from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.fit import host_memory_nbytes, weights_nbytes
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.launch import CPU, engines_for, launch
+from halfbyte.serve.launch_facts import LaunchOptions
 
 FORMATS = ("nvfp4", "mxfp4", "mxfp4_ct", "int4")
 SMALL = 96  # experts, so that they fit in BF16 too

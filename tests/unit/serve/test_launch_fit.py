@@ -6,10 +6,10 @@ import pytest
 from kimi_served import kimi
 
 from halfbyte.errors import CheckFailedError, UsageError
-from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.fit import Load
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.launch import engines_for, launch
+from halfbyte.serve.launch_facts import LaunchOptions
 
 RTX = "8xRTX PRO 6000"
 

@@ -4,10 +4,10 @@ import pytest
 from kimi_served import kimi
 
 from halfbyte.errors import UsageError
-from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import parse_gpus
-from halfbyte.serve.knowledge import SWITCH, engines, setting_types
 from halfbyte.serve.launch import launch
+from halfbyte.serve.launch_data import SWITCH, engines, setting_types
+from halfbyte.serve.launch_facts import LaunchOptions
 
 OWN = {
     "tensor_parallel": "--tp N",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from halfbyte.serve.knowledge import publications
+from halfbyte.serve.launch_data import publications
 from halfbyte.serve.published import differences, differences_page, flags_of, recommended
 
 ROOT = Path(__file__).parents[3]

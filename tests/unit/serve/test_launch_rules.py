@@ -8,9 +8,9 @@ from kimi_served import kimi
 
 from halfbyte.errors import CheckFailedError, RecipeError, UsageError
 from halfbyte.serve import settings
-from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import parse_gpus
-from halfbyte.serve.knowledge import (
+from halfbyte.serve.launch import CPU, launch
+from halfbyte.serve.launch_data import (
     When,
     drafts,
     engine,
@@ -21,7 +21,7 @@ from halfbyte.serve.knowledge import (
     rules,
     version_key,
 )
-from halfbyte.serve.launch import CPU, launch
+from halfbyte.serve.launch_facts import LaunchOptions
 
 GOOD = """\
 - set: moe_backend

@@ -11,9 +11,9 @@ import pytest
 from kimi_served import kimi
 
 from halfbyte.errors import UsageError
-from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.launch import engines_for, launch
+from halfbyte.serve.launch_facts import LaunchOptions
 from halfbyte.serve.render import docker_script, docker_words, files, launch_record, script, write_files
 from halfbyte.serve.settings import Note
 

@@ -10,13 +10,13 @@ from halfbyte.checkpoint.headers import lay_out
 from halfbyte.errors import CheckFailedError, UsageError
 from halfbyte.families.kimi_k25.geometry import KIMI_K26, release_config, release_shards
 from halfbyte.families.model import describe
-from halfbyte.plan.engine_config import MODELOPT_FILE, modelopt_file, output_config
 from halfbyte.plan.manifest import make_plan
+from halfbyte.plan.quantization_config import MODELOPT_FILE, modelopt_file, output_config
 from halfbyte.recipe.load import load_recipe, recipe_names
 from halfbyte.serve.checkpoint_facts import served
-from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import known_gpus
 from halfbyte.serve.launch import launch, planned_fit
+from halfbyte.serve.launch_facts import LaunchOptions
 
 COUNTS = (1, 2, 4, 8)
 FROM_NVFP4 = ("kimi-k2.6-nvfp4-reap192",)

@@ -5,9 +5,9 @@ from ignore_list import with_ignore_list
 from kimi_served import kimi
 
 from halfbyte.errors import UsageError
-from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.launch import launch
+from halfbyte.serve.launch_facts import LaunchOptions
 from halfbyte.serve.render import docker_script
 
 

@@ -41,7 +41,7 @@ from halfbyte.checkpoint.remote.shard_cache import ShardCache
 from halfbyte.checkpoint.remote.store import Checksum, Files
 from halfbyte.checkpoint.untrusted_files import read_json
 from halfbyte.errors import CheckpointError
-from halfbyte.machine.process import gc_paused
+from halfbyte.machine.interrupts import gc_paused
 
 FIRST_NBYTES = 1024**2  # covers a Kimi-K2 shard header: usually one request per shard, at most two
 _IDENTITY = ".identity.json"

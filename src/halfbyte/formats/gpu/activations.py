@@ -1,4 +1,4 @@
-"""Round activations to FP4 and back in one pass, bit-identical to `compare.activations` in PyTorch."""
+"""Round activations to FP4 and back in one pass, bit-identical to `formats.emulated_activations` in PyTorch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 from halfbyte.errors import TensorError
 from halfbyte.formats.gpu.blocks import MXFP4_BLOCK, NVFP4_BLOCK, check_blocks
-from halfbyte.formats.gpu.device import (
+from halfbyte.formats.gpu.scalars import (
     MXFP4_CT,
     NVFP4_MAX,
     bf16_bits,

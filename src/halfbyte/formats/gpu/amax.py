@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from halfbyte.formats.gpu.blocks import check_stack, int4_group
-from halfbyte.formats.gpu.device import bf16_bits, bf16_value
+from halfbyte.formats.gpu.scalars import bf16_bits, bf16_value
 
 _ROWS = 2048
 _FIRST_LOOK = 7.5  # eighths: groups with a scale this close to the largest are read first

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from halfbyte.formats.gpu.device import bf16_bits, bf16_rounded, bf16_value
+from halfbyte.formats.gpu.scalars import bf16_bits, bf16_rounded, bf16_value
 
 _WIDTH = 2048  # columns at a time
 

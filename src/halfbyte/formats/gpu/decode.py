@@ -15,7 +15,7 @@ from halfbyte.formats.gpu.blocks import (
     check_stack,
     int4_group,
 )
-from halfbyte.formats.gpu.device import (
+from halfbyte.formats.gpu.scalars import (
     MXFP4_CT,
     NVFP4_CT,
     NVFP4_MAX,
@@ -29,7 +29,8 @@ from halfbyte.formats.gpu.device import (
 
 _WORDS = 1024
 _INT4 = tl.constexpr(5)  # beside the rules of the FP4 formats
-_NAN = tl.constexpr(0xFFC0)  # as x86 gives for 0 x infinity
+_INFINITY = tl.constexpr(0x7F800000)  # FP32 bits
+_NAN = tl.constexpr(0xFFC0)  # BF16 bits, as x86 gives for 0 x infinity
 
 
 @triton.jit
@@ -48,7 +49,8 @@ def _value(code, RULE: tl.constexpr):
 @triton.jit
 def _decoded_bits(value):
     """BF16 bits of a decoded value. A GPU's NaN (0 x infinity) is 0x7FFFFFFF, which rounding would turn into -0."""
-    return tl.where(value == value, bf16_bits(value), _NAN)
+    magnitude = value.to(tl.uint32, bitcast=True) & 0x7FFFFFFF
+    return tl.where(magnitude > _INFINITY, _NAN, bf16_bits(value))
 
 
 @triton.jit

@@ -10,7 +10,15 @@ import torch
 import triton
 import triton.language as tl
 
-from halfbyte.formats.gpu.device import (
+from halfbyte.formats.gpu.quality import (
+    QualitySums,
+    add_up,
+    new_records,
+    no_sums,
+    sums_of_pairs,
+    write_record,
+)
+from halfbyte.formats.gpu.scalars import (
     MXFP4_QUARK,
     NVFP4_GIVEN,
     bf16_value,
@@ -23,14 +31,6 @@ from halfbyte.formats.gpu.device import (
     is_ordinary,
     quotient_of,
     sign_of,
-)
-from halfbyte.formats.gpu.quality import (
-    QualitySums,
-    add_up,
-    new_records,
-    no_sums,
-    sums_of_pairs,
-    write_record,
 )
 
 _TILE_WORDS, _WARPS = 2048, 4

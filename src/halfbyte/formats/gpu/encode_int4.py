@@ -9,7 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from halfbyte.formats.gpu.device import (
+from halfbyte.formats.gpu.encode_bf16 import PROGRAMS
+from halfbyte.formats.gpu.quality import new_records, no_sums, write_record
+from halfbyte.formats.gpu.recode_tables import table_base
+from halfbyte.formats.gpu.scalars import (
     NVFP4_GIVEN,
     bf16_rounded,
     bf16_value,
@@ -22,9 +25,6 @@ from halfbyte.formats.gpu.device import (
     int4_value,
     sign_of,
 )
-from halfbyte.formats.gpu.encode_bf16 import PROGRAMS
-from halfbyte.formats.gpu.quality import new_records, no_sums, write_record
-from halfbyte.formats.gpu.recode_tables import table_base
 
 _WORDS = 2  # of a block
 _ROWS = 512  # blocks at a time

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from halfbyte.formats.format import DeviceCodec
 from halfbyte.formats.gpu.blocks import check_shape, check_stack
-from halfbyte.formats.gpu.device import bf16_bits, e4m3_value
+from halfbyte.formats.gpu.scalars import bf16_bits, e4m3_value
 
 BLOCK = 128
 _ROWS, _COLUMNS = 16, 512

@@ -16,7 +16,7 @@ from halfbyte.formats.gpu.blocks import (
     int4_group,
 )
 from halfbyte.formats.gpu.decode import mxfp4_to_bf16
-from halfbyte.formats.gpu.device import MXFP4_CT, MXFP4_QUARK
+from halfbyte.formats.gpu.scalars import MXFP4_CT, MXFP4_QUARK
 
 
 def int4_to_mxfp4(

@@ -21,7 +21,7 @@ from halfbyte.formats.gpu.blocks import (
     tensor_scale,
 )
 from halfbyte.formats.gpu.decode import nvfp4_to_bf16
-from halfbyte.formats.gpu.device import NVFP4_CT, NVFP4_GIVEN, NVFP4_MAX
+from halfbyte.formats.gpu.scalars import NVFP4_CT, NVFP4_GIVEN, NVFP4_MAX
 from halfbyte.formats.gpu.sweep import settle_bf16, settle_int4, sweep_bf16, sweep_int4
 
 METHODS = {"max": NVFP4_MAX.value, "compressed-tensors": NVFP4_CT.value}

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from halfbyte.formats.gpu.device import error_unit
+from halfbyte.formats.gpu.scalars import error_unit
 
 RECORD = 4  # signal, error, max_error, saturated, as in `cpu.rows`
 

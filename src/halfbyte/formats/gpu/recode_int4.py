@@ -15,7 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
-from halfbyte.formats.gpu.device import (
+from halfbyte.formats.gpu.encode_int4 import encode_left_out
+from halfbyte.formats.gpu.quality import QualitySums, add_up, new_records, write_record
+from halfbyte.formats.gpu.recode_tables import exponents_above, make_tables, table_base, table_class
+from halfbyte.formats.gpu.scalars import (
     INTERPRETED,
     MXFP4_QUARK,
     NVFP4_CT,
@@ -27,9 +30,6 @@ from halfbyte.formats.gpu.device import (
     e4m3_value,
     error_unit,
 )
-from halfbyte.formats.gpu.encode_int4 import encode_left_out
-from halfbyte.formats.gpu.quality import QualitySums, add_up, new_records, write_record
-from halfbyte.formats.gpu.recode_tables import exponents_above, make_tables, table_base, table_class
 
 _ROWS, _WARPS = 256, 4
 

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from halfbyte.formats.gpu.device import (
+from halfbyte.formats.gpu.scalars import (
     INTERPRETED,
     MXFP4_CT,
     NVFP4_CT,

@@ -1,4 +1,4 @@
-"""FP64 sweep for blocks whose two best scales FP32 cannot distinguish; `formats.cpu.sweep` explains exactness.
+"""FP64 sweep for blocks whose two best scales FP32 cannot distinguish; `formats.cpu.kernels.sweep` explains exactness.
 
 There are two rounds over the scales that can win. The first finds the smallest loss, the second the contenders within
 2^-40 of it, far above the rounding of FP64. A single contender wins. Several contenders have exact losses if these are
@@ -9,7 +9,7 @@ remaining blocks are listed for exact integer arithmetic on the host.
 import triton
 import triton.language as tl
 
-from halfbyte.formats.gpu.device import bf16_rounded
+from halfbyte.formats.gpu.scalars import bf16_rounded
 from halfbyte.formats.gpu.sweep_screen import (
     CODE_RANGE,
     FIRST_AT,
@@ -56,7 +56,7 @@ def _losses(target, code, amax):
 
 @triton.jit
 def _exact_below(smallest_bits, amax_bits, code):
-    """Losses under this bound are exact sums; see `formats.cpu.sweep.exact_below`."""
+    """Losses under this bound are exact sums; see `formats.cpu.kernels.sweep.exact_below`."""
     unit_of_weights = tl.maximum(smallest_bits >> 7, 1) - 134 + 7
     unit_of_grid = -1 + (tl.maximum(code >> 3, 1) - 10) + (tl.maximum(amax_bits >> 7, 1) - 134)
     exponent = 53 + 2 * tl.minimum(unit_of_weights, unit_of_grid)

@@ -7,7 +7,7 @@ scale; here each lane would gather some 300 bytes of such a table, estimated to 
 import triton
 import triton.language as tl
 
-from halfbyte.formats.gpu.device import bf16_rounded
+from halfbyte.formats.gpu.scalars import bf16_rounded
 from halfbyte.formats.gpu.sweep_screen import (
     CLOSE,
     CODE_RANGE,

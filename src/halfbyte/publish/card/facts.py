@@ -22,7 +22,7 @@ from halfbyte.evidence.probes import Probes
 from halfbyte.evidence.provenance import Provenance
 from halfbyte.evidence.record import MeasuredRecord, Record
 from halfbyte.evidence.release import Release
-from halfbyte.families.declared_formats import quantization_config
+from halfbyte.families.config_agreement import quantization_config
 from halfbyte.families.model import Model, describe
 from halfbyte.inspect.inspection import Inspection, inspect
 from halfbyte.publish.card.figures import NOT_MEASURED

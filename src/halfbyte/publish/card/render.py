@@ -10,8 +10,8 @@ from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.front_matter import front_matter
 from halfbyte.publish.card.markdown import bullets, environment
 from halfbyte.publish.card.sections import (
+    audit,
     calibration,
-    checked,
     closing,
     comparison,
     evaluation,
@@ -39,7 +39,7 @@ SECTIONS: Mapping[str, Callable[[CardFacts], dict[str, Any]]] = {
     "serving": serving.facts,
     "reproduction": reproduction.facts,
     "calibration": calibration.facts,
-    "checked": checked.facts,
+    "audit": audit.facts,
     "limitations": limitations.facts,
     "closing": closing.facts,
 }

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from halfbyte.errors import CheckpointError, MachineError, UsageError
 from halfbyte.machine.retry import Backoff
-from halfbyte.publish.hub.answers import is_passing, sentence, wait_asked
+from halfbyte.publish.hub.errors import is_passing, sentence, wait_asked
 from halfbyte.publish.hub.staging import Sent
 
 if TYPE_CHECKING:

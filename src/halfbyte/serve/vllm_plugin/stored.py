@@ -12,7 +12,7 @@ from pathlib import Path
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.compare.activations import inputs_are_quantized
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.families.declared_formats import quantization_config, refuse_other_config
+from halfbyte.families.config_agreement import quantization_config, refuse_other_config
 from halfbyte.families.family import COMPANIONS
 from halfbyte.families.linears import PLAIN, StoredLinear
 from halfbyte.families.model import Model, describe

@@ -15,7 +15,7 @@ from halfbyte.engine.backends.cuda.pinned_buffers import slot_nbytes
 from halfbyte.engine.jobs import JobInputs, inputs_from_stats
 from halfbyte.engine.runner import Runner, no_inputs
 from halfbyte.errors import MachineError
-from halfbyte.machine.devices import CUDA, device_names
+from halfbyte.machine.device_option import CUDA, device_names
 from halfbyte.machine.library_settings import allow_expandable_segments
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import Job

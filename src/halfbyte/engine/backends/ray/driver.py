@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from halfbyte.calibrate.stats import LayerStats
     from halfbyte.calibrate.store import Statistics
     from halfbyte.engine.dispatch import Work
-    from halfbyte.prune.decide import LayerByLayer
+    from halfbyte.prune.plan_source import LayerByLayer
 
 _FEWEST_CPUS = 4  # per task, if nodes have them: every task holds a shard open
 _COPIES = 3  # of a thread's largest job: stored, decoded, encoded

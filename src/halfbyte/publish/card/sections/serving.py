@@ -11,9 +11,9 @@ from halfbyte.errors import CheckFailedError, UsageError
 from halfbyte.evidence.launches import LaunchCommand, Launches
 from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.markdown import Markdown, code, fenced, phrase, table
-from halfbyte.serve.facts import LaunchOptions
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.launch import engines_for, launch
+from halfbyte.serve.launch_facts import LaunchOptions
 from halfbyte.serve.render import launch_record
 
 

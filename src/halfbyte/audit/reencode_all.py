@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halfbyte.audit.derived import Derived, Variant
+from halfbyte.audit.derive_plan import Derived, Variant
 from halfbyte.audit.findings import Finding, bad, count, good, unproven
-from halfbyte.audit.repeat import decode as reference_decode
+from halfbyte.audit.reencode_sample import decode as reference_decode
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.engine.jobs import as_bytes
 from halfbyte.errors import TensorError
 from halfbyte.families.linears import StoredLinear
-from halfbyte.families.stored_linear import stored
+from halfbyte.families.read_linear import stored
 from halfbyte.formats.codec import amax, encode
 from halfbyte.formats.encoded import Array, Encoded
 from halfbyte.formats.reference import floats

@@ -22,9 +22,9 @@ from halfbyte.families.model import Model, describe
 from halfbyte.formats.registry import FORMATS
 from halfbyte.methods.registry import METHODS
 from halfbyte.plan.manifest import Plan, make_plan
-from halfbyte.plan.module_matching import declares_kv_cache, read_block
 from halfbyte.plan.pruned import Kept
 from halfbyte.plan.rules import DECODE, ENCODE, KEEP, KV_SCALES_MODELOPT, ROUTED, ROUTER, Job
+from halfbyte.plan.vllm_matching import declares_kv_cache, read_block
 from halfbyte.recipe.decisions import EngineConfig, Quantize, Recipe, Role
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def variants_of(format: str) -> list[Variant]:
 
 def _variants(plan: Plan, output: Checkpoint, contents: Contents) -> dict[str, Variant | None]:
     """Return for each role the variant that reproduces most of the tried groups."""
-    from halfbyte.audit.encoded import Sides, gives, is_whole  # noqa: PLC0415 - imports kernels, which compile lazily
+    from halfbyte.audit.reencode_all import Sides, gives, is_whole  # noqa: PLC0415 - imports kernels, which compile lazily
 
     if plan.recipe.quantize is None:
         return {}

@@ -1,6 +1,6 @@
 """Load a checkpoint's config and tensor names with vLLM's own classes, without kernels and without weights.
 
-    python -m halfbyte.audit.native_load CASES.json RESULTS.json     writes the result of each case
+    python -m halfbyte.audit.vllm_load CASES.json RESULTS.json     writes the result of each case
 
 The model is built on PyTorch's meta device, where tensors have names, shapes and types but no data, so Kimi-K2.6 can be
 built on a laptop. vLLM's `load_weights` gets a meta tensor for each name in the checkpoint, and every write to a

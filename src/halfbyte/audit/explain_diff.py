@@ -13,9 +13,9 @@ from typing import Any
 
 from halfbyte.audit import checks
 from halfbyte.audit.checks import changed_keys, flat_config
-from halfbyte.audit.encoded import sqnr_db
 from halfbyte.audit.findings import count
 from halfbyte.audit.inputs import BLOCK, Evidence, gather
+from halfbyte.audit.reencode_all import sqnr_db
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.families.family import SUFFIXES

@@ -14,12 +14,12 @@ from halfbyte.checkpoint.remote.address import (
     refuse_hub_id,
 )
 from halfbyte.errors import UsageError
-from halfbyte.machine.devices import CPU
+from halfbyte.machine.device_option import CPU
 from halfbyte.ui.units import nbytes
 
 if TYPE_CHECKING:
     from halfbyte.checkpoint.folder import Checkpoint
-    from halfbyte.options.run import Placement, RecipeChanges, ShardCache, Upload
+    from halfbyte.options.shared import Placement, RecipeChanges, ShardCache, Upload
     from halfbyte.plan.manifest import PlanFile
     from halfbyte.publish.hub.push import Push
     from halfbyte.recipe.decisions import Recipe

@@ -11,7 +11,7 @@ from typing import Any
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.hashing import file_sha256
 from halfbyte.errors import UsageError
-from halfbyte.serve import knowledge
+from halfbyte.serve import launch_data
 from halfbyte.serve.checkpoint_facts import BF16, Served
 from halfbyte.serve.gpus import Gpus
 from halfbyte.serve.needs import Draft, draft_of, eagle3_mla
@@ -143,7 +143,7 @@ def draft_facts(family: str, name: str | None) -> dict[str, Any]:
     if name is None:
         return {}
     if name == _AUTO:
-        known = knowledge.drafts().get(family)
+        known = launch_data.drafts().get(family)
         if not known:
             fix = "choose one with --draft ORGANIZATION/NAME"
             raise UsageError(f"no Eagle3 draft is known for {family}", where="--draft", fix=fix)
@@ -177,7 +177,7 @@ def draft_notes(name: str | None) -> list[Note]:
 
 def _known() -> dict[str, bool]:
     """Return for each known draft whether its attention is MLA."""
-    return {row.model: row.mla for rows in knowledge.drafts().values() for row in rows}
+    return {row.model: row.mla for rows in launch_data.drafts().values() for row in rows}
 
 
 def _is_latent(name: str) -> bool:

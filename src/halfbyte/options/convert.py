@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from halfbyte.options.declare import argument, group, option
-from halfbyte.options.run import (
+from halfbyte.options.shared import (
     Placement,
     RecipeChanges,
     ShardCache,

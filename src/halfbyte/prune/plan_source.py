@@ -17,14 +17,14 @@ from halfbyte.checkpoint.identity import config_name, identity, short_name
 from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.checkpoint.reader import CachingReader
 from halfbyte.errors import UsageError
-from halfbyte.families.declared_formats import refuse_other_config
+from halfbyte.families.config_agreement import refuse_other_config
 from halfbyte.families.model import Model, describe
 from halfbyte.plan.manifest import Plan, make_plan, refuse_nothing_to_prune
 from halfbyte.plan.prune_plan import CHOSEN_ON, PLAN, LayerChoice, PrunePlan, check_layers
 from halfbyte.plan.prune_record import read_record
 from halfbyte.plan.pruned import Kept, RouterShape, moe_layers, refuse_wrong_choice, router_shape
 from halfbyte.plan.rules import Job
-from halfbyte.prune.choose import choose, choose_layer, gather, spread, with_coverage
+from halfbyte.prune.build_plan import choose, choose_layer, gather, spread, with_coverage
 from halfbyte.prune.selection import Budgets
 from halfbyte.recipe.decisions import Prune, Recipe
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from halfbyte.audit import native, native_load
-from halfbyte.audit.native import findings
-from halfbyte.audit.native_load import Writes, box_of, uncovered
+from halfbyte.audit import vllm_check, vllm_load
+from halfbyte.audit.vllm_check import findings
+from halfbyte.audit.vllm_load import Writes, box_of, uncovered
 from halfbyte.errors import MachineError
 
 CLEAN = {
@@ -70,11 +70,11 @@ def test_writes_are_recorded_with_the_tensor_that_was_loaded():
 
 
 def test_whole_numbers_may_become_wider_and_floats_may_not_become_fp8():
-    assert native_load.same_numbers(torch.int32, torch.int64)
-    assert native_load.same_numbers(torch.bfloat16, torch.float32)
-    assert not native_load.same_numbers(torch.int64, torch.int32)
-    assert not native_load.same_numbers(torch.bfloat16, torch.float8_e4m3fn)
-    assert not native_load.same_numbers(torch.uint8, torch.bfloat16)
+    assert vllm_load.same_numbers(torch.int32, torch.int64)
+    assert vllm_load.same_numbers(torch.bfloat16, torch.float32)
+    assert not vllm_load.same_numbers(torch.int64, torch.int32)
+    assert not vllm_load.same_numbers(torch.bfloat16, torch.float8_e4m3fn)
+    assert not vllm_load.same_numbers(torch.uint8, torch.bfloat16)
 
 
 def test_a_clean_load_passes():
@@ -104,11 +104,11 @@ def test_unused_scales_of_the_kv_cache_are_a_note():
 
 def test_without_vllm_it_says_what_to_install(monkeypatch, pico, halfbyte):
     def absent(_):
-        raise native.PackageNotFoundError("vllm")
+        raise vllm_check.PackageNotFoundError("vllm")
 
-    monkeypatch.setattr(native, "version", absent)
+    monkeypatch.setattr(vllm_check, "version", absent)
     with pytest.raises(MachineError, match="not installed"):
-        native.vllm_version()
+        vllm_check.vllm_version()
     code, _, said = halfbyte("audit", pico(), "--engine", "vllm")
     assert code == 3
     assert "make vllm" in said

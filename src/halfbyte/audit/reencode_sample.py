@@ -14,7 +14,7 @@ from halfbyte.audit.inputs import Evidence
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.engine.jobs import as_bytes
-from halfbyte.families.stored_linear import stored
+from halfbyte.families.read_linear import stored
 from halfbyte.formats.encoded import Array, Encoded
 from halfbyte.formats.reference import floats
 from halfbyte.formats.registry import FORMATS
@@ -33,7 +33,7 @@ def repeat(evidence: Evidence, sample: int) -> list[Finding]:
     if unknown and sample:
         text = f"linears encoded with {', '.join(unknown)}"
         why = "the reference does not implement this method, and the audit has no error bounds for it"
-        fix = "add an encoder to formats/reference, or bounds to audit/repeat.py; see docs/architecture.md"
+        fix = "add an encoder to formats/reference, or bounds to audit/reencode_sample.py; see docs/architecture.md"
         return [unproven("repeat", text, why=why, fix=fix)]
     if not jobs:
         return [note("repeat", "not checked: the sample is empty, or no linear is encoded or decoded")]

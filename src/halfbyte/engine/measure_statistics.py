@@ -1,4 +1,4 @@
-"""Measure statistics, during a quantization run or standalone. `provided.py` loads them from a file."""
+"""Measure statistics, during a quantization run or standalone. `calibrate.store` loads them from a file."""
 
 from __future__ import annotations
 

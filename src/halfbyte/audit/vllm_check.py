@@ -1,6 +1,6 @@
 """The check `audit --engine vllm`: the installed vLLM uses every tensor and fills every parameter.
 
-The other checks reimplement vLLM's rules. This one runs vLLM itself, without a GPU or weights, see `native_load.py`.
+The other checks reimplement vLLM's rules. This one runs vLLM itself, without a GPU or weights, see `vllm_load.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from halfbyte.audit.inputs import Evidence
 from halfbyte.checkpoint.untrusted_files import read_json
 from halfbyte.errors import MachineError
 from halfbyte.machine.python_path import OWN_PYTHON
-from halfbyte.plan.engine_config import MODELOPT_FILE
+from halfbyte.plan.quantization_config import MODELOPT_FILE
 
 CHECK = "vllm"
 _FIX = "compare the ignore list and the number of experts in config.json with the stored tensors"
@@ -90,7 +90,7 @@ def _run(evidence: Evidence) -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         cases, results = Path(folder) / "cases.json", Path(folder) / "results.json"
         cases.write_text(json.dumps([case]))
-        command = [*OWN_PYTHON, "-m", "halfbyte.audit.native_load", str(cases), str(results)]
+        command = [*OWN_PYTHON, "-m", "halfbyte.audit.vllm_load", str(cases), str(results)]
         environment = {**ENVIRONMENT, **os.environ}
         process = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if process.returncode:

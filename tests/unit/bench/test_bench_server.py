@@ -2,8 +2,8 @@
 
 import pytest
 
-from halfbyte.bench import machine
-from halfbyte.bench.machine import GpuPower, differences, inspect_server, over_time, read_gpus
+from halfbyte.bench import server as bench_server
+from halfbyte.bench.server import GpuPower, differences, inspect_server, over_time, read_gpus
 from halfbyte.errors import MachineError, UsageError
 
 MODELS = {"data": [{"id": "mini", "root": "/models/mini", "max_model_len": 1024}]}
@@ -16,7 +16,7 @@ def pages(version: str = "0.32.0", **more) -> dict:
 
 
 def test_a_server_on_a_machine_without_gpus_computes_on_its_cpu(serve, monkeypatch):
-    monkeypatch.setattr(machine, "_gpu_here", lambda: False)
+    monkeypatch.setattr(bench_server, "_gpu_here", lambda: False)
     url = serve(pages())
     result = inspect_server(f"{url}/v1/")
     assert (result.url, result.model, result.root, result.context) == (url, "mini", "/models/mini", 1024)
@@ -27,32 +27,32 @@ def test_a_server_on_a_machine_without_gpus_computes_on_its_cpu(serve, monkeypat
 
 
 def test_a_gpu_is_a_gpu_and_unknown_is_unknown(serve, monkeypatch):
-    monkeypatch.setattr(machine, "_gpu_here", lambda: True)
+    monkeypatch.setattr(bench_server, "_gpu_here", lambda: True)
     url = serve(pages())
     assert inspect_server(url).device == "gpu"
     assert inspect_server(url).no_claim_because == ""
     assert inspect_server(serve(pages("0.32.0+cpu"))).device == "cpu"
-    monkeypatch.setattr(machine, "_LOCAL", ())  # as if it were elsewhere
+    monkeypatch.setattr(bench_server, "_LOCAL", ())  # as if it were elsewhere
     assert inspect_server(url).device == "unknown"
     assert "hardware is unknown" in inspect_server(url).no_claim_because
     assert inspect_server(url, gpus="8xB200").no_claim_because == ""
 
 
 def test_an_emulated_server_is_recognised(serve, monkeypatch):
-    monkeypatch.setattr(machine, "_gpu_here", lambda: True)
+    monkeypatch.setattr(bench_server, "_gpu_here", lambda: True)
     url = serve(pages())
     assert not inspect_server(url).emulated
     assert inspect_server(url, emulated=True).no_claim_because == "the server emulates its number format"
     told = serve(pages(**{"/server_info": {"config": "quantization=halfbyte_emulate"}}))
     assert inspect_server(told).emulated
-    monkeypatch.setattr(machine, "local_command", lambda _: "vllm serve x --quantization halfbyte_emulate")
+    monkeypatch.setattr(bench_server, "local_command", lambda _: "vllm serve x --quantization halfbyte_emulate")
     assert inspect_server(url).emulated
 
 
 def test_the_command_of_a_local_server_is_found(serve):
-    assert "pytest" in machine.local_command(serve({}))
-    assert machine.local_command("http://127.0.0.1:1") == ""
-    assert machine.local_command("http://example.org:80") == ""
+    assert "pytest" in bench_server.local_command(serve({}))
+    assert bench_server.local_command("http://127.0.0.1:1") == ""
+    assert bench_server.local_command("http://example.org:80") == ""
 
 
 def test_servers_that_do_not_respond_are_refused(serve):

@@ -1,6 +1,6 @@
 """Independent checks of an output, with and without its source.
 
-inputs                  what the checks read: checkpoint, recorded or derived plan, journal
+inputs                  input of the checks: checkpoint, recorded or derived plan, journal
 derive_plan             the plan of a checkpoint that has none
 checks, byte_checks     config, structure, ignore list; hashes and copied bytes
 reencode_sample, gptq   re-encode a sample with the reference arithmetic, or bound its error

@@ -122,7 +122,7 @@ class Observer:
 
 
 def tokens_second(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what a look gets, [R, L, d] or [R, H, L, d], with the tokens in the second dimension."""
+    """Return activations, [R, L, d] or [R, H, L, d], with the tokens in the second dimension."""
     return tensor.transpose(1, 2) if tensor.ndim == _WITH_HEADS else tensor
 
 

@@ -1,6 +1,6 @@
 """Exponential backoff between the attempts of a retry loop.
 
-Each loop decides for itself which errors are transient and what ends it (a deadline, Ctrl-C, progress), because that
+Each loop decides for itself which errors are transient and when to stop (a deadline, Ctrl-C, progress), because that
 depends on what it calls. Number of attempts and waits are the same arithmetic everywhere.
 """
 

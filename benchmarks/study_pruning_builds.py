@@ -1,4 +1,4 @@
-"""The builds of the study of pruning: which experts stay, chosen by halfbyte's own `prune.choose` from statistics.
+"""The builds of the study of pruning: which experts stay, chosen by halfbyte's own `prune.build_plan` from statistics.
 
 "task" is calibrated on programs alone; "mixed" on all domains, all tokens alike; "even" on all domains, each with the
 same weight; "max_min" looks for the set whose worst domain is covered best.

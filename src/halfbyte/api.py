@@ -638,18 +638,20 @@ def _check(function: str, **values: object) -> None:
         if option.choices:
             _one_of(name, value, (*((None,) if option.default is None else ()), *option.choices))
         elif value is not None and option.type is int:
-            _at_least(int(option.declaration.least or 0), name, value)
+            _within(int(option.declaration.least or 0), option.declaration.most, name, value)
         elif value is not None and not isinstance(value, str):
             what = f"'{name}' is {value!r}, which is {type(value).__name__}"
             raise UsageError(what, where=name, fix="pass a str")
 
 
-def _at_least(least: int, name: str, value: object) -> None:
+def _within(least: int, most: float | None, name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         what = f"'{name}' is {value!r}, which is {type(value).__name__}"
         raise UsageError(what, where=name, fix=f"pass an int, {least} or more")
     if value.__index__() < least:
         raise UsageError(f"'{name}' is {value}", where=name, fix=f"pass {least} or more")
+    if most is not None and value.__index__() > most:
+        raise UsageError(f"'{name}' is {value}", where=name, fix=f"pass {most:g} or less")
 
 
 def _one_of(name: str, value: object, known: Sequence[object]) -> None:

@@ -293,3 +293,9 @@ def test_a_package_that_is_called_before_it_is_imported_says_where_the_function_
     code = f"import halfbyte\nhalfbyte.{name}('OUT')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert f"AttributeError: 'halfbyte.{name}' is a package; call halfbyte.api.{name}(...)" in done.stderr
+
+
+def test_an_argument_above_its_limit_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="'loops' is 65") as caught:
+        api.prune(str(tmp_path / "source"), str(tmp_path / "out"), keep=2, loops=65)
+    assert "64 or less" in str(caught.value)

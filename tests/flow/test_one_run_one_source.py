@@ -167,7 +167,7 @@ def test_an_audit_is_shown_even_where_it_cannot_be_saved(source, tmp_path, halfb
     def full(*_):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("halfbyte.audit.run.write_whole", full)
+    monkeypatch.setattr("halfbyte.evidence.record.write_whole", full)
     code, shown, errors = halfbyte("audit", tmp_path / "out")
     assert code == 3
     assert "shards have the size and SHA-256" in shown

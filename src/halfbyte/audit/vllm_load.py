@@ -41,7 +41,6 @@ INPUT_SCALE = re.compile(r"_?input_(global_)?scale$")
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _CT = f"{_QUANTIZATION}.compressed_tensors"
 _ORACLE = "vllm.model_executor.layers.fused_moe.oracle"
-_LINEAR = "vllm.model_executor.kernels.linear"
 _DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,

@@ -87,12 +87,13 @@ def inspect_server(url: str, *, emulated: bool = False, gpus: str | None = None,
     cache: Mapping[str, str] = page.cache if page else {}
     version = str((_json(url, "/version") or {}).get("version", ""))
     command, row = local_command(url), named[0]
+    context: Any = row.get("max_model_len")  # some servers report a float
     reported = (page is not None and page.emulated) or EMULATION in json.dumps(_json(url, "/server_info") or {})
     return Server(
         url=url,
         model=str(row.get("id", "")),
         root=str(row.get("root") or ""),
-        context=row.get("max_model_len"),
+        context=int(context) if isinstance(context, (int, float)) and context > 0 else None,
         version=version,
         device=_device(version, url, command, declared=bool(gpus)),
         emulated=emulated or reported or EMULATION in command,

@@ -9,7 +9,7 @@ from typing import Any
 from halfbyte.cli.pipeline_output import duration
 from halfbyte.compare.report import CONFIDENCE, Report
 from halfbyte.compare.stream import Step
-from halfbyte.evidence.comparison import Estimate, Summary
+from halfbyte.evidence.comparison import Estimate, LayerDifference, Summary
 from halfbyte.machine.device_option import CPU
 from halfbyte.ui.console import Activity, Column, Output
 
@@ -21,7 +21,7 @@ def steps(activity: Activity) -> Callable[[Step], None]:
 
     def show(step: Step) -> None:
         layer = step.differences[0]
-        line = f"layer {layer.layer}  {step.done} of {step.layers}  relative error {layer.relative_error:.3g}"
+        line = f"layer {layer.layer}  {step.done} of {step.layers}  relative error {_error(layer)}"
         if layer.routed_alike is not None:
             line += f"  same routing {layer.routed_alike:.2%}"
         line += f"  {duration(step.seconds)}"
@@ -66,11 +66,15 @@ def _how(result: Report) -> str:
     return f"in {result.dtype}{where}"
 
 
+def _error(layer: LayerDifference) -> str:
+    return "infinite" if layer.relative_error is None else f"{layer.relative_error:.3g}"
+
+
 def _tables(out: Output, result: Report) -> None:
     layers = [
         {
             "layer": layer.layer,
-            "error": f"{layer.relative_error:.3g}",
+            "error": _error(layer),
             "cosine": f"{layer.cosine:.5f}",
             "alike": None if layer.routed_alike is None else f"{layer.routed_alike:.2%}",
         }

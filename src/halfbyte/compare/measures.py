@@ -32,9 +32,11 @@ class Difference(NamedTuple):
     tokens: int
 
     @property
-    def relative_error(self) -> float:
-        """Return ||a - b|| / ||a||."""
-        return 0.0 if self.error == 0 else float(np.sqrt(self.error / self.signal)) if self.signal else np.inf
+    def relative_error(self) -> float | None:
+        """Return ||a - b|| / ||a||; None if a is zero and b is not."""
+        if self.error == 0:
+            return 0.0
+        return float(np.sqrt(self.error / self.signal)) if self.signal else None
 
     @property
     def mean_cosine(self) -> float:

@@ -15,7 +15,7 @@ from halfbyte.plan.quantization_config import MODELOPT_FILE, modelopt_file, outp
 
 
 def finalize(plan: Plan, out: Path, others: list[Path]) -> None:
-    """Copy non-weight files and write index and config. The config is written last: a folder that has one is complete."""
+    """Copy non-weight files and write index and config. The config is last: a folder that has one is complete."""
     root = plan.checkpoint.root
     for relative in others:
         # The plan and journal of a source that halfbyte wrote are not part of this output.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +96,7 @@ def measure_alone(  # noqa: PLR0913 - keyword-only at the end
             else:
                 with CachingReader(checkpoint, seen) as reader:
                     for layer, stats in statistics.layers(reader, threads, report_progress, ()):
-                        measured[layer] = stats
+                        measured[layer] = replace(stats, hessians=None)  # not saved, and gigabytes per layer
                         prefetch.measured({layer})
         report_progress("measured all layers")
         return report(measured, recipe.quantize.input_scale if recipe.quantize else None)

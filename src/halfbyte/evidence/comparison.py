@@ -35,7 +35,7 @@ class LayerDifference:
     """Difference of the hidden states after a layer, over all tokens."""
 
     layer: int
-    relative_error: float  # ||a - b|| / ||a||
+    relative_error: float | None  # ||a - b|| / ||a||; None if the reference is zero and the other is not
     cosine: float  # mean over tokens
     routed_alike: float | None  # share of (token, expert) pairs with the same routing; null without a router
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from halfbyte.checkpoint.output_folder import PLAN
 from halfbyte.evidence.loops import Loops
-from halfbyte.evidence.record import Record, decoded
+from halfbyte.evidence.record import InvalidValueError, Record, decoded
 from halfbyte.plan.prune_plan import PLAN as PRUNE_PLAN
 
 
@@ -114,9 +114,8 @@ class PlanSummary(Record):
     pruned_before: EarlierPruning | None = None
 
     def __post_init__(self) -> None:
-        """Check the recipe and the earlier loop test."""
+        """Check the recipe."""
         decoded(RecipeChoices, self.recipe, ".recipe")
-        self.earlier_loops()
 
     @property
     def choices(self) -> RecipeChoices:
@@ -124,9 +123,12 @@ class PlanSummary(Record):
         return decoded(RecipeChoices, self.recipe)
 
     def earlier_loops(self) -> Loops | None:
-        """Return the loop test of the pruned source."""
+        """Return the loop test of the pruned source. The source's file is copied into the plan, valid or not."""
         loops = self.pruned_before.loops if self.pruned_before else None
-        return None if loops is None else decoded(Loops, loops, ".pruned_before.loops")
+        try:
+            return None if loops is None else decoded(Loops, loops)
+        except InvalidValueError:
+            return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

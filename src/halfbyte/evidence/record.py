@@ -42,7 +42,7 @@ MOST_NBYTES = 1 << 28  # per file; comparisons are the largest
 FORMAT = "format"  # the key of the version in each file
 OMIT = {"omit": True}  # metadata of a field that is written only if it differs from its default
 MeasuredOn = Literal["nothing", "weights", "server", "outputs"]
-_MOST = 10**30  # larger numbers are not plausible measurements
+_MOST_COUNT = 10**30  # larger integers are not plausible; perplexities and intervals may be larger
 _NAMES = {str: "a string", bool: "true or false", int: "an integer", float: "a number", type(None): "null"}
 _LONGEST_SHOWN = 40  # characters of an invalid value
 _T = TypeVar("_T")
@@ -88,7 +88,7 @@ class Record:
                 raise cls._invalid(what, where)
         try:
             return decoded(cls, value)
-        except _InvalidError as error:
+        except InvalidValueError as error:
             raise cls._invalid(f"{where.name} is not a valid {cls.kind} record: {error}", where) from None
 
     @classmethod
@@ -122,14 +122,14 @@ class MeasuredRecord(Record):
     measured_folder: str | None = field(default=None, metadata=OMIT)  # its name, which a server may report
 
 
-class _InvalidError(Exception):
+class InvalidValueError(Exception):
     """A value that does not match its type, with the path to it."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
         self.problem, self.path = problem, ""
 
-    def under(self, step: str) -> _InvalidError:
+    def under(self, step: str) -> InvalidValueError:
         """Prepend a step to the path."""
         self.path = step + self.path
         return self
@@ -142,7 +142,7 @@ def decoded(kind: type[_T], value: Any, at: str = "") -> _T:
     """Return a JSON value as a type; `at` is its path in the file, for errors."""
     try:
         return _decoder(kind)(value)
-    except _InvalidError as error:
+    except InvalidValueError as error:
         raise error.under(at) from None
 
 
@@ -195,20 +195,20 @@ def _scalar(kind: type) -> Callable[[Any], Any]:
 
     def decode(value: Any) -> Any:
         if type(value) not in accepted or (kind in (int, float) and not _plausible(value)):
-            raise _InvalidError(f"is {_shown(value)}, not {_NAMES[kind]}")
+            raise InvalidValueError(f"is {_shown(value)}, not {_NAMES[kind]}")
         return value
 
     return decode
 
 
 def _plausible(value: float) -> bool:
-    return abs(value) < _MOST if isinstance(value, int) else math.isfinite(value) and abs(value) < _MOST
+    return abs(value) < _MOST_COUNT if isinstance(value, int) else math.isfinite(value)
 
 
 def _literal(values: tuple[Any, ...]) -> Callable[[Any], Any]:
     def decode(value: Any) -> Any:
         if not any(type(value) is type(choice) and value == choice for choice in values):
-            raise _InvalidError(f"is {_shown(value)}, not one of {', '.join(map(str, values))}")
+            raise InvalidValueError(f"is {_shown(value)}, not one of {', '.join(map(str, values))}")
         return value
 
     return decode
@@ -222,11 +222,11 @@ def _union(kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
     def decode(value: Any) -> Any:
         if value is None and optional:
             return None
-        errors: list[_InvalidError] = []
+        errors: list[InvalidValueError] = []
         for decoder in decoders:
             try:
                 return decoder(value)
-            except _InvalidError as error:
+            except InvalidValueError as error:
                 errors.append(error)
         raise max(errors, key=lambda error: len(error.path))  # the type that matches deepest
 
@@ -236,12 +236,12 @@ def _union(kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
 def _sequence(item: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def decode(value: Any) -> tuple[Any, ...]:
         if not _is_list(value):
-            raise _InvalidError(f"is {_shown(value)}, not a list")
+            raise InvalidValueError(f"is {_shown(value)}, not a list")
         items: list[Any] = []
         for at, inner in enumerate(value):
             try:
                 items.append(item(inner))
-            except _InvalidError as error:
+            except InvalidValueError as error:
                 raise error.under(f"[{at}]") from None
         return tuple(items)
 
@@ -251,12 +251,12 @@ def _sequence(item: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def _fixed(decoders: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
     def decode(value: Any) -> tuple[Any, ...]:
         if not _is_list(value) or len(value) != len(decoders):
-            raise _InvalidError(f"is {_shown(value)}, not a list of {len(decoders)}")
+            raise InvalidValueError(f"is {_shown(value)}, not a list of {len(decoders)}")
         items: list[Any] = []
         for at, (decoder, inner) in enumerate(zip(decoders, value, strict=True)):
             try:
                 items.append(decoder(inner))
-            except _InvalidError as error:
+            except InvalidValueError as error:
                 raise error.under(f"[{at}]") from None
         return tuple(items)
 
@@ -266,12 +266,12 @@ def _fixed(decoders: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
 def _mapping(item: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def decode(value: Any) -> dict[str, Any]:
         if not _is_object(value):
-            raise _InvalidError(f"is {_shown(value)}, not an object")
+            raise InvalidValueError(f"is {_shown(value)}, not an object")
         items: dict[str, Any] = {}
         for key, inner in value.items():
             try:
                 items[key] = item(inner)
-            except _InvalidError as error:
+            except InvalidValueError as error:
                 raise error.under(f".{_shown(key)}") from None
         return items
 
@@ -285,18 +285,18 @@ def _object(kind: type) -> Callable[[Any], Any]:
 
     def decode(value: Any) -> Any:
         if not _is_object(value):
-            raise _InvalidError(f"is {_shown(value)}, not an object")
+            raise InvalidValueError(f"is {_shown(value)}, not an object")
         given: dict[str, Any] = {}
         for name, required in rows:
             if name not in value:
                 if required:
-                    raise _InvalidError("is missing").under(f".{name}")
+                    raise InvalidValueError("is missing").under(f".{name}")
                 continue
             if name not in decoders:
                 decoders[name] = _decoder(hints[name])
             try:
                 given[name] = decoders[name](value[name])
-            except _InvalidError as error:
+            except InvalidValueError as error:
                 raise error.under(f".{name}") from None
         return kind(**given)
 

@@ -2,7 +2,7 @@
 
 Engines build every module that config.json declares and silently compute with uninitialized memory if its tensors are
 missing. Comparing layers with each other does not reveal a tensor that all of them lack, so each family lists its
-required tensors (`needed` in `data/*.json`). A row has `names`, of linears in any format or of tensors; `layers`
+required tensors (`needed` in its `tensors.json`). A row has `names`, of linears in any format or of tensors; `layers`
 (`every`, `dense` or `moe`; absent for names outside layers); `when`, conditions on config.json (a value, or true or
 false for a key that is set or not); and `blocks`, the keys that count {B}, the blocks of a vision tower. Extra layers
 for multi-token prediction need the same tensors as other layers; their additional tensors belong to a draft model.

@@ -1,5 +1,5 @@
 """Inspect a checkpoint from its headers.
 
-inspection    roles, formats, sizes and consistency
-gains         size after each recipe
+inspection     roles, formats, sizes and consistency
+recipe_sizes   size after each recipe
 """

@@ -5,7 +5,7 @@ probe        probes, their settings and findings;  catalogue: all probes in orde
 profiles     questions as data;  context: prompts of given lengths
 client       requests, plain or streamed, all recorded in the trace;  answers: their parsed form
 checks       faults of one answer;  judging: findings over many answers, rates as gates, marked texts
-report       probe.json;  coverage: which probes ran;  output: table, progress and known causes
+report       probe.json;  output: table, progress and known causes
 
 The probes: card_probes, vision and long_context (those of the keep192 card), prose and thinking (faults that the card's
 probes missed), tool_cases and tool_calls, server and streams (behavior of the server), drift and drift_measures

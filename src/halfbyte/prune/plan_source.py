@@ -1,6 +1,6 @@
 """Decide which experts of a checkpoint to keep: by a plan, by statistics, or layer by layer during measurement.
 
-`choose.py` has the rules. This module applies them to a checkpoint and rejects mismatched inputs.
+`build_plan.py` has the rules. This module applies them to a checkpoint and rejects mismatched inputs.
 """
 
 from __future__ import annotations

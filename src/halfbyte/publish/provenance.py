@@ -36,7 +36,7 @@ from halfbyte.evidence.provenance import (
     RecipeFacts,
     SourceFacts,
 )
-from halfbyte.evidence.record import InvalidRecordError, decoded
+from halfbyte.evidence.record import InvalidRecordError, InvalidValueError, decoded
 from halfbyte.publish import contents
 from halfbyte.publish.contents import MOST_EVIDENCE_NBYTES, PROVENANCE, SBOM
 from halfbyte.publish.environment import code, environment
@@ -80,6 +80,10 @@ def _record(plan: Mapping[str, Any], source: SourceFacts, hashes: Mapping[str, H
     """Return the record without its digest."""
     kinds = {name: contents.kind(name) for name in sorted(hashes)}
     calibration = plan.get("calibration")
+    try:
+        facts = decoded(EnvironmentFacts, environment())
+    except InvalidValueError as error:  # such as a package without a version
+        raise MachineError(f"cannot describe this machine: {error}", fix="run halfbyte doctor") from None
     return Provenance(
         halfbyte=halfbyte.__version__,
         made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -87,7 +91,7 @@ def _record(plan: Mapping[str, Any], source: SourceFacts, hashes: Mapping[str, H
         source=source,
         recipe=RecipeFacts(name=plan["recipe"].get("name"), sha256=plan["parts"].get("recipe")),
         plan=plan.get("fingerprint"),
-        environment=decoded(EnvironmentFacts, environment()),
+        environment=facts,
         statistics=plan.get(STATS_SHA256),
         data={key: calibration.get(key) for key in _DATA} if calibration else None,
         evidence={name: hashes[name].sha256 for name, kind in kinds.items() if kind in ("evidence", "trace")},
@@ -131,12 +135,13 @@ def of_output(hashed: Hash) -> OutputFile:
 
 def as_bytes(record: Provenance) -> bytes:
     """Return the file's bytes, with the digest of the record."""
-    return encoded(replace(record, digest=digest(record)).as_json(), indent=1)
+    value = record.as_json()
+    return encoded(value | {DIGEST: digest(value)}, indent=1)
 
 
-def digest(record: Provenance) -> str:
-    """Return the SHA-256 of all fields except the digest, independent of the file's formatting."""
-    bare = {key: value for key, value in record.as_json().items() if key != DIGEST}
+def digest(value: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of all fields except the digest, unknown ones too, independent of the file's formatting."""
+    bare = {key: held for key, held in value.items() if key != DIGEST}
     return hashlib.sha256(json.dumps(bare, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

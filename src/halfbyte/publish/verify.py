@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from halfbyte.checkpoint.hashing import Hash, HashProgress, file_sha256, hash_files
 from halfbyte.checkpoint.output_folder import FOLDER
-from halfbyte.checkpoint.untrusted_files import json_object
+from halfbyte.checkpoint.untrusted_files import json_object, read_json
 from halfbyte.evidence.provenance import Provenance
 from halfbyte.publish import contents
 from halfbyte.publish.contents import CARD, CARD_HASH, CARD_RECORD, LATER, MOST_EVIDENCE_NBYTES, PROVENANCE
@@ -94,7 +94,7 @@ def _verify(
     watch: Callable[[HashProgress], None] | None,
 ) -> Verified:
     differences: list[Difference] = []
-    if record.digest != digest(record):
+    if record.digest != digest(read_json(out / FOLDER / PROVENANCE, finite=True)):
         text = "was edited: its digest does not match"
         differences.append(Difference("edited", f"{FOLDER}/{PROVENANCE}", text))
     sizes: dict[str, int | None] = {name: file.nbytes for name, file in record.outputs.items()}

@@ -284,6 +284,8 @@ def _bench(report: Benchmark, _: Any) -> _Result:
     points = report.points
     if not points:
         return "no points", "not measured", "nothing was measured"
+    if any(not 0 <= point.failed <= point.requests for point in points):
+        return "impossible counts", "anomalous", "failed requests are negative or more than all requests"
     failed, requests = sum(point.failed for point in points), sum(point.requests for point in points)
     empty = [point.where for point in points if point.tokens_per_second is None]
     measured = f"{failed} of {requests} requests failed"

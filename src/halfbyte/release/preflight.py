@@ -271,9 +271,9 @@ class Preflight:
 
     def _hidden_nbytes(self) -> int:
         """Return the size of all calibration tokens' hidden states between two layers, in BF16."""
-        calibrate, text = self._recipe.calibrate, self._plan.model.family.text(self._checkpoint.config)
-        width = text.get("hidden_size")
-        if calibrate is None or not isinstance(width, int):
+        calibrate = self._recipe.calibrate
+        width = self._plan.model.family.number(self._checkpoint.config, "width")
+        if calibrate is None or width is None:
             return 0
         return calibrate.samples * calibrate.sequence_length * width * _BF16_NBYTES
 

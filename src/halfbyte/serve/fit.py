@@ -1,7 +1,7 @@
 """Compute whether a checkpoint fits on GPUs, and how many tokens of KV cache remain.
 
-The memory model is vLLM's. It uses a share of each GPU (90 % by default). `parallel.py` shards the weights,
-`reserve.py` estimates activations, workspaces and CUDA graphs, and the rest is KV cache in whole blocks. MLA caches one
+The memory model is vLLM's. It uses a share of each GPU (90 % by default). `memory_per_gpu.py` shards the weights
+and estimates activations, workspaces and CUDA graphs, and the rest is KV cache in whole blocks. MLA caches one
 latent per token, which cannot be split over heads: each GPU holds all of it, or with decode context parallelism its
 part of the tokens. Grouped-query KV heads are split over the GPUs.
 
@@ -26,7 +26,7 @@ numbers (with a draft and --set gpu_memory_utilization=0.94). May's build is not
         weights                               70.0 GB     here      73.3   +4.7 %
 
 Without --engine `halfbyte serve` assumes vLLM 0.32, for which no numbers are published. It reserves more on sm_120
-(`reserve.py`), and with a draft it uses 90 % of the memory. Its results next to the reports for other builds:
+(`memory_per_gpu.py`), and with a draft it uses 90 % of the memory. Its results next to the reports for other builds:
 
     no draft, April
         DCP 1                            437,000 tokens   here   436,544   -0.1 %

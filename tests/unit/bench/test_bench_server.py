@@ -21,6 +21,8 @@ def test_a_server_on_a_machine_without_gpus_computes_on_its_cpu(serve, monkeypat
     result = inspect_server(f"{url}/v1/")
     assert (result.url, result.model, result.root, result.context) == (url, "mini", "/models/mini", 1024)
     assert result.kv_tokens == 160
+    as_float = {"data": [MODELS["data"][0] | {"max_model_len": 1024.0}]}
+    assert repr(inspect_server(serve(pages() | {"/v1/models": as_float})).context) == "1024"
     assert result.device == "cpu"
     assert result.no_claim_because == "the server computes on a CPU"
     assert inspect_server(url, gpus="8xB200").device == "cpu", "what is seen counts more than what is told"

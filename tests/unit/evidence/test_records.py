@@ -112,7 +112,7 @@ def test_the_error_names_the_path(findings: Any, why: str) -> None:
 
 @pytest.mark.parametrize("value", [True, "1", None, 10**31, -(10**400)])
 def test_implausible_numbers_are_refused(value: Any) -> None:
-    for field in ("relative_error", "layer"):
+    for field in ("cosine", "layer"):
         layers = [WHOLE["compare"]["layers"][0] | {field: value}]
         with pytest.raises(InvalidRecordError, match=rf"layers\[0\].{field} is "):
             Comparison.of(WHOLE["compare"] | {"layers": layers})
@@ -142,3 +142,18 @@ def test_api_keys_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-of-this-test")
     Release.of(WHOLE["release"] | {"why": ["sk-secret-of-this-test failed"]}).write(tmp_path / "release.json")
     assert "sk-secret" not in (tmp_path / "release.json").read_text()
+
+
+def test_a_comparison_with_a_useless_model_is_readable(tmp_path: Path) -> None:
+    value = json.loads(json.dumps(WHOLE["compare"]))
+    value["total"]["perplexity_second"] = math.exp(700)  # the cap of `compare`
+    value["layers"][0]["relative_error"] = None
+    Comparison.of(value).write(tmp_path / "compare.json")
+    again = Comparison.read(tmp_path / "compare.json")
+    assert again.total.perplexity_second == math.exp(700)
+    assert again.layers[0].relative_error is None
+
+
+def test_an_invalid_loop_test_of_the_source_does_not_invalidate_the_plan() -> None:
+    value = WHOLE["plan"] | {"pruned_before": {"loops": {"texts": 3, "loops": 1}}}
+    assert KINDS["plan"].of(value).earlier_loops() is None

@@ -105,8 +105,17 @@ def test_quick_says_that_it_is(halfbyte, recorded, monkeypatch):
     assert "only output sizes were compared" in said
 
 
-def test_an_edit_of_the_record_is_seen(recorded):
-    edit(recorded, lambda record: record.update(plan="0" * 16))
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record.update(plan="0" * 16),
+        lambda record: record.update(license="mit"),
+        lambda record: record["source"].update(note="reviewed"),
+    ],
+    ids=["another plan", "an unknown field", "an unknown field of the source"],
+)
+def test_an_edit_of_the_record_is_seen(recorded, change):
+    edit(recorded, change)
     assert problems(recorded) == {("edited", "halfbyte/provenance.json")}
 
 

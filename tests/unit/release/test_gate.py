@@ -153,6 +153,7 @@ CASES = [
     ("bench", {"points": [{"failed": 1, "requests": 8, "tokens_per_second": 3.0}]}, "anomalous"),
     ("bench", {"points": [{"failed": 0, "requests": 8, "tokens_per_second": None, "where": "x"}]}, "anomalous"),
     ("bench", {"points": []}, "not measured"),
+    ("bench", {"points": [{"failed": n, "requests": 10, "tokens_per_second": 3.0} for n in (5, -5)]}, "anomalous"),
     ("bench", {"points": [{"failed": None, "requests": 8}]}, "anomalous"),
 ]  # fmt: skip
 VERDICTS = {"passed": "ACCEPT", "failed": "REGRESSION", "anomalous": "ANOMALOUS", "not measured": "ANOMALOUS"}

@@ -4,7 +4,7 @@ staging    files to upload: weights unchanged, evidence with local paths removed
 secrets    detection of secrets and local paths
 checks     checks before an upload
 hub        all calls to the Hub
-answers    errors of the Hub as messages for users
+errors     errors of the Hub as messages for users
 push       upload of shards during a run
 run        the steps of `halfbyte publish`
 """

@@ -145,6 +145,7 @@ def _hidden(evidence: Evidence) -> list[Block]:
     points = [
         (float(row.layer), row.relative_error, f"layer {row.layer}: {row.relative_error:.4g}")
         for row in comparison.layers
+        if row.relative_error is not None
     ]
     rows = [
         [

@@ -16,7 +16,7 @@ PER_TENSOR = (
     *input_scale_suffixes(),
 )
 _WRITE_AGAIN = "write the checkpoint again with halfbyte quantize SRC OUT -r RECIPE"
-_NIBBLES, _NO_SIGN = 0x77, 0x7F
+_NIBBLES = 0x77
 _INT4_ZEROS = -0x77777778  # 0x88888888: eight codes of 8, which stand for 0
 _E8M0_NAN = 0xFF
 

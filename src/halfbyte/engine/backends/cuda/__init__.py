@@ -13,7 +13,6 @@
     copy_back.py       encoded experts to the host and to the writer threads
     layer_loop.py      the loop: load the next layer, run the current one, write the previous one
     memory.py          memory needs, computed before the run, and the modes that reduce them
-    support.py         recipes that the GPU backend supports
     setup.py           preflight checks and start of a run
     measure.py         calibration without writing a checkpoint
     timing.py          time and bytes by kind of work

@@ -106,7 +106,7 @@ class Forking:
             env=environment,
             start_new_session=True,  # so that killing its group does not kill the tests
         )
-        self._learned: set[str] = set()
+        self._learned: set[tuple[str, ...]] = set()
         self._started = 0
         self._last: Job | None = None
 
@@ -121,9 +121,9 @@ class Forking:
         shared, words = self._folder / f"shared-{self._started}", self._folder / "words.txt"
         shared.write_bytes(bytes(_SHARED_NBYTES))
         words.unlink(missing_ok=True)
-        verb = str(argv[0]) if argv else "release"
-        learns = fault is None and verb not in self._learned and not before
-        self._learned |= {verb} if learns else set()
+        kind = _kind(argv)
+        learns = fault is None and kind not in self._learned and not before
+        self._learned |= {kind} if learns else set()
         job = {
             "argv": [str(word) for word in argv],
             "words": str(words),
@@ -160,6 +160,15 @@ class Forking:
         except subprocess.TimeoutExpired:
             self._server.kill()
             raise
+
+
+def _kind(argv: tuple[object, ...]) -> tuple[str, ...]:
+    """Return the command and its options without values: such commands import the same modules."""
+    words = [str(word) for word in argv]
+    return (
+        *[word for word in words if not word.startswith("-")][:1],
+        *(word for word in words if word.startswith("-")),
+    )
 
 
 def _state(thread: Path) -> str:

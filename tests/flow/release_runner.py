@@ -7,7 +7,7 @@ from pathlib import Path
 
 from halfbyte.errors import HalfbyteError
 from halfbyte.release.run import Folders, Release
-from halfbyte.release.stages import Asked, make_stages
+from halfbyte.release.stages import ReleaseRequest, make_stages
 from halfbyte.ui.console import Output
 
 FAKE = (sys.executable, str(Path(__file__).parent / "fake_stage.py"))
@@ -25,7 +25,7 @@ def made(
     fingerprint="f1",
     **options,
 ) -> Release:
-    asked = Asked(recipe=recipe, block=block, url=url, reference_url=reference_url, force=force)
+    asked = ReleaseRequest(recipe=recipe, block=block, url=url, reference_url=reference_url, force=force)
     stages = [stage if stage.words == () else replace(stage, program=FAKE) for stage in make_stages(asked)]
     return Release(Folders(source, out), stages, block["gates"], "r", fingerprint, force=force, **options)
 

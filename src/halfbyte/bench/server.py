@@ -24,7 +24,7 @@ from halfbyte.endpoint.client import api_key, open_within, parse_url
 from halfbyte.endpoint.identity import listed_models
 from halfbyte.endpoint.metrics_page import Page, read_page
 from halfbyte.errors import MachineError, UsageError
-from halfbyte.serve.boot_time import Boot, told
+from halfbyte.serve.boot_time import Boot, reported_boot
 from halfbyte.serve.ports import listening_process
 
 ANSWERS_WITHIN_S = 10.0
@@ -101,7 +101,7 @@ def inspect_server(url: str, *, emulated: bool = False, gpus: str | None = None,
         kv_tokens=page.kv_tokens if page else None,
         started=page.started if page else None,
         settings={name: cache[name] for name in _FLAG_LABELS if name in cache},
-        boot=told(url),
+        boot=reported_boot(url),
     )
 
 

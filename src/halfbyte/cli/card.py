@@ -18,7 +18,7 @@ def card_command(out: Output, options: CardOptions) -> None:
     """
     from halfbyte.cli.hash_progress import hash_output
     from halfbyte.evidence.folder import read_evidence, to_measure
-    from halfbyte.publish.card.facts import Said
+    from halfbyte.publish.card.facts import CardOverrides
     from halfbyte.publish.card.source_card import read_card, unstated
     from halfbyte.publish.card.write import write_card
     from halfbyte.publish.hub.hub import check_name
@@ -27,7 +27,7 @@ def card_command(out: Output, options: CardOptions) -> None:
     if options.repo is not None:
         check_name(options.repo, "--repo")
     hash_output(out, out_folder)
-    said = Said(**{field.name: getattr(options, field.name) for field in fields(Said)})
+    said = CardOverrides(**{field.name: getattr(options, field.name) for field in fields(CardOverrides)})
     path = write_card(out_folder, said, force=options.force)
     evidence = read_evidence(out_folder)
     unmeasured = to_measure(evidence)

@@ -64,7 +64,7 @@ def _release(options: ReleaseOptions) -> tuple[Release, Preflight]:
     from halfbyte.recipe.load import load_release
     from halfbyte.release.preflight import Preflight
     from halfbyte.release.run import Folders, Release
-    from halfbyte.release.stages import ASKS_SERVER, Asked, make_stages
+    from halfbyte.release.stages import ASKS_SERVER, ReleaseRequest, make_stages
 
     recipe, block = (
         chosen_recipe(options.recipe, options.changes),
@@ -77,7 +77,7 @@ def _release(options: ReleaseOptions) -> tuple[Release, Preflight]:
     if asks and "serve" not in block and options.url is None:
         fix = "add 'release.serve' to the recipe ({} for the engine's defaults), or pass --url"
         raise RecipeError(f"stage '{asks[0]}' needs a server, but there is no 'serve' stage", where="release", fix=fix)
-    asked = Asked(
+    asked = ReleaseRequest(
         recipe=options.recipe,
         block=block,
         quantize=_quantize_words(options),

@@ -14,7 +14,7 @@ from halfbyte.calibrate.store import Say, Statistics, Store
 from halfbyte.calibrate.stream import prepare
 from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.checkpoint.reader import CachingReader, ShardStamps
-from halfbyte.engine.prefetch import Ahead
+from halfbyte.engine.prefetch import Prefetcher
 from halfbyte.families.model import Model
 from halfbyte.plan.manifest import Plan
 from halfbyte.recipe.decisions import Recipe
@@ -52,12 +52,12 @@ def measured_here(  # noqa: PLR0913 - keyword-only at the end
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Alone:
+class StandaloneMeasurement:
     """A measurement without an output checkpoint."""
 
     about: Mapping[str, Any]
     missing_nbytes: int  # disk space needed in addition to the statistics themselves
-    ahead: Ahead
+    ahead: Prefetcher
     run: Callable[[int | None, Callable[[str, int, int], None]], Report]
 
 
@@ -72,7 +72,7 @@ def measure_alone(  # noqa: PLR0913 - keyword-only at the end
     seen: ShardStamps,
     device: str = CPU,
     device_memory: int | None = None,
-) -> Alone:
+) -> StandaloneMeasurement:
     """Prepare a standalone measurement; raise errors for unsupported devices before the data is read."""
     on_device = None
     if device != CPU:
@@ -101,16 +101,16 @@ def measure_alone(  # noqa: PLR0913 - keyword-only at the end
         report_progress("measured all layers")
         return report(measured, recipe.quantize.input_scale if recipe.quantize else None)
 
-    return Alone(statistics.about, statistics.missing_nbytes, prefetch, run)
+    return StandaloneMeasurement(statistics.about, statistics.missing_nbytes, prefetch, run)
 
 
-def _prefetch(checkpoint: Checkpoint, model: Model, statistics: Statistics, layers: int) -> Ahead:
+def _prefetch(checkpoint: Checkpoint, model: Model, statistics: Statistics, layers: int) -> Prefetcher:
     """Return a prefetcher for the layers not yet measured; other layers are fetched when read."""
     assert statistics.store is not None
     first = layers if statistics.store.is_whole else max(statistics.store.hidden_layers(), default=0)
     shards = [{info.shard for info in infos} for infos in tensors_by_layer(model)[:layers]]
     embedding = next(info.shard for role, info in model.tensors() if role == "embed")
-    return Ahead.of_layers(checkpoint, shards, embedding, first)
+    return Prefetcher.of_layers(checkpoint, shards, embedding, first)
 
 
 def _measures_on_device(plan: Plan, device: str, limit: int | None) -> OnDevice:

@@ -35,7 +35,7 @@ from halfbyte.engine.backends.support import Request, Resources, refuse_unsuppor
 from halfbyte.engine.dispatch import Work, backend_of, run_pending
 from halfbyte.engine.failures import explain_failures
 from halfbyte.engine.finalize import finalize
-from halfbyte.engine.prefetch import Ahead, refuse_other_version, write_origin
+from halfbyte.engine.prefetch import Prefetcher, refuse_other_version, write_origin
 from halfbyte.engine.runner import Progress, Runner
 from halfbyte.engine.source_check import md5_count, refuse_other_weights, verified_count
 from halfbyte.engine.source_check import verify_source as verify_shards
@@ -207,13 +207,13 @@ def _result(out: Path, run_plan: Plan, needed: list[str], stamps: Mapping[str, S
 
 def _prefetcher(
     run_plan: Plan, finished: Mapping[str, str], measured: Statistics | None, resources: Resources
-) -> Ahead:
+) -> Prefetcher:
     """Return the prefetcher of a remote source, in the order in which `run_pending` reads."""
     if resources.ray is not None:
-        return Ahead.of_workers(run_plan, finished)
+        return Prefetcher.of_workers(run_plan, finished)
     measures = measured is not None and measured.file is None
     by_layer = measures or not resources.on_cpu or (measured is not None and run_plan.recipe.quantize is not None)
-    return Ahead.of_run(run_plan, finished, by_layer=by_layer, measures=measures)
+    return Prefetcher.of_run(run_plan, finished, by_layer=by_layer, measures=measures)
 
 
 def _check_paths(source: Path | Checkpoint, out: Path, threads: int | None, *, measures: bool) -> None:
@@ -380,7 +380,7 @@ def _check_space(
     run_plan: Plan,
     finished: dict[str, str],
     measured: Statistics | None,
-    prefetcher: Ahead,
+    prefetcher: Prefetcher,
     push: Push | None,
 ) -> None:
     """Raise if the disk lacks space for the pending shards and the temporary hidden states."""

@@ -28,7 +28,7 @@ FETCHED = "fetched.json"  # in halfbyte/ or a statistics folder: address and ver
 _EMBEDDING: Step = ("", None)  # first step of a calibrating run: the embedding
 
 
-class Ahead:
+class Prefetcher:
     """Prefetches the source shards of a run; does nothing for a local source."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Ahead:
         self._locks = ExitStack()
 
     @classmethod
-    def of_run(cls, plan: Plan, finished: Collection[str], *, by_layer: bool, measures: bool) -> Ahead:
+    def of_run(cls, plan: Plan, finished: Collection[str], *, by_layer: bool, measures: bool) -> Prefetcher:
         """Return the prefetcher of a run that writes the unfinished shards of a plan."""
         if plan.checkpoint.remote is None:
             return cls(plan.checkpoint, [], {})
@@ -56,13 +56,15 @@ class Ahead:
         return cls(plan.checkpoint, steps, step_of)
 
     @classmethod
-    def of_workers(cls, plan: Plan, finished: Collection[str]) -> Ahead:
+    def of_workers(cls, plan: Plan, finished: Collection[str]) -> Prefetcher:
         """Return a prefetcher that fetches nothing, because Ray workers do; raise if the cache is too small for one."""
         cls.of_run(plan, finished, by_layer=False, measures=False)
         return cls(plan.checkpoint, [], {}, fetches=False)
 
     @classmethod
-    def of_layers(cls, checkpoint: Checkpoint, shards: Sequence[Collection[str]], embedding: str, first: int) -> Ahead:
+    def of_layers(
+        cls, checkpoint: Checkpoint, shards: Sequence[Collection[str]], embedding: str, first: int
+    ) -> Prefetcher:
         """Return the prefetcher of a calibration that starts at layer `first`; `shards` are those of each layer."""
         steps: Steps = [(("", layer), frozenset(shards[layer])) for layer in range(first, len(shards))]
         if first == 0:
@@ -74,7 +76,7 @@ class Ahead:
         """Return the source bytes of the largest step, which the cache must hold at once."""
         return max((_nbytes(shards, self._sizes) for _, shards in self._steps), default=0)
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> Prefetcher:
         if self._cache is not None:
             self._locks.enter_context(alone_fetching(self._cache.folder / PARTS))
             sweep(self._cache.folder)

@@ -8,7 +8,7 @@
         .mlp(h, look=None) -> h                                                         second half of a dense layer
         .before_experts(h) -> Routed(x [T,D], indices [T,k], weights [T,k], logits [T,E])
         .after_experts(h, x, routed [T,D], look=None) -> h                              h + (routed + shared(x))
-    positions.look_around(model, rows, chunk, dtype, device) -> Sight(cos, sin, mask)   for a chunk (slice) of rows
+    positions.look_around(model, rows, chunk, dtype, device) -> AttentionInputs(cos, sin, mask)  for a slice of rows
     experts.run_experts(x, indices, weights, expert, threads=1, observe=None, change=None) -> [T,D]
     run.run_layer(layer, hidden [R,L,D], sights, chunks, expert, threads=1, ...)        whole layer, `hidden` in place
     embedding_and_head.embed(tokens, weight, dtype)

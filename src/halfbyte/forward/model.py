@@ -17,7 +17,7 @@ from torch import nn
 
 from halfbyte.errors import CheckpointError
 from halfbyte.forward.experts import Expert
-from halfbyte.forward.positions import Sight
+from halfbyte.forward.positions import AttentionInputs
 
 Tensors = Callable[[str], torch.Tensor] | Mapping[str, torch.Tensor]
 # Called with a name in the layer and a tensor, [R, L, d] or, with heads, [R, H, L, d]; may return a replacement.
@@ -39,7 +39,7 @@ class DecoderLayer(Protocol):
     index: int
     is_moe: bool
 
-    def attention_part(self, h: torch.Tensor, sight: Sight, look: Look | None = None) -> torch.Tensor:
+    def attention_part(self, h: torch.Tensor, sight: AttentionInputs, look: Look | None = None) -> torch.Tensor:
         """Return hidden states [R, L, D] after attention."""
         ...
 

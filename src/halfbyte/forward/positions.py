@@ -41,7 +41,7 @@ class Placed(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sight:
+class AttentionInputs:
     """RoPE and mask of a chunk of rows; the mask is None for plain causal attention."""
 
     cos: torch.Tensor
@@ -51,13 +51,13 @@ class Sight:
 
 def look_around(
     model: TextModel, rows: Placed, chunk: slice, dtype: torch.dtype = torch.bfloat16, device: str = "cpu"
-) -> Sight:
+) -> AttentionInputs:
     """Return RoPE and mask of some rows."""
     positions = torch.from_numpy(rows.positions[chunk]).to(device, torch.int64)
     shaped = torch.empty((*positions.shape, 0), dtype=dtype, device=device)  # only its shape, dtype and device are read
     with torch.no_grad():
         cos, sin = model.rotary().to(device)(shaped, positions)
-    return Sight(
+    return AttentionInputs(
         cos, sin, _padded(model, rows, chunk, shaped) if rows.left_padded else _packed(model, rows, chunk, shaped)
     )
 

@@ -10,7 +10,7 @@ import torch
 from halfbyte.forward.experts import Add, Change, Expert, Observe, run_experts
 from halfbyte.forward.model import DecoderLayer, Look, Routed
 from halfbyte.forward.ordered_threads import in_order
-from halfbyte.forward.positions import Sight
+from halfbyte.forward.positions import AttentionInputs
 
 
 class Hidden(Protocol):
@@ -34,7 +34,7 @@ class Hidden(Protocol):
         ...
 
 
-Sights = Callable[[slice], Sight]
+Sights = Callable[[slice], AttentionInputs]
 Looks = Callable[[slice], Look]
 Routes = Callable[[slice, Routed], None]  # a chunk and its routing
 

@@ -70,7 +70,7 @@ from halfbyte.probe.profiles import load_profile
 from halfbyte.probe.run import chosen
 from halfbyte.prune.plan_source import refuse_unclear
 from halfbyte.publish.hub.hub import check_name
-from halfbyte.release.stages import ASKS_SERVER, SERVE, VERDICT, Asked
+from halfbyte.release.stages import ASKS_SERVER, SERVE, VERDICT, ReleaseRequest
 from halfbyte.serve import checkpoint_facts as served
 from halfbyte.serve import needs
 from halfbyte.serve.gpus import parse_gpus
@@ -137,7 +137,7 @@ def infeasible(requirements: Sequence[Requirement], order: Sequence[str]) -> Hal
 class Preflight:
     """Checks the requirements of the stages that a release would run."""
 
-    def __init__(self, release: Release, asked: Asked, recipe: Recipe, layers: int | None) -> None:
+    def __init__(self, release: Release, asked: ReleaseRequest, recipe: Recipe, layers: int | None) -> None:
         self._release, self._asked, self._recipe, self._layers = release, asked, recipe, layers
         self._source, self._out = release.folders.source, release.folders.out
         self._requirements: list[Requirement] = []

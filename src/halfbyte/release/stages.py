@@ -72,7 +72,7 @@ def shown(stage: Stage, places: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReleaseRequest:
     """Options from the command line and the recipe's release block."""
 
     recipe: str
@@ -85,7 +85,7 @@ class Asked:
     force: bool = False
 
 
-def make_stages(options: Asked) -> list[Stage]:
+def make_stages(options: ReleaseRequest) -> list[Stage]:
     """Return the stages of a release block, in execution order."""
     block = options.block
     quantize = Stage("quantize", ("quantize", SOURCE, OUT, "-r", options.recipe, *options.quantize),
@@ -107,7 +107,7 @@ def make_stages(options: Asked) -> list[Stage]:
     return stages
 
 
-def _of_files(options: Asked) -> list[Stage]:
+def _of_files(options: ReleaseRequest) -> list[Stage]:
     """Return the stages that need no server."""
     block, stages = options.block, list[Stage]()
     if "audit" in block:
@@ -129,7 +129,7 @@ def _of_files(options: Asked) -> list[Stage]:
     return stages
 
 
-def _served(options: Asked) -> list[Stage]:
+def _served(options: ReleaseRequest) -> list[Stage]:
     """Return the stages that start a server, then those that use it."""
     block, stages = options.block, list[Stage]()
     inside = [name for name in ASKS_SERVER if name in block]
@@ -175,7 +175,7 @@ def without_baseline(stage: Stage) -> Stage:
                  program=stage.program)  # fmt: skip
 
 
-def _bench_options(options: Asked) -> tuple[str, ...]:
+def _bench_options(options: ReleaseRequest) -> tuple[str, ...]:
     words, serve = stage_argv("bench", options.block["bench"]), options.block.get("serve", {})
     if options.url is not None:
         return (*words, "--tokenizer", OUT)

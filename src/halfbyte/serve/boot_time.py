@@ -88,7 +88,7 @@ def record_boot(boot: Boot) -> None:
     os.environ[VARIABLE] = json.dumps(asdict(boot))
 
 
-def told(url: str) -> Boot | None:
+def reported_boot(url: str) -> Boot | None:
     """Return the recorded start of the engine at a URL; None if halfbyte did not start it."""
     try:
         boot = Boot(**json.loads(os.environ.get(VARIABLE, "")))

@@ -18,7 +18,7 @@ from halfbyte.errors import UsageError
 from halfbyte.evidence.audit import Audit
 from halfbyte.evidence.folder import read_evidence
 from halfbyte.evidence.measured_files import MEASURED
-from halfbyte.publish.card.facts import Said
+from halfbyte.publish.card.facts import CardOverrides
 from halfbyte.publish.card.write import write_card
 
 CARDS = Path(__file__).parent / "cards"
@@ -44,15 +44,15 @@ def out(tmp_path: Path) -> Path:
 
 
 def test_running_again_gives_the_same_bytes_and_remembers_what_was_said(out: Path) -> None:
-    said = Said(name="acme/Pico-NVFP4", base_model="moonshotai/Other", license="mit", quantized_by="Acme")
+    said = CardOverrides(name="acme/Pico-NVFP4", base_model="moonshotai/Other", license="mit", quantized_by="Acme")
     first = write_card(out, said).read_bytes()
     assert write_card(out).read_bytes() == first
-    assert write_card(out, Said(quantized_by="Somebody else")).read_bytes() != first
+    assert write_card(out, CardOverrides(quantized_by="Somebody else")).read_bytes() != first
     assert not list(out.rglob("*.part"))
 
 
 def test_the_front_matter_is_what_the_hub_reads(out: Path) -> None:
-    path = write_card(out, Said(name="acme/Pico-NVFP4"))
+    path = write_card(out, CardOverrides(name="acme/Pico-NVFP4"))
     card = ModelCard.load(path)
     assert isinstance(card.data, ModelCardData)
     assert card.data.to_dict() | {"tags": None, "model-index": None} == {
@@ -145,13 +145,13 @@ def test_serving_commands_for_gpus_that_are_said(tmp_path: Path) -> None:
     evidence = everything()
     del evidence["serve"]
     out = write_out(tmp_path / "out", evidence)
-    text = write_card(out, Said(gpus="8xB200")).read_text()
+    text = write_card(out, CardOverrides(gpus="8xB200")).read_text()
     assert "Computed from the safetensors headers for 8xB200; these commands have not been run." in text
     assert "vllm serve ./Kimi-Pico-NVFP4" in text
     assert "--served-model-name Kimi-Pico-NVFP4" in text
     assert "sglang serve" in text
     with pytest.raises(UsageError, match="unknown GPU 'b2000'"):
-        write_card(out, Said(gpus="8xB2000"))
+        write_card(out, CardOverrides(gpus="8xB2000"))
 
 
 def test_the_command_names_what_is_missing(tmp_path: Path, halfbyte) -> None:

@@ -17,7 +17,7 @@ from markdown_it.token import Token
 
 from halfbyte.evidence.folder import KINDS, Missing
 from halfbyte.evidence.record import InvalidRecordError
-from halfbyte.publish.card.facts import Said, read_facts
+from halfbyte.publish.card.facts import CardOverrides, read_facts
 from halfbyte.publish.card.markdown import (
     MOST_CHARACTERS,
     bullets,
@@ -226,7 +226,7 @@ def test_hostile_config_card_and_words_of_the_user(tmp_path: Path) -> None:
     (out / "config.json").write_text(json.dumps(config))
     put(out, everything())
     plain = write_card(write_out(tmp_path / "other" / "plain", everything())).read_text()
-    said = Said(name=HOSTILE, base_model=HOSTILE, license=HOSTILE, quantized_by=HOSTILE)
+    said = CardOverrides(name=HOSTILE, base_model=HOSTILE, license=HOSTILE, quantized_by=HOSTILE)
     text = write_card(out, said).read_text()
     sound(text, plain)
     data = ModelCard(text).data.to_dict()
@@ -238,7 +238,7 @@ def test_hostile_config_card_and_words_of_the_user(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [everything, pruned])
 def test_values_of_other_kinds_stop_no_card(tmp_path: Path, make: Any) -> None:
     """Each value in each file is replaced by one of another kind, one at a time; there is a card all the same."""
-    known = read_facts(write_out(tmp_path / "out", make()), Said())
+    known = read_facts(write_out(tmp_path / "out", make()), CardOverrides())
     render(known)
     refused = 0
     for kind, held in make().items():

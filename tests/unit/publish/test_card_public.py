@@ -13,7 +13,7 @@ from pico import write_pico
 
 from halfbyte.errors import UsageError
 from halfbyte.evidence.folder import read_evidence
-from halfbyte.publish.card.facts import Said
+from halfbyte.publish.card.facts import CardOverrides
 from halfbyte.publish.card.write import write_card
 from halfbyte.publish.hub.checks import Check, before_hashing
 from halfbyte.publish.report.page import write_report
@@ -42,18 +42,18 @@ def test_the_title_is_a_models_name_and_never_the_folders(out: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "title"),
     [
-        (Said(repo="acme/My-Kimi"), "My-Kimi"),
-        (Said(name="A Kimi", repo="acme/My-Kimi"), "A Kimi"),
-        (Said(base_model="acme/Kimi-K2.6-BF16"), "Kimi-K2.6-NVFP4"),  # whose format is not this one's
-        (Said(base_model="../../K<2>"), "K-2-NVFP4"),
+        (CardOverrides(repo="acme/My-Kimi"), "My-Kimi"),
+        (CardOverrides(name="A Kimi", repo="acme/My-Kimi"), "A Kimi"),
+        (CardOverrides(base_model="acme/Kimi-K2.6-BF16"), "Kimi-K2.6-NVFP4"),  # whose format is not this one's
+        (CardOverrides(base_model="../../K<2>"), "K-2-NVFP4"),
     ],
 )
-def test_what_names_a_checkpoint(out: Path, said: Said, title: str) -> None:
+def test_what_names_a_checkpoint(out: Path, said: CardOverrides, title: str) -> None:
     assert f"\n# {title}\n" in write_card(out, said).read_text()
 
 
 def test_commands_name_the_repository_and_the_folder_of_a_download(out: Path) -> None:
-    text = write_card(out, Said(repo=REPO)).read_text()
+    text = write_card(out, CardOverrides(repo=REPO)).read_text()
     assert f"vllm serve {REPO} " in text
     assert f"hf download {REPO} --local-dir Kimi-Pico-NVFP4" in text
     assert "-v ./Kimi-Pico-NVFP4:/model:ro" in text
@@ -84,10 +84,10 @@ def test_the_sources_own_card_names_it_rather_than_its_folder(out: Path) -> None
 
 
 def test_the_command_for_a_wrong_title_mends_it_even_after_another_name(out: Path) -> None:
-    write_card(out, Said(repo=REPO, name="X"))
+    write_card(out, CardOverrides(repo=REPO, name="X"))
     (check,) = bad(out, REPO)
     assert check.fix == f"run halfbyte card {out} --repo {REPO} --name Kimi-Pico-NVFP4"
-    write_card(out, Said(repo=REPO, name="Kimi-Pico-NVFP4"))
+    write_card(out, CardOverrides(repo=REPO, name="Kimi-Pico-NVFP4"))
     assert bad(out, REPO) == []
 
 
@@ -95,7 +95,7 @@ def test_a_report_of_another_title_than_the_cards_is_refused(out: Path) -> None:
     write_card(out)
     write_report(out)
     assert bad(out, REPO) == []
-    write_card(out, Said(repo="acme/Other_Name"))
+    write_card(out, CardOverrides(repo="acme/Other_Name"))
     assert [(check.text, check.fix) for check in bad(out, "acme/Other_Name")] == [
         ("the report's title is 'Kimi-Pico-NVFP4', but the card's is 'Other_Name'", f"run halfbyte report {out}")
     ]
@@ -110,7 +110,7 @@ def test_a_card_without_a_repository_can_go_to_any_organization(out: Path) -> No
 
 
 def test_a_card_of_another_repository_is_refused_with_the_command_that_mends_it(out: Path) -> None:
-    write_card(out, Said(repo=REPO))
+    write_card(out, CardOverrides(repo=REPO))
     assert bad(out, REPO) == []
     found = bad(out, "acme/Other")
     assert [check.text for check in found] == [
@@ -120,7 +120,7 @@ def test_a_card_of_another_repository_is_refused_with_the_command_that_mends_it(
         "a command in the card serves './Kimi-Pico-NVFP4' instead of acme/Other",
     ]
     assert {check.fix for check in found} == {f"run halfbyte card {out} --repo acme/Other"}
-    write_card(out, Said(repo="acme/Other"))
+    write_card(out, CardOverrides(repo="acme/Other"))
     assert bad(out, "acme/Other") == []
 
 
@@ -128,7 +128,7 @@ def test_a_card_of_another_repository_is_refused_with_the_command_that_mends_it(
     "words", ["Who made this checkpoint is not stated.", "halfbyte publish OUT REPO", "<your-repo>", "YOUR_ORG"]
 )
 def test_a_placeholder_is_refused(out: Path, words: str) -> None:
-    path = write_card(out, Said(repo=REPO))
+    path = write_card(out, CardOverrides(repo=REPO))
     path.write_text(path.read_text() + f"\n{words}\n")
     assert any("has a placeholder" in check.text for check in bad(out, REPO))
 
@@ -173,7 +173,7 @@ def test_a_pruned_card_shows_the_command_that_was_typed(tmp_path: Path) -> None:
 def test_the_hub_files_what_was_only_pruned_as_no_quantization(tmp_path: Path) -> None:
     evidence = pruned()
     evidence["plan"]["recipe"] |= {"quantize": None, "prune": {"keep": 4}}
-    said = Said(base_model="moonshotai/Kimi-Pico")
+    said = CardOverrides(base_model="moonshotai/Kimi-Pico")
     card = ModelCard.load(write_card(write_out(tmp_path / "out", evidence), said))
     assert card.data.to_dict()["base_model_relation"] == "finetune"
     whole = ModelCard.load(write_card(write_out(tmp_path / "both", pruned()), said))

@@ -14,7 +14,7 @@ from pico import write_pico
 import halfbyte
 from halfbyte.cli.main import cli
 from halfbyte.options.release import StageName
-from halfbyte.release.stages import HALFBYTE, OUT, PROVENANCE, SOURCE, URL, VERDICT, Asked, make_stages, shown
+from halfbyte.release.stages import HALFBYTE, OUT, PROVENANCE, SOURCE, URL, VERDICT, ReleaseRequest, make_stages, shown
 
 BLOCK = {
     "audit": {"sample": 2, "engine": "vllm"},
@@ -29,7 +29,9 @@ BLOCK = {
     "provenance": True, "card": True, "report": True, "publish": {"repo": "org/name", "private": True},
 }  # fmt: skip
 KINDS = {OUT: "OUT", SOURCE: "SRC", URL: "http://127.0.0.1:8000"}
-STAGES = {stage.name: stage for stage in make_stages(Asked(recipe="kimi-k2.6-nvfp4a16", block=BLOCK, force=True))}
+STAGES = {
+    stage.name: stage for stage in make_stages(ReleaseRequest(recipe="kimi-k2.6-nvfp4a16", block=BLOCK, force=True))
+}
 
 
 def parses(words: list[str]) -> None:
@@ -49,7 +51,7 @@ def test_every_recorded_command_is_one_that_halfbyte_reads(name):
 def test_the_card_is_told_the_repository_that_is_published_to_and_what_the_recipe_says():
     assert STAGES["card"].words == ("card", OUT, "--repo", "org/name")
     block = {"gates": {"audit": "passed"}, "card": {"name": "kimi-mini-NVFP4", "quantized_by": "me"}}
-    card = make_stages(Asked(recipe="kimi-k2.6-nvfp4a16", block=block))[-1]
+    card = make_stages(ReleaseRequest(recipe="kimi-k2.6-nvfp4a16", block=block))[-1]
     assert card.words == ("card", OUT, "--name", "kimi-mini-NVFP4", "--quantized-by", "me")
     parses(card.typed_command(KINDS))
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from halfbyte.serve import boot_time
-from halfbyte.serve.boot_time import VARIABLE, Boot, cached_before, cached_pages, record_boot, told
+from halfbyte.serve.boot_time import VARIABLE, Boot, cached_before, cached_pages, record_boot, reported_boot
 
 MEBIBYTE = 1 << 20
 
@@ -74,11 +74,11 @@ def test_cold_warm_and_partly_warm(cached, kind):
 
 def test_only_the_server_that_was_started_has_a_time(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert told("http://h:1") is None
+    assert reported_boot("http://h:1") is None
     monkeypatch.setenv(VARIABLE, "")  # so that it is removed afterwards
     record_boot(Boot("http://h:1", 27.4, 0.5))
-    assert told("http://h:1/") == Boot("http://h:1", 27.4, 0.5)
-    assert told("http://h:2") is None
+    assert reported_boot("http://h:1/") == Boot("http://h:1", 27.4, 0.5)
+    assert reported_boot("http://h:2") is None
     for wrong in ("", "{}", "[]", "nonsense", '{"url": 1}'):
         monkeypatch.setenv(VARIABLE, wrong)
-        assert told("http://h:1") is None
+        assert reported_boot("http://h:1") is None

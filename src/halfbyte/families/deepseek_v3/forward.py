@@ -24,7 +24,7 @@ from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.families.family import Family
 from halfbyte.forward.experts import Expert
 from halfbyte.forward.model import LinearHooks, Look, Routed, Tensors, TextModel, fetch, load_into
-from halfbyte.forward.positions import Sight
+from halfbyte.forward.positions import AttentionInputs
 
 _TEXT_TYPES = ("deepseek_v3", "kimi_k2")  # the Kimi-K2 architecture is DeepSeek-V3
 _ROPES = ("default", "linear", "yarn")  # other types depend on the sequence length
@@ -142,7 +142,7 @@ class DeepseekV3Layer:
         self._hooks = _Hooks(self._layer, model.attention_module)
 
     @torch.no_grad()
-    def attention_part(self, h: torch.Tensor, sight: Sight, look: Look | None = None) -> torch.Tensor:
+    def attention_part(self, h: torch.Tensor, sight: AttentionInputs, look: Look | None = None) -> torch.Tensor:
         """Return hidden states [R, L, D] after attention."""
         with self._hooks.by(look):
             attended, _ = self._layer.self_attn(

@@ -37,7 +37,7 @@ _R = TypeVar("_R", bound=Record)
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CardOverrides:
     """Card fields that only the user can provide; None if not given."""
 
     name: str | None = None  # title of this checkpoint
@@ -47,9 +47,11 @@ class Said:
     quantized_by: str | None = None
     gpus: str | None = None  # for serving commands if no launch scripts were written
 
-    def over(self, earlier: Mapping[str, Any]) -> Said:
+    def over(self, earlier: Mapping[str, Any]) -> CardOverrides:
         """Return these options with unset fields filled from an earlier run."""
-        return Said(**{key: now if now is not None else words(earlier, key) for key, now in asdict(self).items()})
+        return CardOverrides(
+            **{key: now if now is not None else words(earlier, key) for key, now in asdict(self).items()}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class CardFacts:
     """A checkpoint and all inputs of its card."""
 
     evidence: Evidence
-    said: Said
+    said: CardOverrides
     front: Mapping[str, Any]  # the front matter of the source's card
     heading: str
     checkpoint: Checkpoint
@@ -214,7 +216,7 @@ class CardFacts:
         return reported or any(server.emulated for server in (bench.servers.values() if bench else ()))
 
 
-def read_facts(out: Path, said: Said) -> CardFacts:
+def read_facts(out: Path, said: CardOverrides) -> CardFacts:
     """Read all inputs of a card. Raise CheckpointError if the folder holds no complete checkpoint."""
     evidence = read_evidence(out)
     checkpoint = open_checkpoint(out)

@@ -18,20 +18,20 @@ from halfbyte.checkpoint.untrusted_files import json_object, plain_bytes
 from halfbyte.errors import UsageError
 from halfbyte.evidence.fields import mapping, words
 from halfbyte.evidence.folder import KINDS, Evidence
-from halfbyte.publish.card.facts import CardFacts, Said, read_facts
+from halfbyte.publish.card.facts import CardFacts, CardOverrides, read_facts
 from halfbyte.publish.card.render import render
 from halfbyte.publish.contents import CARD_EVIDENCE, CARD_HASH, CARD_RECORD
 
 _FORMAT = 1
 
 
-def write_card(out: Path, said: Said | None = None, *, force: bool = False) -> Path:
+def write_card(out: Path, said: CardOverrides | None = None, *, force: bool = False) -> Path:
     """Write README.md from the evidence of a folder and return its path.
 
     Raise UsageError if the folder has a README that is neither ours nor the source's, unless forced.
     """
     record = out / FOLDER / CARD_RECORD
-    options = (said or Said()).over(mapping(json_object(record), "said"))
+    options = (said or CardOverrides()).over(mapping(json_object(record), "said"))
     card = read_facts(out, options)
     old, kept = _old(out / README), out / FOLDER / SOURCE_README
     keep_copy = old is not None and not _is_ours(old, record) and not kept.exists()
@@ -57,7 +57,7 @@ def write_card(out: Path, said: Said | None = None, *, force: bool = False) -> P
 
 def title_of(out: Path) -> str:
     """Return the title of a folder's card, written or not."""
-    return read_facts(out, Said().over(mapping(json_object(out / FOLDER / CARD_RECORD), "said"))).title
+    return read_facts(out, CardOverrides().over(mapping(json_object(out / FOLDER / CARD_RECORD), "said"))).title
 
 
 def evidence_hashes(evidence: Evidence) -> dict[str, str]:

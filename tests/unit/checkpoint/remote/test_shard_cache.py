@@ -56,7 +56,7 @@ def make(tmp_path):
 
     def call(letters, room, **options):
         store = Store(names(letters), options.get("sizes"))
-        cache = ShardCache(store, tmp_path, {}, room * NBYTES)
+        cache = ShardCache(store, tmp_path, {}, int(room * NBYTES))
         caches.append(cache)
         return store, cache
 
@@ -237,7 +237,7 @@ def test_many_readers_never_exceed_the_limit(make, tmp_path):
 
 def test_a_shard_larger_than_the_cache_is_refused(make):
     _, cache = make("a", 0.5)
-    with pytest.raises(MachineError, match=r"shard 'a.safetensors' has 1.0 kB, more than the cache limit of 0.5 kB"):
+    with pytest.raises(MachineError, match=r"shard 'a.safetensors' has 1.0 kB, more than the cache limit of 500 bytes"):
         cache.open("a.safetensors").read(0, 1)
 
 

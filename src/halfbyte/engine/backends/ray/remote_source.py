@@ -17,7 +17,7 @@ from halfbyte.checkpoint.output_folder import refuse_full
 from halfbyte.checkpoint.remote.address import Cache
 from halfbyte.checkpoint.remote.mirror import open_remote
 from halfbyte.checkpoint.remote.shard_cache import TASKS, ShardCache, swept
-from halfbyte.engine.prefetch import Ahead
+from halfbyte.engine.prefetch import Prefetcher
 from halfbyte.errors import UsageError
 from halfbyte.plan.manifest import Plan
 from halfbyte.ui.units import size
@@ -53,16 +53,16 @@ def open_source(source: RemoteSource) -> Checkpoint:
 
 
 @contextmanager
-def fetching(plan: Plan, others: Collection[str], task: str) -> Generator[tuple[Plan, Ahead]]:
+def fetching(plan: Plan, others: Collection[str], task: str) -> Generator[tuple[Plan, Prefetcher]]:
     """Yield the plan of one shard with a shard cache of this task only, which is removed afterwards."""
     cache = plan.checkpoint.remote
     if cache is None:
-        yield plan, Ahead.of_run(plan, others, by_layer=False, measures=False)
+        yield plan, Prefetcher.of_run(plan, others, by_layer=False, measures=False)
         return
     folder = cache.folder / TASKS / task
     task_cache = ShardCache(cache.files, folder, cache.checksums, cache.limit_nbytes)
     task_plan = replace(plan, checkpoint=replace(plan.checkpoint, remote=task_cache))
-    prefetcher = Ahead.of_run(task_plan, others, by_layer=False, measures=False)
+    prefetcher = Prefetcher.of_run(task_plan, others, by_layer=False, measures=False)
     with swept(cache.folder):
         prefetcher.__enter__()
     try:
@@ -79,7 +79,7 @@ def fetching(plan: Plan, others: Collection[str], task: str) -> Generator[tuple[
 
 def refuse_small_share(plan: Plan, finished: Collection[str], source: RemoteSource, tasks: int) -> None:
     """Raise, before the first task starts, if the cache of a node is too small for its concurrent tasks."""
-    needed = Ahead.of_run(plan, finished, by_layer=False, measures=False).largest_nbytes
+    needed = Prefetcher.of_run(plan, finished, by_layer=False, measures=False).largest_nbytes
     if needed > source.limit_nbytes:
         what = f"{tasks} tasks run concurrently on a node, and each may need {size(needed)} of the source at once"
         fix = f"use --cache {-(-needed * tasks // 10**6)}MB or more, or fewer and larger tasks (--threads)"

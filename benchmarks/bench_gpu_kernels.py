@@ -27,9 +27,9 @@ import triton.language as tl
 from halfbyte.formats.codec import amax, decode, encode
 from halfbyte.formats.cpu.kernels import bf16_blocks, int4_blocks
 from halfbyte.formats.encoded import Encoded
-from halfbyte.formats.gpu import activations, fp8, mxfp4, nvfp4
 from halfbyte.formats.gpu import amax as gpu_amax
 from halfbyte.formats.gpu import decode as gpu_decode
+from halfbyte.formats.gpu import fp8, mxfp4, nvfp4
 from halfbyte.formats.gpu.scalars import bits_of, f32_of, quotient_of
 from halfbyte.formats.reference import nvfp4 as reference
 
@@ -135,7 +135,6 @@ def measure(experts, shape, only):
     out = torch.empty_like(w)
     codes = torch.randint(0, 126, w.shape, dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
     blocks = torch.rand((experts, -(-shape[0] // 128), -(-shape[1] // 128)), device="cuda")
-    ts = (w[0].abs().max().float() / 2688).reshape(())
     int4_source, bf16_source = (packed, scale, top), (w, top)
     runs = {
         "INT4 amax": (int4, lambda: gpu_amax.int4_amax(packed, scale)),
@@ -151,8 +150,6 @@ def measure(experts, shape, only):
         ),
         "MXFP4 -> BF16": (mx + bf16, lambda: gpu_decode.mxfp4_to_bf16(mxf.packed, mxf.scale, out)),
         "FP8 blocks -> BF16": (n + bf16, lambda: fp8.fp8_block_to_bf16(codes, blocks, out)),
-        "activations NVFP4 (BF16)": (2 * bf16, lambda: activations.nvfp4_activations(w, ts)),
-        "activations MXFP4 (BF16)": (2 * bf16, lambda: activations.mxfp4_activations(w)),
     }
     for source, name, size, encoder in (
         (int4_source, "INT4", int4, nvfp4.int4_to_nvfp4),
@@ -325,28 +322,6 @@ def compare_fp8(experts, shape, total):
         row["experts"] += min(32, experts - start)
 
 
-def compare_activations(total):
-    """Against `compare.activations` in PyTorch on the same device, BF16 and FP32."""
-    try:
-        from halfbyte.formats import emulated_activations as in_pytorch
-    except ImportError as error:
-        total["activations"] = f"not compared here: {error}"
-        return
-    differing = 0
-    for dtype, plain in ((torch.bfloat16, torch.int16), (torch.float32, torch.int32)):
-        x = torch.randn((8192, 7168), device="cuda") * torch.exp2(
-            torch.randint(-30, 9, (8192, 448), device="cuda")
-        ).repeat(1, 16)
-        x = x.to(dtype)
-        x[0, :64], x[1, :64] = 0, -0.0
-        for scale in (x.abs().max().float() / 2688, torch.tensor(1e-3, device="cuda")):
-            ours, theirs = activations.nvfp4_activations(x, scale), in_pytorch.nvfp4(x, scale)
-            differing += int((ours.view(plain) != theirs.view(plain)).sum())
-        ours, theirs = activations.mxfp4_activations(x), in_pytorch.mxfp4(x)
-        differing += int((ours.view(plain) != theirs.view(plain)).sum())
-    total["activations"] = {"differing_values": differing}
-
-
 @triton.jit
 def count_differing_quotients(count_ptr, SIZE: tl.constexpr):
     factor = f32_of((127 << 23) | (tl.program_id(0) * SIZE + tl.arange(0, SIZE)))[:, None]
@@ -369,10 +344,7 @@ def small():
         packed, scale = maker(6, (37, 224), 3)
         given = given_scales(nvfp4.int4_to_nvfp4(packed, scale, gpu_amax.int4_amax(packed, scale)).scale, 4)
         on_gpu(packed, scale, given)
-        w = gpu_decode.int4_to_bf16(packed, scale)
-        for x in (w, w.float()):
-            activations.nvfp4_activations(x, torch.tensor(1e-3, device="cuda"))
-            activations.mxfp4_activations(x)
+        gpu_decode.int4_to_bf16(packed, scale)
     code = torch.randint(0, 126, (2, 130, 300), dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
     fp8.fp8_block_to_bf16(code, torch.rand((2, 2, 3), device="cuda"))
     torch.cuda.synchronize()
@@ -462,7 +434,6 @@ def main():
     result["quotients"] = differing_quotients()
     warm.wait()
     rows = result["bytes"].setdefault(f"experts on Kimi's grid: {', '.join(shapes)}", {})
-    compare_activations(rows)
     for seed, shape in enumerate(shapes.values()):
         compare_stack(*realistic(EXPERTS, shape, 10 + seed), rows)
         print(f"{time.perf_counter() - begin:.0f} s, {list(rows.items())[-1]}", flush=True)

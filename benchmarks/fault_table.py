@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "live")]
 
-from emulated_server import EmulatedServer  # noqa: E402
+from emulated_server import EmulatedServer, cpu_options  # noqa: E402
 from seeded_faults import FAULTS, Fault  # noqa: E402
 from served_variants import KIMI_MINI, make_variant  # noqa: E402
 
@@ -60,7 +60,7 @@ def halfbyte(*words: object) -> subprocess.CompletedProcess[str]:
 def served(fault: Fault, folder: Path, log: Path, *, w4a4: bool = False) -> Iterator[str]:
     """Serve a folder as a fault says; give the address, the proxy's where there is one."""
     vllm = installed("vllm")
-    options = [*OPTIONS, *fault.parsers, *fault.options, *vllm.local_options(mla=True)]
+    options = [*OPTIONS, *fault.parsers, *fault.options, *cpu_options(vllm)]
     environment = fault.environment | {"HALFBYTE_EMULATE_ACTIVATIONS": "on" if w4a4 else "off"}
     server = EmulatedServer(vllm.command, folder, log, options, environment)
     try:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from scale_ties import relative_gap
 
 from halfbyte.calibrate import stream
 from halfbyte.calibrate.token_rows import Rows
 from halfbyte.engine.pipeline import quantize
-from halfbyte.formats.reference.sweep import relative_gap
 from halfbyte.recipe.load import load_recipe
 
 GOLDEN = Path(__file__).parents[1] / "golden"

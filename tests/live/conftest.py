@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import quick_start
+from emulated_server import cpu_options
 from served_variants import KIMI_MINI
 
 from halfbyte.engine.pipeline import quantize
@@ -64,10 +65,10 @@ def vllm_bin(vllm) -> Path:
     return vllm.command
 
 
-@pytest.fixture(scope="session")
-def cpu_options(vllm) -> list[str]:
+@pytest.fixture(scope="session", name="cpu_options")
+def local_cpu_options(vllm) -> list[str]:
     """Options of `vllm serve` for Kimi on a machine without a GPU; none with one."""
-    return vllm.local_options(mla=True)
+    return cpu_options(vllm)
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,17 @@ from pathlib import Path
 import quick_start
 
 import halfbyte
+from halfbyte.serve.installed import Installed
 
 STARTS_IN_S = 600
+# As serve/data/settings.yaml has them: in BF16 vLLM uses AMX if the CPU reports it, and dies of SIGILL in virtual
+# machines that do not allow it. CPU_MLA is the only MLA kernel for CPUs.
+_CPU_OPTIONS = ("--dtype", "float32", "--attention-backend", "CPU_MLA")
+
+
+def cpu_options(vllm: Installed) -> list[str]:
+    """Return the options of `vllm serve` for Kimi on a machine without a GPU; none with one."""
+    return [*_CPU_OPTIONS] if vllm.device == "cpu" else []
 
 
 class EmulatedServer:

@@ -25,7 +25,6 @@ from typing import Any
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
 
 HEAD = 8  # unique tokens at the start of each prompt, which defeat prefix caches
-CONTENTS = ("random", "prose", "code", "json")
 _LIBRARY_FILES = ("argparse.py", "ast.py", "asyncio/base_events.py", "datetime.py", "inspect.py", "tarfile.py",
                   "typing.py", "zipfile.py", "zipfile/__init__.py")  # fmt: skip
 _RECORDS = 4000

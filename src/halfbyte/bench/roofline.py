@@ -84,14 +84,6 @@ def prefill_limit(  # noqa: PLR0913 - everything that determines a limit
     return _limit("prefill", needs, gpus, step, activations, kv_dtype, prompt=prompt, users=concurrency)
 
 
-def output_limit(decode: Limit, prefill: Limit, prompt: int, output: int) -> float:
-    """Return the maximum output tokens per second if prefill and decode run in separate steps.
-
-    Engines mix both in one step, which reads the weights once, so this is a reference and not a strict limit.
-    """
-    return output / (prompt / prefill.tokens_per_second + output / decode.tokens_per_second)
-
-
 def _limit(  # noqa: PLR0913 - everything that determines a limit
     phase: Phase,
     needs: Needs,

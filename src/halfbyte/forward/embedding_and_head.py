@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch.nn import functional
 
 from halfbyte.forward.model import Tensors, TextModel, fetch
 
-TOKENS = 512  # tokens per chunk: 335 MB of FP32 logits with Kimi's vocabulary
 _WORDS = 8192  # rows of the head converted to FP32 at a time
 
 
@@ -40,8 +37,3 @@ class Head:
             return functional.linear(normed, self._words).float()
         blocks = (self._words[start : start + _WORDS] for start in range(0, len(self._words), _WORDS))
         return torch.cat([functional.linear(normed.float(), block.float()) for block in blocks], dim=-1)
-
-    def in_chunks(self, h: torch.Tensor, *, precise: bool = False) -> Iterator[torch.Tensor]:
-        """Yield the logits of [T, D] hidden states in chunks of tokens."""
-        for start in range(0, len(h), TOKENS):
-            yield self.logits(h[start : start + TOKENS], precise=precise)

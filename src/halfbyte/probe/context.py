@@ -37,7 +37,6 @@ class Haystack(Questions):
     first: list[str]
     second: list[str]
     question: str  # contains {key}
-    several: str = "{questions}"  # for several questions at once
 
 
 @dataclass(frozen=True, slots=True)

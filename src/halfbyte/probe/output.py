@@ -91,15 +91,6 @@ def _line(shown: Shown) -> str:
     return f"{visible(shown.what)}{row}\n    {marked(shown)}"
 
 
-def markdown(report: Report) -> str:
-    """Return the table for a model card."""
-    lines = ["| probe | result | measured | threshold |", "| --- | --- | --- | --- |"]
-    for result in report.results:
-        cells = (result.probe.title, result.finding.verdict.value, result.finding.measured, result.finding.threshold)
-        lines.append("| " + " | ".join(visible(cell.replace("\n", " ")).replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
 # Progress of a run: one line when a probe starts, with the remaining time, and one when it ends.
 
 _LONG_S = 10.0

@@ -61,7 +61,6 @@ class Served:
 
     folder: Path
     family: str
-    architecture: str
     quantization: str
     activations: str
     kv_dtype: str | None  # as declared in config.json
@@ -105,12 +104,9 @@ def served_checkpoint(checkpoint: Checkpoint, model: Model, *, modelopt: Mapping
     block = quantization_config(config, model) or (_modelopt_file(folder) if modelopt is None else modelopt)
     format = _format(model)
     needs = needs_of(checkpoint, model)
-    architectures = config.get("architectures")
-    names = cast("list[Any]", architectures) if isinstance(architectures, list) else []
     return Served(
         folder=folder,
         family=_family(checkpoint, model),
-        architecture=str(names[0]) if names else "",
         quantization=FORMATS[format].served_as,
         activations=_activations(format, block),
         kv_dtype=_kv_dtype(block),

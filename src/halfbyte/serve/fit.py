@@ -103,7 +103,6 @@ class Fit:
     bf16_tokens: int | None
     context: int | None
     concurrency: int
-    shares_kv: bool  # whether the GPUs split the KV cache
     reserve_outside: bool  # whether `utilization` covers only weights and cache
     problem: str | None
     advice: str = ""  # how to make it fit
@@ -274,7 +273,6 @@ def _divide(query: _Query) -> Fit:
         bf16_tokens=_tokens(query, left, BF16),
         context=query.context or needs.context,
         concurrency=query.load.sequences,
-        shares_kv=(needs.kv_heads > 1 and tensor > 1) or parallel.decode_context > 1,
         reserve_outside=query.reserve_outside,
         problem=misfit(needs, gpus.count, parallel),
     )

@@ -35,12 +35,6 @@ _UPGRADE = {"vllm": "`pip install -U vllm`, or `make vllm` for the CPU build", "
 ENVIRONMENT: Mapping[str, str] = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 OFFLINE: Mapping[str, str] = {"HF_HUB_OFFLINE": "1"}
 
-# vLLM computes in FP32 on a CPU: in BF16, vLLM and oneDNN use AMX if CPUID reports it, and in a virtual machine that
-# reports AMX but does not allow it, vLLM's worker dies of SIGILL at the first request (exit code -4, "trap invalid
-# opcode" in dmesg). ONEDNN_MAX_CPU_ISA does not help, because vLLM's own kernels check CPUID too.
-_CPU_OPTIONS = ("--dtype", "float32")
-_CPU_MLA_OPTIONS = ("--attention-backend", "CPU_MLA")  # the only MLA kernel for CPUs
-
 _ROCM = "vllm-rocm"
 
 
@@ -56,12 +50,6 @@ class Installed:
     def device(self) -> str:
         """Return "cpu" for vLLM's CPU build, else "gpu"; vLLM decides by its version string too."""
         return "cpu" if "cpu" in self.version else "gpu"
-
-    def local_options(self, *, mla: bool) -> list[str]:
-        """Return the options that `vllm serve` needs on this machine for any model; none on a GPU."""
-        if self.device != "cpu":
-            return []
-        return [*_CPU_OPTIONS, *(_CPU_MLA_OPTIONS if mla else ())]
 
 
 def installed(engine: str = "vllm", *, minimum: str | None = None) -> Installed:

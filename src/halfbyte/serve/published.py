@@ -54,7 +54,6 @@ def compared(row: Published) -> Served:
     return Served(
         folder=Path("/path/to/model"),
         family=row.model.family,
-        architecture="KimiK25ForConditionalGeneration",
         quantization=row.model.quantization,
         activations=row.model.activations,
         kv_dtype=row.model.kv_dtype,

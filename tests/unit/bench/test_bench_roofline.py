@@ -2,7 +2,7 @@
 
 import pytest
 
-from halfbyte.bench.roofline import decode_limit, distinct, output_limit, prefill_limit
+from halfbyte.bench.roofline import decode_limit, distinct, prefill_limit
 from halfbyte.engine.pipeline import plan
 from halfbyte.errors import UsageError
 from halfbyte.families.model import describe
@@ -72,13 +72,6 @@ def test_distinct_experts():
     assert distinct(1, 384, 8) == pytest.approx(8)
     assert distinct(2, 384, 8) == pytest.approx(16 - 8 * 8 / 384)
     assert distinct(10_000, 384, 8) == pytest.approx(384)
-
-
-def test_prompts_and_answers_share_the_node():
-    decode = decode_limit(small(), TWO, 4, 100)
-    prefill = prefill_limit(small(), TWO, 4, 100)
-    both = output_limit(decode, prefill, 100, 50)
-    assert 1 / both == pytest.approx(1 / decode.tokens_per_second + 2 / prefill.tokens_per_second)
 
 
 def test_a_gpu_without_figures_and_a_strange_cache_are_refused():

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors import safe_open
+from scale_ties import relative_gap
 
 from halfbyte.formats.codec import amax, decode, encode
 from halfbyte.formats.encoded import Encoded, bf16_bits
@@ -182,7 +183,7 @@ def ties(weights, chosen, theirs, largest):
     """Blocks that differ, with the exact relative gap of the two losses."""
     for r, b in np.argwhere(chosen != theirs):
         block = bf16_to_f32(weights[r, 16 * b : 16 * b + 16])
-        yield (int(r), int(b)), sweep.relative_gap(block, largest, int(chosen[r, b]), int(theirs[r, b]))
+        yield (int(r), int(b)), relative_gap(block, largest, int(chosen[r, b]), int(theirs[r, b]))
 
 
 @pytest.mark.parametrize("name", [name for name in sweep_cases() if name not in FP32_EDGE])

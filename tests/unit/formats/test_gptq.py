@@ -151,17 +151,6 @@ def test_it_loses_much_less_than_the_mse_sweep_where_inputs_go_together() -> Non
     assert _loss(weight, ours, held_out) < 0.5 * _loss(weight, nearest, held_out)
 
 
-def test_weights_are_corrected_for_the_inputs_they_are_given() -> None:
-    x = _inputs(7, 32)
-    real = 0.8 * x + 0.05 * np.random.default_rng(7).normal(size=x.shape)
-    weight = _weights(7, 8, 32)
-    hessian, cross = real.T @ real / len(x), x.T @ real / len(x)
-    found = gptq.corrected(weight, hessian, cross, damping=1e-9)
-    best = np.linalg.lstsq(real, x @ weight.T, rcond=None)[0].T
-    np.testing.assert_allclose(found, best, rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(gptq.corrected(weight, hessian, hessian), weight)
-
-
 def test_an_expert_that_saw_nothing_is_only_rounded() -> None:
     factors = gptq.factor(np.zeros((32, 32)))
     np.testing.assert_array_equal(factors.upper, np.eye(32))

@@ -144,5 +144,5 @@ def streamed(
         states.append(hidden.clone())
     head = Head(model, small.tensors, dtype)
     with single_threaded():
-        logits = torch.cat(list(head.in_chunks(hidden.flatten(0, 1))))
+        logits = head.logits(hidden.flatten(0, 1))
     return states, logits.view(*hidden.shape[:2], -1)

@@ -10,7 +10,7 @@ from test_text_config import plain
 
 from halfbyte.errors import CheckpointError
 from halfbyte.families.registry import text_model
-from halfbyte.forward.embedding_and_head import TOKENS, Head, embed
+from halfbyte.forward.embedding_and_head import Head, embed
 from halfbyte.machine.library_settings import ONEDNN_ISA, limit_onednn
 
 BF16 = torch.bfloat16
@@ -31,12 +31,6 @@ def test_precise_logits_are_not_rounded_to_bf16(tensors):
     exact = head._norm(h).double() @ tensors["lm_head.weight"].double().T
     torch.testing.assert_close(precise.double(), exact, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(rounded, precise, rtol=2**-8, atol=2**-8)
-
-
-@pytest.mark.parametrize("precise", [False, True])
-def test_chunks_change_nothing(tensors, precise):
-    head, h = Head(MODEL, tensors), torch.randn(2 * TOKENS + 100, 64).to(BF16)
-    assert torch.equal(torch.cat(list(head.in_chunks(h, precise=precise))), head.logits(h, precise=precise))
 
 
 def test_a_tied_head_is_the_embedding(tensors):

@@ -50,7 +50,6 @@ def kimi(format: str = "nvfp4", *, family: str = "kimi-k2.6", experts: int = 384
     made = Served(
         folder=Path("/models/Kimi-K2.6"),
         family=family,
-        architecture="KimiK25ForConditionalGeneration",
         quantization=quantization,
         activations=activations,
         kv_dtype=kv_dtype,

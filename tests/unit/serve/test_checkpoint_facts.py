@@ -62,7 +62,7 @@ def test_invalid_counts_in_the_config_are_refused(pico, name, value):
 
 def test_kimi_mini():
     found = served(MINI)
-    assert (found.family, found.architecture) == ("kimi_k25", "KimiK25ForConditionalGeneration")
+    assert found.family == "kimi_k25"
     assert (found.context, found.heads, found.experts) == (4096, 4, 32)
     assert not found.remote_tokenizer
     assert found.kv_dtype is None

@@ -10,10 +10,6 @@ Two details are specific to NVFP4. The scale of a block is chosen when the block
 each candidate is tried with the updates inside the block, and the one with the smallest added loss is used. Blocks are
 processed by the diagonal of H, largest first, because later blocks have fewer columns left to compensate their errors.
 
-If the inputs are quantized too, or come from quantized layers, the best weights differ from the source's: with
-C = E[x x'^T] of the original inputs x and the actual inputs x', and H of the actual ones, they are W C H^-1.
-Compensating for rounded activations is then the same procedure with other targets.
-
 Everything is FP64 in a defined order, without fused multiply-adds. Codes, scales and layout are ModelOpt's, so engines
 need no changes.
 """
@@ -67,12 +63,6 @@ def factor(hessian: F64, damping: float = DAMPING) -> Factors:
     lower = np.linalg.cholesky(damped(hessian, damping)[np.ix_(backward, backward)])
     inverse = np.linalg.solve(lower, np.eye(len(lower)))
     return Factors(order.astype(np.int64), np.ascontiguousarray(np.triu(inverse[::-1, ::-1]), np.float64))
-
-
-def corrected(weight: F64, hessian: F64, cross: F64, damping: float = DAMPING) -> F64:
-    """Return the weights whose outputs on x' are closest to W x; H is that of x', `cross` is E[x x'^T]."""
-    error = np.dot(weight, np.subtract(cross, hessian))
-    return weight + np.transpose(np.array(np.linalg.solve(damped(hessian, damping), np.transpose(error)), np.float64))
 
 
 def compensate(target: F64, factors: Factors, decode_scale_2: Scalar) -> tuple[U8, U8]:

@@ -8,8 +8,6 @@ rounding noise decides ties, and its CPU and GPU formulas disagree.)
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from halfbyte.formats.reference import floats
@@ -49,10 +47,3 @@ def block_scale_mse(weight: BF16, amax: np.float32) -> U8:
     blocks = floats.bf16_to_f32(weight).reshape(-1, BLOCK)
     chosen = [best_scale(block, float(amax) or 1.0) for block in blocks]
     return np.array(chosen, np.uint8).reshape(n, k // BLOCK)
-
-
-def relative_gap(block: F32, amax: float, code_a: int, code_b: int) -> float:
-    """Return the difference of the exact losses of two scales relative to the larger; 0 is an exact tie."""
-    losses = exact_losses(block, amax)
-    a, b = losses[code_a - 1], losses[code_b - 1]
-    return 0.0 if a == b else math.exp(math.log(abs(a - b)) - math.log(max(a, b)))

@@ -16,12 +16,11 @@ from stacks import (
 )
 
 from halfbyte.errors import TensorError, UsageError
-from halfbyte.formats import emulated_activations as in_pytorch
 from halfbyte.formats.codec import decode, encode
 from halfbyte.formats.encoded import Encoded
-from halfbyte.formats.gpu import activations, fp8, mxfp4, nvfp4
 from halfbyte.formats.gpu import amax as gpu_amax
 from halfbyte.formats.gpu import decode as gpu_decode
+from halfbyte.formats.gpu import fp8, mxfp4, nvfp4
 from halfbyte.formats.reference import floats, int4
 from halfbyte.formats.reference import nvfp4 as reference
 
@@ -193,18 +192,6 @@ def test_decode_fp8_blocks(device, shape):
     for i in range(2):
         expected = decode(Encoded("fp8_block", shape, {"weight": codes[i], "weight_scale_inv": scale[i]}))
         np.testing.assert_array_equal(bits(made[i]).view(np.uint16), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_activations(device, weights, dtype):
-    x = tensors("cpu", np.ascontiguousarray(weights[:, :7]))[0]
-    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(9))
-    x = torch.cat([x.float(), noise, 3 * noise]).to(dtype)
-    for scale in (1e-3, 2e-5, 1e30):
-        tensor_scale = torch.tensor(scale)
-        made = activations.nvfp4_activations(x.to(device), tensor_scale.to(device))
-        np.testing.assert_array_equal(bits(made), bits(in_pytorch.nvfp4(x, tensor_scale)))
-    np.testing.assert_array_equal(bits(activations.mxfp4_activations(x.to(device))), bits(in_pytorch.mxfp4(x)))
 
 
 def test_what_kernels_would_misread_is_refused(device):

@@ -53,16 +53,22 @@ def damped(hessian: F64, damping: float = DAMPING) -> F64:
     return hessian + np.eye(len(hessian)) * (damping * mean if mean > 0 else 1.0)
 
 
+def column_order(diagonal: F64) -> NDArray[np.int64]:
+    """Return the order in which columns are rounded: blocks, and columns within blocks, by the diagonal of H."""
+    by_block = diagonal.reshape(-1, BLOCK)
+    blocks = np.argsort(-by_block.sum(axis=1), kind="stable")
+    order = blocks[:, None] * BLOCK + np.argsort(-by_block[blocks], axis=1, kind="stable")
+    return order.reshape(-1).astype(np.int64)
+
+
 def factor(hessian: F64, damping: float = DAMPING) -> Factors:
-    """Order blocks, and columns within blocks, by the diagonal of H, and factor the inverse of H."""
-    diagonal = np.diag(hessian).reshape(-1, BLOCK)
-    blocks = np.argsort(-diagonal.sum(axis=1), kind="stable")
-    order = (blocks[:, None] * BLOCK + np.argsort(-diagonal[blocks], axis=1, kind="stable")).reshape(-1)
+    """Order the columns, and factor the inverse of H."""
+    order = column_order(np.diag(hessian))
     # With J the reversal of all columns and J H J = L L^T, U = J L^-1 J: one factorization without inverting H.
     backward = order[::-1]
     lower = np.linalg.cholesky(damped(hessian, damping)[np.ix_(backward, backward)])
     inverse = np.linalg.solve(lower, np.eye(len(lower)))
-    return Factors(order.astype(np.int64), np.ascontiguousarray(np.triu(inverse[::-1, ::-1]), np.float64))
+    return Factors(order, np.ascontiguousarray(np.triu(inverse[::-1, ::-1]), np.float64))
 
 
 def compensate(target: F64, factors: Factors, decode_scale_2: Scalar) -> tuple[U8, U8]:

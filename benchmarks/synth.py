@@ -25,6 +25,7 @@ from halfbyte.checkpoint.headers import TensorInfo, TensorSpec, lay_out
 from halfbyte.families.kimi_k25.geometry import KIMI_K26, Geometry, release_config, release_shards
 
 PUBLISHED = {"tensors": 208_550, "shards": 64, "payload_nbytes": 595_148_192_736, "header_nbytes": 29_795_472}
+GENERATION_CONFIG = '{\n  "max_length": 262144,\n  "eos_token_id": 163586\n}'
 DISTINCT_EXPERTS = 2
 LEAVES = ("gate_proj", "up_proj", "down_proj")
 COMMON_BF16 = 8 * 1024**2  # random values that all BF16 tensors are cut from
@@ -75,16 +76,17 @@ def write_shards(
         counted["tensors"] += len(infos)
         counted["header_nbytes"] += len(head)
         counted["payload_nbytes"] += sum(info.nbytes for info in infos)
-    _write_index(folder, shards, counted["payload_nbytes"])
+    (folder / "model.safetensors.index.json").write_bytes(index_of(shards, counted["payload_nbytes"]))
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    (folder / "generation_config.json").write_text('{\n  "max_length": 262144,\n  "eos_token_id": 163586\n}')
+    (folder / "generation_config.json").write_text(GENERATION_CONFIG)
     return counted
 
 
-def _write_index(folder: Path, shards: Mapping[str, Sequence[TensorSpec]], payload_nbytes: int) -> None:
+def index_of(shards: Mapping[str, Sequence[TensorSpec]], payload_nbytes: int) -> bytes:
+    """Return the model.safetensors.index.json of shards."""
     weight_map = {spec.name: shard for shard, specs in shards.items() for spec in specs}
     index = {"metadata": {"total_size": payload_nbytes}, "weight_map": dict(sorted(weight_map.items()))}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    return json.dumps(index, indent=2).encode()
 
 
 class Weights:

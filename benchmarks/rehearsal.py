@@ -401,6 +401,7 @@ def _collected(folder: Path, segments: list[dict[str, Any]]) -> dict[str, Any]:
     layer_ends = measured or [event for event in steps if event["step"].endswith(".safetensors")]
     served = [event["served_nbytes"] for event, following in itertools.pairwise([*events, {"served_nbytes": -1}])
               if following["served_nbytes"] < event["served_nbytes"]]  # fmt: skip
+    verified = {event["step"].partition(":")[0] for event in steps if "SHA-256 verified" in event["step"]}
     seconds = sum(segment["seconds"] for segment in segments)
     last = events[-1] if events else {}
     return {
@@ -410,7 +411,7 @@ def _collected(folder: Path, segments: list[dict[str, Any]]) -> dict[str, Any]:
         "seconds_of_segments": [round(segment["seconds"], 1) for segment in segments],
         "phases": {name: round(value, 2) for name, value in phases.items()},
         "source_nbytes": sum(served),
-        "source_shards_verified": len(
+        "source_shards_verified": len(verified),
             {step["step"].split(":")[0] for step in steps if "SHA-256 verified" in step["step"]}
         ),
         "source_nbytes_per_second": sum(served) / seconds,

@@ -21,17 +21,18 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from halfbyte.formats.gpu.blocks import NVFP4_BLOCK, Blocks, tensor_scale
-from halfbyte.formats.gpu.quality import QualitySums
-from halfbyte.formats.gpu.scalars import e4m3_code, e4m3_value
-from halfbyte.formats.reference.floats import E4M3_VALUES, e2m1_decode
+from halfbyte.formats.gpu.quality import QualitySums, add_up, new_records, sums_of_pairs, write_record
+from halfbyte.formats.gpu.scalars import bf16_value, e2m1_value, e4m3_code, e4m3_value
 from halfbyte.formats.reference.gptq import ABOVE, BELOW, DAMPING, FIRST, HEADROOM, LAST, column_order
 
 PANEL, SECTION = 128, 1024  # columns
 _ROWS = 128  # per program: one thread each
+_QUALITY_BLOCKS = 256  # per program
+_CHOICE_ROWS, _LANES = 8, 16  # rows per program, and threads for the candidates of a row
 _BLOCK = tl.constexpr(NVFP4_BLOCK)
 _BELOW, _ABOVE, _FIRST, _LAST = (tl.constexpr(value) for value in (BELOW, ABOVE, FIRST, LAST))
+_CANDIDATES = tl.constexpr(BELOW + ABOVE + 1)
 _TO_INTEGER = tl.constexpr(6755399441055744.0)  # 1.5 * 2^52: adding it rounds an FP64 number to an integer
-E2M1_MAX = 6.0
 _linalg: Any = torch.linalg  # its functions are untyped
 
 
@@ -82,7 +83,8 @@ def compensate(weights: torch.Tensor, amax: torch.Tensor, factors: DeviceFactors
     del left
     packed, scale = _in_file_order(code, scale, factors.order)
     packed, scale = packed.view(experts, n, k // 2), scale.view(experts, n, k // NVFP4_BLOCK)
-    return Blocks(packed, scale, scale_2, _quality(weights, packed, scale, scale_2))
+    blocks = Blocks(packed, scale, scale_2, None)
+    return blocks._replace(quality=_quality(weights, blocks))
 
 
 def _round_columns(
@@ -91,7 +93,7 @@ def _round_columns(
     """Fill codes [G, K, R] and block scales [G, K/16, R] of targets `left`, FP64 [G, K, R], which it overwrites."""
     groups, k, rows = left.shape
     error = torch.empty((groups, min(SECTION, k), rows), dtype=torch.float64, device=left.device)
-    grid = (triton.cdiv(rows, _ROWS), groups)
+    grid, choices = ((triton.cdiv(rows, size), groups) for size in (_ROWS, _CHOICE_ROWS))
 
     def apply(begin: int, end: int, start: int, until: int) -> None:
         """Subtract the errors of the columns `begin` to `end` from the columns `start` to `until`."""
@@ -104,8 +106,11 @@ def _round_columns(
         for panel in range(section, section_end, PANEL):
             panel_end = min(panel + PANEL, section_end)
             for begin in range(panel, panel_end, NVFP4_BLOCK):
+                _choose_scale[choices](
+                    left, upper, scale_2, scale, begin, k, rows, ROWS=_CHOICE_ROWS, CANDIDATES=_LANES
+                )
                 _round_block[grid](
-                    left, upper, scale_2, code, scale, error, begin, begin - section, k, error.shape[1], rows,
+                    left, upper, scale_2, scale, code, error, begin, begin - section, k, error.shape[1], rows,
                     ROWS=_ROWS, num_warps=_ROWS // 32,
                 )  # fmt: skip
                 apply(begin, begin + NVFP4_BLOCK, begin + NVFP4_BLOCK, panel_end)
@@ -114,12 +119,49 @@ def _round_columns(
 
 
 @triton.jit
+def _choose_scale(
+    left_ptr, upper_ptr, scale_2_ptr, scale_ptr, begin, k, rows, ROWS: tl.constexpr, CANDIDATES: tl.constexpr
+):
+    """Choose the scales of a block of columns: every lane tries one candidate for one row."""
+    group = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    lane = tl.arange(0, ROWS * CANDIDATES)
+    row = first + lane // CANDIDATES
+    inside = row < rows
+    column = tl.arange(0, _BLOCK)
+    at = (group * k + begin + column.to(tl.int64))[:, None] * rows + row[None, :]
+    weight = tl.load(left_ptr + at, mask=inside[None, :], other=0.0)
+    scale_2 = tl.load(scale_2_ptr + group * rows + row, mask=inside, other=1.0)
+    scale = _candidate(weight, scale_2, lane % CANDIDATES)
+    step = (e4m3_value(scale) * scale_2).to(tl.float64)
+    upper_ptr += (group * k + begin) * k + begin
+    per_step = 1.0 / step
+    error = tl.zeros((_BLOCK, ROWS * CANDIDATES), tl.float64)
+    loss = tl.zeros((ROWS * CANDIDATES,), tl.float64)
+    for j in tl.static_range(_BLOCK):
+        left = _updated(weight, error, upper_ptr, k, j)
+        value, _ = _nearest(left * per_step)
+        found = (left - value * step) * (1.0 / tl.load(upper_ptr + j * k + j))
+        loss += found * found
+        error = tl.where(column[:, None] == j, found[None, :], error)
+    loss = tl.where(lane % CANDIDATES < _CANDIDATES, loss, float("inf"))
+    best = tl.argmin(tl.reshape(loss, (ROWS, CANDIDATES)), axis=1, tie_break_left=True)
+    row = first + tl.arange(0, ROWS)
+    inside = row < rows
+    at = (group * k + begin + column.to(tl.int64))[:, None] * rows + row[None, :]
+    weight = tl.load(left_ptr + at, mask=inside[None, :], other=0.0)
+    scale_2 = tl.load(scale_2_ptr + group * rows + row, mask=inside, other=1.0)
+    scale = _candidate(weight, scale_2, best)
+    tl.store(scale_ptr + (group * (k // _BLOCK) + begin // _BLOCK) * rows + row, scale.to(tl.uint8), mask=inside)
+
+
+@triton.jit
 def _round_block(
     left_ptr,
     upper_ptr,
     scale_2_ptr,
-    code_ptr,
     scale_ptr,
+    code_ptr,
     error_ptr,
     begin,
     error_begin,
@@ -128,7 +170,7 @@ def _round_block(
     rows,
     ROWS: tl.constexpr,
 ):
-    """Choose the scales of a block of columns, and round it: codes, scales and errors of all rows."""
+    """Round a block of columns with the chosen scales: codes and errors of all rows."""
     group = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
@@ -136,49 +178,50 @@ def _round_block(
     at = (group * k + begin + column.to(tl.int64))[:, None] * rows + row[None, :]
     weight = tl.load(left_ptr + at, mask=inside[None, :], other=0.0)
     scale_2 = tl.load(scale_2_ptr + group * rows + row, mask=inside, other=1.0)
+    scale = tl.load(scale_ptr + (group * (k // _BLOCK) + begin // _BLOCK) * rows + row, mask=inside, other=1)
+    step = (e4m3_value(scale) * scale_2).to(tl.float64)
     upper_ptr += (group * k + begin) * k + begin
-    largest = tl.max(tl.abs(weight), axis=0)
-    wanted = largest / (6.0 * scale_2.to(tl.float64))
-    middle = e4m3_code(tl.minimum(tl.maximum(wanted, 0.001953125), 448.0).to(tl.float32))
-    best = tl.full((ROWS,), float("inf"), tl.float64)
-    winner = tl.full((ROWS,), _FIRST, tl.int32)
-    for offset in range(-_BELOW, _ABOVE + 1):
-        scale = tl.minimum(tl.maximum(middle + offset, _FIRST), _LAST)
-        error, _ = _rounded(weight, upper_ptr, k, (e4m3_value(scale) * scale_2).to(tl.float64), ROWS)
-        loss = tl.sum(error * error, axis=0)
-        better = loss < best
-        best = tl.where(better, loss, best)
-        winner = tl.where(better, scale, winner)
-    error, code = _rounded(weight, upper_ptr, k, (e4m3_value(winner) * scale_2).to(tl.float64), ROWS)
-    tl.store(code_ptr + at, code.to(tl.uint8), mask=inside[None, :])
-    tl.store(scale_ptr + (group * (k // _BLOCK) + begin // _BLOCK) * rows + row, winner.to(tl.uint8), mask=inside)
+    error = tl.zeros((_BLOCK, ROWS), tl.float64)
+    codes = tl.zeros((_BLOCK, ROWS), tl.int32)
+    for j in tl.static_range(_BLOCK):
+        left = _updated(weight, error, upper_ptr, k, j)
+        value, code = _nearest(left / step)
+        found = (left - value * step) / tl.load(upper_ptr + j * k + j)
+        here = column[:, None] == j
+        error = tl.where(here, found[None, :], error)
+        codes = tl.where(here, code[None, :], codes)
+    tl.store(code_ptr + at, codes.to(tl.uint8), mask=inside[None, :])
     at = (group * error_columns + error_begin + column.to(tl.int64))[:, None] * rows + row[None, :]
     tl.store(error_ptr + at, error, mask=inside[None, :])
 
 
 @triton.jit
-def _rounded(weight, upper_ptr, k, step, ROWS: tl.constexpr):
-    """Errors FP64 [16, ROWS] and codes INT32 [16, ROWS] of a block whose code 1 has the value `step`."""
+def _candidate(weight, scale_2, number):
+    """E4M3 code of a candidate: `number` 0 is the smallest."""
+    largest = tl.max(tl.abs(weight), axis=0)
+    wanted = largest / (6.0 * scale_2.to(tl.float64))
+    middle = e4m3_code(tl.minimum(tl.maximum(wanted, 0.001953125), 448.0).to(tl.float32))
+    return tl.minimum(tl.maximum(middle + number - _BELOW, _FIRST), _LAST)
+
+
+@triton.jit
+def _updated(weight, error, upper_ptr, k, j: tl.constexpr):
+    """Column j of a block [16, rows] after the updates for the errors of the columns before it; later ones are zero."""
     column = tl.arange(0, _BLOCK)
-    error = tl.zeros((_BLOCK, ROWS), tl.float64)
-    codes = tl.zeros((_BLOCK, ROWS), tl.int32)
-    for j in tl.static_range(_BLOCK):
-        update = tl.load(upper_ptr + column * k + j)  # [16]: of column j, by the errors of the columns before it
-        # Errors of this and later columns are still zero.
-        left = tl.sum(tl.where(column[:, None] == j, weight, 0.0 - error * update[:, None]), axis=0)
-        quotient = left / step
-        magnitude = tl.abs(quotient)
-        finer = tl.where(magnitude < 2.0, 2.0, tl.where(magnitude < 4.0, 1.0, 0.5))  # steps per unit
-        coarser = tl.where(magnitude < 2.0, 0.5, tl.where(magnitude < 4.0, 1.0, 2.0))
-        value = tl.minimum((magnitude * finer + _TO_INTEGER - _TO_INTEGER) * coarser, 6.0)
-        code = tl.where(value < 2.0, value * 2.0, tl.where(value < 6.0, value + 2.0, 7.0)).to(tl.int32)
-        negative = quotient < 0.0
-        rounded = value * step
-        found = (left - tl.where(negative, 0.0 - rounded, rounded)) / tl.load(upper_ptr + j * k + j)
-        here = column[:, None] == j
-        error = tl.where(here, found[None, :], error)
-        codes = tl.where(here, (code | tl.where(negative, 8, 0))[None, :], codes)
-    return error, codes
+    update = tl.load(upper_ptr + column * k + j)
+    return tl.sum(tl.where(column[:, None] == j, weight, 0.0 - error * update[:, None]), axis=0)
+
+
+@triton.jit
+def _nearest(quotient):
+    """Nearest E2M1 value, ties to the even code, and its code."""
+    magnitude = tl.abs(quotient)
+    finer = tl.where(magnitude < 2.0, 2.0, tl.where(magnitude < 4.0, 1.0, 0.5))  # steps per unit
+    coarser = tl.where(magnitude < 2.0, 0.5, tl.where(magnitude < 4.0, 1.0, 2.0))
+    value = tl.minimum((magnitude * finer + _TO_INTEGER - _TO_INTEGER) * coarser, 6.0)
+    code = tl.where(value < 2.0, value * 2.0, tl.where(value < 6.0, value + 2.0, 7.0)).to(tl.int32)
+    negative = quotient < 0.0
+    return tl.where(negative, 0.0 - value, value), code | tl.where(negative, 8, 0)
 
 
 def _in_file_order(code: torch.Tensor, scale: torch.Tensor, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,18 +236,43 @@ def _in_file_order(code: torch.Tensor, scale: torch.Tensor, order: torch.Tensor)
     return torch.stack(packed), torch.stack(scales)
 
 
-def _quality(weights: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, scale_2: torch.Tensor) -> QualitySums:
+def _quality(weights: torch.Tensor, blocks: Blocks) -> QualitySums:
     """Return the quantization error of each expert."""
-    values = torch.from_numpy(e2m1_decode(np.arange(16, dtype=np.uint8))).to(weights.device)
-    scales = torch.from_numpy(E4M3_VALUES).to(weights.device)
-    rows: list[torch.Tensor] = []
-    for at, weight in enumerate(weights):
-        exact = weight.float()
-        codes = torch.stack((packed[at] & 15, packed[at] >> 4), dim=-1).view(weight.shape).int()
-        step = (scales[scale[at].int()] * scale_2[at]).repeat_interleave(NVFP4_BLOCK, dim=1)
-        error = (exact - values[codes] * step).abs()
-        saturated = (exact.abs() > E2M1_MAX * step).sum()
-        squares = exact.double().square().sum(), error.double().square().sum()
-        rows.append(torch.stack([*squares, error.max().double(), saturated.double()]))
-    signal, squared_error, largest, saturated = torch.stack(rows, dim=1)
-    return QualitySums(weights[0].numel(), signal, squared_error, largest, saturated.to(torch.int64))
+    experts, n, k = weights.shape
+    programs = triton.cdiv(n * k // NVFP4_BLOCK, _QUALITY_BLOCKS)
+    records = new_records(experts, programs, True, weights.device)
+    _measure[(programs, experts)](
+        weights.view(torch.int16), blocks.packed, blocks.scale, blocks.tensor_scale, records,
+        n * k // NVFP4_BLOCK, BLOCKS=_QUALITY_BLOCKS,
+    )  # fmt: skip
+    return add_up([records], n * k)
+
+
+@triton.jit
+def _measure(weight_ptr, packed_ptr, scale_ptr, scale_2_ptr, records_ptr, blocks, BLOCKS: tl.constexpr):
+    expert = tl.program_id(1).to(tl.int64)
+    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
+    inside = block < blocks
+    at = expert * blocks + block
+    step = e4m3_value(tl.load(scale_ptr + at, mask=inside, other=0)) * tl.load(scale_2_ptr + expert)
+    pair = at[:, None] * 8 + tl.arange(0, 8)[None, :]
+    codes = tl.load(packed_ptr + pair, mask=inside[:, None], other=0).to(tl.int32)
+    even = bf16_value(tl.load(weight_ptr + 2 * pair, mask=inside[:, None], other=0).to(tl.int32) & 0xFFFF)
+    odd = bf16_value(tl.load(weight_ptr + 2 * pair + 1, mask=inside[:, None], other=0).to(tl.int32) & 0xFFFF)
+    amax = tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), axis=1)
+    signal, error, largest, clipped = sums_of_pairs(
+        even,
+        odd,
+        tl.abs(even - _decoded(codes & 15) * step[:, None]),
+        tl.abs(odd - _decoded(codes >> 4) * step[:, None]),
+        tl.abs(even) > 6.0 * step[:, None],
+        tl.abs(odd) > 6.0 * step[:, None],
+        amax,
+    )
+    write_record(records_ptr, signal, error, largest, clipped)
+
+
+@triton.jit
+def _decoded(code):
+    value = e2m1_value(code & 7)
+    return tl.where(code > 7, 0.0 - value, value)

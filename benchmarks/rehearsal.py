@@ -412,8 +412,6 @@ def _collected(folder: Path, segments: list[dict[str, Any]]) -> dict[str, Any]:
         "phases": {name: round(value, 2) for name, value in phases.items()},
         "source_nbytes": sum(served),
         "source_shards_verified": len(verified),
-            {step["step"].split(":")[0] for step in steps if "SHA-256 verified" in step["step"]}
-        ),
         "source_nbytes_per_second": sum(served) / seconds,
         "output_nbytes": sum(line["nbytes"] for line in shards),
         "output_shards": len(shards),

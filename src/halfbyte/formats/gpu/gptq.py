@@ -8,7 +8,7 @@ The products add in another order than the reference, so single codes may differ
 boundary. The order depends only on the shapes: equal inputs give equal bytes on the same GPU and library versions.
 """
 
-# ruff: noqa: PLR2004 - constants of the format
+# ruff: noqa: PLR2004, RUF005 - constants of the format; Triton does not unpack tuples
 
 from __future__ import annotations
 
@@ -92,6 +92,7 @@ def _round_columns(
 ) -> None:
     """Fill codes [G, K, R] and block scales [G, K/16, R] of targets `left`, FP64 [G, K, R], which it overwrites."""
     groups, k, rows = left.shape
+    inverse = 1.0 / upper.diagonal(dim1=1, dim2=2).contiguous()
     error = torch.empty((groups, min(SECTION, k), rows), dtype=torch.float64, device=left.device)
     grid, choices = ((triton.cdiv(rows, size), groups) for size in (_ROWS, _CHOICE_ROWS))
 
@@ -107,7 +108,7 @@ def _round_columns(
             panel_end = min(panel + PANEL, section_end)
             for begin in range(panel, panel_end, NVFP4_BLOCK):
                 _choose_scale[choices](
-                    left, upper, scale_2, scale, begin, k, rows, ROWS=_CHOICE_ROWS, CANDIDATES=_LANES
+                    left, upper, inverse, scale_2, scale, begin, k, rows, ROWS=_CHOICE_ROWS, LANES=_LANES
                 )
                 _round_block[grid](
                     left, upper, scale_2, scale, code, error, begin, begin - section, k, error.shape[1], rows,
@@ -120,39 +121,35 @@ def _round_columns(
 
 @triton.jit
 def _choose_scale(
-    left_ptr, upper_ptr, scale_2_ptr, scale_ptr, begin, k, rows, ROWS: tl.constexpr, CANDIDATES: tl.constexpr
+    left_ptr, upper_ptr, inverse_ptr, scale_2_ptr, scale_ptr, begin, k, rows, ROWS: tl.constexpr, LANES: tl.constexpr
 ):
     """Choose the scales of a block of columns: every lane tries one candidate for one row."""
     group = tl.program_id(1).to(tl.int64)
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    lane = tl.arange(0, ROWS * CANDIDATES)
-    row = first + lane // CANDIDATES
+    lane = tl.arange(0, ROWS * LANES)
+    row = tl.program_id(0).to(tl.int64) * ROWS + lane // LANES
     inside = row < rows
-    column = tl.arange(0, _BLOCK)
-    at = (group * k + begin + column.to(tl.int64))[:, None] * rows + row[None, :]
-    weight = tl.load(left_ptr + at, mask=inside[None, :], other=0.0)
+    weights = _columns(left_ptr + (group * k + begin) * rows + row, rows, inside)
     scale_2 = tl.load(scale_2_ptr + group * rows + row, mask=inside, other=1.0)
-    scale = _candidate(weight, scale_2, lane % CANDIDATES)
+    scale = _candidate(weights, scale_2, lane % LANES)
     step = (e4m3_value(scale) * scale_2).to(tl.float64)
-    upper_ptr += (group * k + begin) * k + begin
     per_step = 1.0 / step
-    error = tl.zeros((_BLOCK, ROWS * CANDIDATES), tl.float64)
-    loss = tl.zeros((ROWS * CANDIDATES,), tl.float64)
+    upper_ptr += (group * k + begin) * k + begin
+    errors = ()
+    loss = tl.zeros((ROWS * LANES,), tl.float64)
     for j in tl.static_range(_BLOCK):
-        left = _updated(weight, error, upper_ptr, k, j)
+        left = _updated(weights[j], errors, upper_ptr + j, k, j)
         value, _ = _nearest(left * per_step)
-        found = (left - value * step) * (1.0 / tl.load(upper_ptr + j * k + j))
-        loss += found * found
-        error = tl.where(column[:, None] == j, found[None, :], error)
-    loss = tl.where(lane % CANDIDATES < _CANDIDATES, loss, float("inf"))
-    best = tl.argmin(tl.reshape(loss, (ROWS, CANDIDATES)), axis=1, tie_break_left=True)
-    row = first + tl.arange(0, ROWS)
-    inside = row < rows
-    at = (group * k + begin + column.to(tl.int64))[:, None] * rows + row[None, :]
-    weight = tl.load(left_ptr + at, mask=inside[None, :], other=0.0)
-    scale_2 = tl.load(scale_2_ptr + group * rows + row, mask=inside, other=1.0)
-    scale = _candidate(weight, scale_2, best)
-    tl.store(scale_ptr + (group * (k // _BLOCK) + begin // _BLOCK) * rows + row, scale.to(tl.uint8), mask=inside)
+        error = (left - value * step) * tl.load(inverse_ptr + group * k + begin + j)
+        loss += error * error
+        errors = errors + (error,)
+    loss = tl.where(lane % LANES < _CANDIDATES, loss, float("inf"))
+    best = tl.argmin(tl.reshape(loss, (ROWS, LANES)), axis=1, tie_break_left=True)
+    chosen = tl.sum(
+        tl.where(tl.arange(0, LANES)[None, :] == best[:, None], tl.reshape(scale, (ROWS, LANES)), 0), axis=1
+    )
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    at = (group * (k // _BLOCK) + begin // _BLOCK) * rows + row
+    tl.store(scale_ptr + at, chosen.to(tl.uint8), mask=row < rows)
 
 
 @triton.jit
@@ -174,42 +171,50 @@ def _round_block(
     group = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
-    column = tl.arange(0, _BLOCK)
-    at = (group * k + begin + column.to(tl.int64))[:, None] * rows + row[None, :]
-    weight = tl.load(left_ptr + at, mask=inside[None, :], other=0.0)
+    weights = _columns(left_ptr + (group * k + begin) * rows + row, rows, inside)
     scale_2 = tl.load(scale_2_ptr + group * rows + row, mask=inside, other=1.0)
     scale = tl.load(scale_ptr + (group * (k // _BLOCK) + begin // _BLOCK) * rows + row, mask=inside, other=1)
     step = (e4m3_value(scale) * scale_2).to(tl.float64)
     upper_ptr += (group * k + begin) * k + begin
-    error = tl.zeros((_BLOCK, ROWS), tl.float64)
-    codes = tl.zeros((_BLOCK, ROWS), tl.int32)
+    code_ptr += (group * k + begin) * rows + row
+    error_ptr += (group * error_columns + error_begin) * rows + row
+    errors = ()
     for j in tl.static_range(_BLOCK):
-        left = _updated(weight, error, upper_ptr, k, j)
+        left = _updated(weights[j], errors, upper_ptr + j, k, j)
         value, code = _nearest(left / step)
-        found = (left - value * step) / tl.load(upper_ptr + j * k + j)
-        here = column[:, None] == j
-        error = tl.where(here, found[None, :], error)
-        codes = tl.where(here, code[None, :], codes)
-    tl.store(code_ptr + at, codes.to(tl.uint8), mask=inside[None, :])
-    at = (group * error_columns + error_begin + column.to(tl.int64))[:, None] * rows + row[None, :]
-    tl.store(error_ptr + at, error, mask=inside[None, :])
+        error = (left - value * step) / tl.load(upper_ptr + j * k + j)
+        errors = errors + (error,)
+        tl.store(code_ptr + j * rows, code.to(tl.uint8), mask=inside)
+        tl.store(error_ptr + j * rows, error, mask=inside)
 
 
 @triton.jit
-def _candidate(weight, scale_2, number):
+def _columns(pointers, rows, inside):
+    """Return the 16 columns of a block. Each is a tensor of its own, so that no threads exchange values."""
+    columns = ()
+    for _ in tl.static_range(_BLOCK):
+        columns = columns + (tl.load(pointers, mask=inside, other=0.0),)
+        pointers += rows
+    return columns
+
+
+@triton.jit
+def _candidate(weights, scale_2, number):
     """E4M3 code of a candidate: `number` 0 is the smallest."""
-    largest = tl.max(tl.abs(weight), axis=0)
+    largest = tl.abs(weights[0])
+    for j in tl.static_range(1, _BLOCK):
+        largest = tl.maximum(largest, tl.abs(weights[j]))
     wanted = largest / (6.0 * scale_2.to(tl.float64))
     middle = e4m3_code(tl.minimum(tl.maximum(wanted, 0.001953125), 448.0).to(tl.float32))
     return tl.minimum(tl.maximum(middle + number - _BELOW, _FIRST), _LAST)
 
 
 @triton.jit
-def _updated(weight, error, upper_ptr, k, j: tl.constexpr):
-    """Column j of a block [16, rows] after the updates for the errors of the columns before it; later ones are zero."""
-    column = tl.arange(0, _BLOCK)
-    update = tl.load(upper_ptr + column * k + j)
-    return tl.sum(tl.where(column[:, None] == j, weight, 0.0 - error * update[:, None]), axis=0)
+def _updated(weight, errors, upper_ptr, k, j: tl.constexpr):
+    """Column j of a block after the updates for the errors of the columns before it."""
+    for i in tl.static_range(j):
+        weight -= errors[i] * tl.load(upper_ptr + i * k)
+    return weight
 
 
 @triton.jit

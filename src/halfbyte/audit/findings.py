@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import halfbyte
 from halfbyte.evidence import audit as evidence
 from halfbyte.ui.console import Level
+from halfbyte.ui.units import timestamp
 
 MAX_EXAMPLES = 5  # printed; the file contains up to MAX_KEPT
 MAX_KEPT = 100
@@ -89,7 +89,7 @@ class Audit:
     def record(self) -> evidence.Audit:
         """Return the contents of audit.json."""
         return evidence.Audit(
-            date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            date=timestamp(),
             versions={
                 "halfbyte": halfbyte.__version__,
                 "numpy": version("numpy"),

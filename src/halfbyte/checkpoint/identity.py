@@ -26,7 +26,7 @@ from halfbyte.machine.os_errors import naming
 from halfbyte.ui.escape import pasted
 
 _SHA256_HEX = re.compile("[0-9a-f]{64}")
-_COMMIT = re.compile("[0-9a-f]{40}")
+COMMIT_HASH = re.compile("[0-9a-f]{40}")
 
 _SAMPLES = 16
 _SAMPLE_NBYTES = 1024
@@ -63,7 +63,7 @@ def revision_of(root: Path, shards: Iterable[str]) -> tuple[str, str | None]:
         return _repository_name(snapshot), snapshot.name
     noted = {entry[0] if (entry := _read_metadata(root, shard)) is not None else None for shard in shards}
     commit = noted.pop() if len(noted) == 1 else None
-    return snapshot.name, commit if commit is not None and _COMMIT.fullmatch(commit) else None
+    return snapshot.name, commit if commit is not None and COMMIT_HASH.fullmatch(commit) else None
 
 
 def _repository_name(snapshot: Path) -> str:

@@ -27,6 +27,14 @@ Pairs = list[tuple[str, Any]]
 _MAPPINGS, _CONTAINERS = {dict}, {dict, list}  # the container types that json returns
 
 
+def has_bytes(path: Path, data: bytes) -> bool:
+    """Whether a regular file has exactly these bytes; False if it cannot be read."""
+    try:
+        return plain_bytes(path, len(data)) == data
+    except OSError:
+        return False
+
+
 def plain_bytes(path: Path, most: int = MOST_NBYTES) -> bytes:
     """Return the bytes of a regular file; OSError for a pipe, device or folder, or above `most` bytes."""
     # Without O_NONBLOCK, opening a pipe blocks until a writer opens it.

@@ -18,6 +18,7 @@ import torch
 
 from halfbyte.calibrate.chat import ChatTemplate, load_template
 from halfbyte.calibrate.tokenizer import Vocabulary, load_vocabulary
+from halfbyte.checkpoint.folder import CONFIG
 from halfbyte.checkpoint.untrusted_files import read_json
 from halfbyte.compare.models import open_side
 from halfbyte.errors import CheckpointError, MachineError
@@ -26,7 +27,6 @@ from halfbyte.machine.resources import memory_facts
 from halfbyte.ui.units import size
 
 _GENERATION = "generation_config.json"
-_CONFIG = "config.json"
 _ROOM = 1.25  # memory needed, relative to the decoded weights: stacking a layer's experts copies them
 
 
@@ -107,7 +107,7 @@ def _refuse_too_large(model: Any, folder: Path) -> None:
 
 def _stops(folder: Path, vocabulary: Vocabulary) -> tuple[int, ...]:
     """Return the stop tokens as engines do: from generation_config.json, then config.json."""
-    for name in (_GENERATION, _CONFIG):
+    for name in (_GENERATION, CONFIG):
         path = folder / name
         try:
             eos: Any = read_json(path).get("eos_token_id") if path.exists() else None

@@ -131,7 +131,7 @@ def examine(folder: Path | str | None = None) -> Machine:
         gpus=None if gpus is None else tuple(Gpu(**gpu) for gpu in gpus),
         torch_build=answers["torch"].get("build"),
         disk=None if folder is None else disk_facts(Path(folder)),
-        versions={name: _version(name) for name in PACKAGES},
+        versions={name: package_version(name) for name in PACKAGES},
         problems={name: answer["problem"] for name, answer in answers.items() if "problem" in answer},
         sandbox=answers["sandbox"].get("tier"),
     )
@@ -264,7 +264,8 @@ def _arch(gpu: Any) -> str:
     return rocm.partition(":")[0] if rocm.startswith("gfx") else f"sm_{gpu.major}{gpu.minor}"
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """Return the version of an installed package, or None."""
     try:
         return version(package)
     except PackageNotFoundError:

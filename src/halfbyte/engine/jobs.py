@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.engine.activation_scales import fixed_scales, scales_of
 from halfbyte.families.family import DOWN
 from halfbyte.families.read_linear import stored
 from halfbyte.formats.codec import amax, decode
-from halfbyte.formats.encoded import Encoded, Quality
+from halfbyte.formats.encoded import Array, Encoded, Quality
 from halfbyte.methods.method import Encode, Group, Linear
 from halfbyte.plan.rules import DECODE, ENCODE, KEEP, ROUTED, Job
 from halfbyte.recipe.decisions import Quantize
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.stats import LayerStats
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,12 @@ from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.checkpoint.reader import CachingReader, ShardStamps
 from halfbyte.engine.prefetch import Prefetcher
 from halfbyte.families.model import Model
+from halfbyte.machine.device_option import CPU
 from halfbyte.plan.manifest import Plan
 from halfbyte.recipe.decisions import Recipe
 
 if TYPE_CHECKING:
     from halfbyte.engine.backends.cuda.measure import OnDevice
-
-CPU = "cpu"
 
 
 def measured_here(  # noqa: PLR0913 - keyword-only at the end
@@ -107,7 +106,7 @@ def measure_alone(  # noqa: PLR0913 - keyword-only at the end
 def _prefetch(checkpoint: Checkpoint, model: Model, statistics: Statistics, layers: int) -> Prefetcher:
     """Return a prefetcher for the layers not yet measured; other layers are fetched when read."""
     assert statistics.store is not None
-    first = layers if statistics.store.is_whole else max(statistics.store.hidden_layers(), default=0)
+    first = statistics.store.resume(load=False).next_layer
     shards = [{info.shard for info in infos} for infos in tensors_by_layer(model)[:layers]]
     embedding = next(info.shard for role, info in model.tensors() if role == "embed")
     return Prefetcher.of_layers(checkpoint, shards, embedding, first)

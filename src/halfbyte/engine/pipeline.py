@@ -43,6 +43,7 @@ from halfbyte.errors import UsageError
 from halfbyte.families.config_agreement import refuse_other_config
 from halfbyte.families.model import describe
 from halfbyte.formats.lapack import one_blas_thread
+from halfbyte.machine.device_option import CPU
 from halfbyte.machine.resources import refuse_few_addresses
 from halfbyte.plan.ignore_list import refuse_misread
 from halfbyte.plan.manifest import Plan, make_plan, refuse_nothing_to_prune, refuse_other_plan
@@ -68,7 +69,6 @@ CHOSEN = "chosen"  # in plan.json: the digest of the kept experts, if the run it
 JOURNAL = "journal.jsonl"
 STATS = "stats"  # folder: per-layer statistics during the run, one file afterwards
 STATS_SHA256 = "statistics_sha256"  # in plan.json: the SHA-256 of that file
-CPU = "cpu"
 _SPARE_NBYTES = 1 << 28  # config, index, tokenizer and file-system overhead
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from halfbyte.formats.encoded import Array, BF16Bits, Encoded
     from halfbyte.formats.gpu.blocks import Blocks
 
+# `written_by` in config.json. The version is only in halfbyte/provenance.json: a new one must not change output bytes.
+WRITTEN_BY = {"name": "halfbyte"}
 WHOLE_ROW = 0
 DTYPE_BITS: Mapping[str, int] = {"BF16": 16, "F16": 16, "F32": 32, "F8_E4M3": 8, "U8": 8, "I32": 32}
 

@@ -7,6 +7,7 @@ from typing import Any
 from halfbyte.formats import compressed_tensors
 from halfbyte.formats.format import (
     E2M1,
+    WRITTEN_BY,
     Activations,
     BlockOptions,
     Declared,
@@ -19,7 +20,6 @@ from halfbyte.formats.format import (
 
 _CT_NAME = "mxfp4-pack-quantized"
 _CARD = "MXFP4: FP4 (E2M1) values with one power-of-two (E8M0) scale per 32 values"
-_WRITTEN_BY = {"name": "halfbyte"}  # without a version, so that a new version does not change output bytes
 
 
 _INPUTS = Activations(
@@ -46,7 +46,7 @@ def _quark_config(options: BlockOptions) -> dict[str, Any]:
     return {
         "quant_method": "quark",
         "version": options.producer_version,
-        "written_by": _WRITTEN_BY,
+        "written_by": WRITTEN_BY,
         "global_quant_config": {
             "weight": {**tensor, "is_dynamic": False},
             "input_tensors": inputs,

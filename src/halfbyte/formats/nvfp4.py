@@ -7,6 +7,7 @@ from typing import Any
 from halfbyte.formats import compressed_tensors
 from halfbyte.formats.format import (
     E2M1,
+    WRITTEN_BY,
     Activations,
     BlockOptions,
     Declared,
@@ -21,9 +22,6 @@ from halfbyte.formats.format import (
 _CT_NAME = "nvfp4-pack-quantized"
 _WEIGHTS_ONLY = "W4A16_NVFP4"  # ModelOpt's name for NVFP4 weights with BF16 activations
 _CARD = "NVFP4: FP4 (E2M1) values with one FP8 (E4M3) scale per 16 values and one FP32 scale per tensor"
-# `producer` must name ModelOpt: vLLM and TensorRT-LLM recognize hf_quant_config.json by it. The version is only in
-# halfbyte/provenance.json, so that a new version does not change output bytes.
-_WRITTEN_BY = {"name": "halfbyte"}
 
 
 _INPUTS = Activations(
@@ -49,10 +47,11 @@ def _modelopt_config(options: BlockOptions) -> dict[str, Any]:
     }
     if options.kv_cache:
         block["kv_cache_scheme"] = {"dynamic": False, "num_bits": 8, "type": "float"}
+    # `producer` must name ModelOpt: vLLM and TensorRT-LLM recognize hf_quant_config.json by it.
     return {
         **block,
         "producer": {"name": "modelopt", "version": options.producer_version},
-        "written_by": _WRITTEN_BY,
+        "written_by": WRITTEN_BY,
         "quant_method": "modelopt",
     }
 
@@ -61,7 +60,7 @@ def _hf_quant_config(options: BlockOptions) -> dict[str, Any]:
     """Return hf_quant_config.json, which ModelOpt writes in addition to the block and older engines read."""
     return {
         "producer": {"name": "modelopt", "version": options.producer_version},
-        "written_by": _WRITTEN_BY,
+        "written_by": WRITTEN_BY,
         "quantization": {
             "quant_algo": _algorithm(options),
             "kv_cache_quant_algo": "FP8" if options.kv_cache else None,

@@ -18,7 +18,7 @@ import functools
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,14 @@ def aligned(nbytes: int) -> Bytes:
     memory = np.empty(rounded + BLOCK, np.uint8)
     start = -memory.ctypes.data % BLOCK
     return memory[start : start + rounded]
+
+
+def in_pieces(read: Callable[[int, int], Bytes], begin: int, end: int) -> Iterator[tuple[int, Bytes]]:
+    """Yield a byte range in pieces with their offsets; `read` returns the bytes at an offset."""
+    while begin < end:
+        stop = min(end, begin // BLOCK * BLOCK + PIECE_NBYTES)
+        yield begin, read(begin, stop - begin)
+        begin = stop
 
 
 class _Bounce(threading.local):
@@ -114,10 +122,7 @@ class File:
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, Bytes]]:
         """Yield a byte range in pieces with their offsets, each in its own memory."""
-        while begin < end:
-            stop = min(end, begin // BLOCK * BLOCK + PIECE_NBYTES)
-            yield begin, self.read(begin, stop - begin)
-            begin = stop
+        return in_pieces(self.read, begin, end)
 
     def write(self, data: memoryview, offset: int) -> None:
         """Write `data` at `offset`."""

@@ -47,7 +47,7 @@ def read_record(folder: Path) -> PruneRecord | None:
     path, before = folder / FOLDER / PRUNE_PLAN, json_object(folder / FOLDER / PLAN).get(BEFORE)
     if isinstance(before, dict):
         earlier = cast("dict[str, Any]", before)
-        if not path.is_file() or earlier.get(_SHA256) != _sha256(_bytes(path)):
+        if not path.is_file() or earlier.get(_SHA256) != hashlib.sha256(_bytes(path)).hexdigest():
             what = "the prune plan was changed after the run" if path.is_file() else "the prune plan is missing"
             raise UsageError(what, where=str(path), fix="restore the file")
         return PruneRecord(read_prune_plan(path), earlier.get(_WEIGHTS), earlier.get(_LOOPS), before=True)
@@ -76,7 +76,7 @@ def carry(source: Path, out: Path) -> dict[str, Any]:
     if isinstance(source_plan.get(BEFORE), dict):
         return {BEFORE: source_plan[BEFORE]}
     loops = json_object(source / FOLDER / LOOPS) or None
-    return {BEFORE: {_SHA256: _sha256(raw), _WEIGHTS: made_from(source), _LOOPS: loops}}
+    return {BEFORE: {_SHA256: hashlib.sha256(raw).hexdigest(), _WEIGHTS: made_from(source), _LOOPS: loops}}
 
 
 def made_from(folder: Path) -> str | None:
@@ -92,7 +92,3 @@ def quantized_from(checkpoint: Checkpoint) -> str | None:
     """
     planned = json_object(checkpoint.root / FOLDER / PLAN).get("shards")
     return made_from(checkpoint.root) if planned == dict(checkpoint.shards) else None
-
-
-def _sha256(raw: bytes) -> str:
-    return hashlib.sha256(raw).hexdigest()

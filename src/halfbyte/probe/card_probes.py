@@ -57,7 +57,8 @@ def _echo(item: Item, answer: Answer) -> list[Shown]:
     return [*checks.healthy(answer), *checks.same_text(answer, str(item.answer))]
 
 
-def _json(item: Item, answer: Answer) -> list[Shown]:
+def same_json(item: Item, answer: Answer) -> list[Shown]:
+    """Check that an answer is the JSON of its item."""
     return [*checks.healthy(answer, "json"), *checks.same_json(answer, item.answer)]
 
 
@@ -65,7 +66,7 @@ def _structured(item: Item, answer: Answer) -> list[Shown]:
     """Check JSON from guided decoding, which has no code fence or words around it."""
     if answer.text.lstrip().startswith("```"):
         return [Shown(answer.text, "a code fence around the JSON", 0, 3, answer.id)]
-    return _json(item, answer)
+    return same_json(item, answer)
 
 
 def _prose(item: Item, answer: Answer) -> list[Shown]:
@@ -83,7 +84,9 @@ SHORT = (
         "structured", "structured JSON", "response_format must be enforced, not left to the model",
         _structured, "structured",
     ),
-    probe_of_items("long-json", "longer JSON", "structure that holds for five lines can be lost after fifty", _json),
+    probe_of_items(
+        "long-json", "longer JSON", "structure that holds for five lines can be lost after fifty", same_json
+    ),
     probe_of_items(
         "unicode-math", "unicode math table", "symbols such as √ and ≤ are rare single tokens, lost first", _prose
     ),
@@ -172,12 +175,13 @@ class Task(Item):
     prints: str | None = None
 
 
-def _python(item: Item, answer: Answer) -> list[Shown]:
+def valid_python(item: Item, answer: Answer) -> list[Shown]:
+    """Check that an answer is valid Python and defines what its item asks for."""
     return [*checks.healthy(answer, "code"), *checks.python(answer, item.answer)]
 
 
 def _ascii_python(item: Item, answer: Answer) -> list[Shown]:
-    return [*_python(item, answer), *checks.ascii_only(answer)]
+    return [*valid_python(item, answer), *checks.ascii_only(answer)]
 
 
 def _runs(setting: Setting, task: Task, answer: Answer) -> list[Shown]:
@@ -213,9 +217,11 @@ def _canary(setting: Setting, name: str) -> Finding:
 
 
 PROGRAMS: Sequence[Probe] = (
-    probe_of_items("code", "Python code", "code that does not parse is useless, and graders drop it silently", _python),
+    probe_of_items(
+        "code", "Python code", "code that does not parse is useless, and graders drop it silently", valid_python
+    ),
     probe_of_items("ascii-code", "ASCII-only code", "curly quotes and odd dashes silently break code", _ascii_python),
-    probe_of_items("long-code", "longer code", "indentation and brackets must hold over many lines", _python),
+    probe_of_items("long-code", "longer code", "indentation and brackets must hold over many lines", valid_python),
 )
 
 

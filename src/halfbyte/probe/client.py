@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +29,7 @@ from halfbyte.evidence.jsonl import Lines
 from halfbyte.machine.retry import Backoff
 from halfbyte.probe.answers import Answer, join_chunks, read_chunk, read_plain
 from halfbyte.probe.profiles import Profile
+from halfbyte.ui.units import timestamp
 
 FILE = "probe.jsonl"
 
@@ -66,12 +66,12 @@ class Trace(Lines):
     def start(self, servers: Mapping[str, Any]) -> None:
         """Resume the open run of these servers, or start a new one."""
         if self._open_run != json.loads(json.dumps(servers)):
-            self.add({"kind": "run", "at": _now(), "asked": dict(servers)})
+            self.add({"kind": "run", "at": timestamp(), "asked": dict(servers)})
         self.kept = len(self._answers)
 
     def finish(self) -> None:
         """Close the run: the next one sends all requests again."""
-        self.add({"kind": "finished", "at": _now()})
+        self.add({"kind": "finished", "at": timestamp()})
 
     def get(self, key: str) -> dict[str, Any] | None:
         """Return the recorded answer with this key, if any."""
@@ -91,10 +91,6 @@ class Trace(Lines):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 BACKOFF = Backoff(attempts=3, first_wait_s=1.0)

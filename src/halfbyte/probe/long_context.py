@@ -13,6 +13,7 @@ from typing import Any
 
 from halfbyte.probe import checks
 from halfbyte.probe.answers import Answer
+from halfbyte.probe.card_probes import Check, same_json, valid_python
 from halfbyte.probe.context import (
     FULL,
     Haystack,
@@ -123,8 +124,6 @@ CONTEXTS: tuple[Probe, ...] = (*map(_between, RUNGS), _rung("context-limit", "co
 
 # Answers after a long context: open ones must end without loops, strict ones must still be right.
 
-Check = Callable[[Item, Answer], Sequence[Shown]]
-
 
 class AfterLong(Items[Item]):
     """Questions after a long list; `short_only` for a model that can then only answer questions about the list."""
@@ -191,14 +190,6 @@ def _healthy(kind: str) -> Check:
     return lambda _, answer: checks.healthy(answer, kind)
 
 
-def _json(item: Item, answer: Answer) -> list[Shown]:
-    return [*checks.healthy(answer, "json"), *checks.same_json(answer, item.answer)]
-
-
-def _python(item: Item, answer: Answer) -> list[Shown]:
-    return [*checks.healthy(answer, "code"), *checks.python(answer, item.answer)]
-
-
 def _terms(item: Item, answer: Answer) -> list[Shown]:
     return [*checks.healthy(answer), *checks.has_all(answer, list(item.answer or []))]
 
@@ -229,9 +220,9 @@ AFTER_LONG: tuple[Probe, ...] = (
     ),
     _probe(
         "mixed-json", "mixed-unicode JSON", "many scripts in one JSON value, far from the start of the prompt",
-        _json, thousands=128,
+        same_json, thousands=128,
     ),
-    _probe("stable-json", "structured JSON", "JSON must hold at half the context", _json, thousands=128),
-    _probe("stable-code", "code", "code must keep its form at long contexts", _python, thousands=200),
+    _probe("stable-json", "structured JSON", "JSON must hold at half the context", same_json, thousands=128),
+    _probe("stable-code", "code", "code must keep its form at long contexts", valid_python, thousands=200),
     _probe("stable-unicode", "unicode and math", "rare symbols near the end of the context", _terms, thousands=250),
 )  # fmt: skip

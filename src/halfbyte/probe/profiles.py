@@ -68,7 +68,7 @@ def load_profile(name: str) -> Profile:
 
 # Questions with known answers, as most probes of the card have them, and their selection by seed.
 
-_TOKENS_PER_CHARACTER = 0.4  # conservative estimate for prompts without a token count
+TOKENS_PER_CHARACTER = 0.4  # conservative estimate for prompts without a token count
 
 
 class Item(Questions):
@@ -117,7 +117,7 @@ def costs_items(name: str, kind: type[Items[Any]] = Items[Item]) -> Callable[[Se
         if items is None:
             return Cost(0, 0, 0)
         chosen = items.chosen(setting.seed)
-        prompt = sum(len(item.ask) for item in chosen) * _TOKENS_PER_CHARACTER
+        prompt = sum(len(item.ask) for item in chosen) * TOKENS_PER_CHARACTER
         return Cost(len(chosen), int(prompt), len(chosen) * items.max_tokens, setting.profile.concurrency)
 
     return cost

@@ -8,7 +8,6 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,10 +22,10 @@ from halfbyte.evidence.jsonl import encoded
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.client import Ask, Client
 from halfbyte.probe.probe import Cost, Setting, Shown
-from halfbyte.probe.profiles import Questions
+from halfbyte.probe.profiles import TOKENS_PER_CHARACTER, Questions
+from halfbyte.ui.units import timestamp
 
 SECTION = "tools"
-_TOKENS_PER_CHARACTER = 0.4
 
 
 class Case(Questions):
@@ -120,7 +119,7 @@ def cost(
         ]
     sizes = [case.size for case, target, ask in asks if target.unanswered([ask])]
     return Cost(
-        len(sizes), int(sum(sizes) * _TOKENS_PER_CHARACTER), len(sizes) * max_tokens // 2, setting.profile.concurrency
+        len(sizes), int(sum(sizes) * TOKENS_PER_CHARACTER), len(sizes) * max_tokens // 2, setting.profile.concurrency
     )
 
 
@@ -281,7 +280,7 @@ def _row(number: int, case: Case, answer: Answer) -> dict[str, Any]:
         "status": "failed" if answer.error else "success",
         "finish_reason": answer.finish_reason,
         "tool_calls_valid": not any(invalid(call, case, answer) for call in answer.tool_calls) if called else None,
-        "last_run_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "last_run_at": timestamp(),
         "duration_ms": round(1000 * answer.seconds),
         "hash": hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest(),
     }

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, cast
 
 from halfbyte.checkpoint.atomic_write import write_whole
 from halfbyte.errors import UsageError
@@ -100,7 +100,7 @@ def is_keep_list(content: Any) -> bool:
 def _lists(content: dict[str, Any] | list[Any], expected: Sequence[int], where: str) -> dict[int, list[Any]]:
     if isinstance(content, list):
         if len(content) != len(expected) or not all(isinstance(item, list) for item in content):
-            _refuse(f"the file does not have lists for {len(expected)} layers", where, _FORMS)
+            raise UsageError(f"the file does not have lists for {len(expected)} layers", where=where, fix=_FORMS)
         return dict(zip(expected, cast("list[list[Any]]", content), strict=True))
     lists: dict[int, list[Any]] = {}
     for name, experts in content.items():
@@ -108,11 +108,13 @@ def _lists(content: dict[str, Any] | list[Any], expected: Sequence[int], where: 
             block = cast("dict[str, Any]", experts)
             experts = next((block[key] for key in _INNER if key in block), None)  # noqa: PLW2901
         if not name.isdecimal() or not isinstance(experts, list):
-            _refuse(f"'{name}' is not a layer number with a list of experts", where, _FORMS)
+            raise UsageError(f"'{name}' is not a layer number with a list of experts", where=where, fix=_FORMS)
         lists[int(name)] = cast("list[Any]", experts)
     if set(lists) == set(range(len(expected))) != set(expected):
         what = f"the layers are numbered from 0, but the checkpoint's first MoE layer is {expected[0]}"
-        _refuse(what, where, "use the checkpoint's layer numbers, or a list of lists without numbers")
+        raise UsageError(
+            what, where=where, fix="use the checkpoint's layer numbers, or a list of lists without numbers"
+        )
     return lists
 
 
@@ -124,18 +126,18 @@ def _unwrapped(content: Any, router: RouterShape, where: str) -> tuple[dict[str,
         total = next((mapping[key] for key in _TOTALS if key in mapping), router.experts)
         if total != router.experts:
             what = f"the list is for a model with {total} experts per layer, but this one has {router.experts}"
-            _refuse(what, where, "pass the list for this model")
+            raise UsageError(what, where=where, fix="pass the list for this model")
         list_key = next((key for key in (*_OUTER, _DROPPED) if isinstance(mapping.get(key), (dict, list))), None)
         dropped = list_key == _DROPPED
         content = mapping if list_key is None else cast("dict[str, Any] | list[Any]", mapping[list_key])
     if not isinstance(content, (dict, list)) or not content:
-        _refuse("this is not a keep list", where, _FORMS)
+        raise UsageError("this is not a keep list", where=where, fix=_FORMS)
     return cast("dict[str, Any] | list[Any]", content), dropped
 
 
 def _sorted(listed: list[Any], where: str) -> list[Any]:
     if not all(isinstance(expert, int) and not isinstance(expert, bool) for expert in listed):
-        _refuse("the list has an entry that is not an expert number", where, "write whole numbers")
+        raise UsageError("the list has an entry that is not an expert number", where=where, fix="write whole numbers")
     return sorted(listed)
 
 
@@ -143,15 +145,11 @@ def _ids(listed: list[int], router: RouterShape, where: str) -> list[int]:
     """Return the dropped experts; raise on unknown or duplicate ones."""
     bad = next((expert for expert in listed if not 0 <= expert < router.experts), None)
     if bad is not None:
-        _refuse(f"unknown expert {bad}", where, f"the experts are 0 to {router.experts - 1}")
+        raise UsageError(f"unknown expert {bad}", where=where, fix=f"the experts are 0 to {router.experts - 1}")
     if len(set(listed)) != len(listed):
         double = next(expert for expert in listed if listed.count(expert) > 1)
-        _refuse(f"duplicate expert {double}", where, "list each expert once")
+        raise UsageError(f"duplicate expert {double}", where=where, fix="list each expert once")
     return listed
-
-
-def _refuse(what: str, where: str, fix: str) -> NoReturn:
-    raise UsageError(what, where=where, fix=fix)
 
 
 def refuse_to_replace(options: PruneOptions, source: Path) -> None:

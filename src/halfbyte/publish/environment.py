@@ -6,12 +6,12 @@ import json
 import platform
 import subprocess
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 import halfbyte
-from halfbyte.doctor.facts import examine
+from halfbyte.doctor.facts import examine, package_version
 
 PACKAGES = (
     "torch", "numpy", "numba", "safetensors", "transformers", "tokenizers", "triton", "huggingface_hub", "vllm",
@@ -59,16 +59,9 @@ def environment() -> dict[str, Any]:
     machine = examine()
     return {
         "python": platform.python_version(),
-        "packages": {name: installed for name in PACKAGES if (installed := _version(name)) is not None},
+        "packages": {name: installed for name in PACKAGES if (installed := package_version(name)) is not None},
         "cpu": machine.cpu.model,
         "gpu": None if machine.gpus is None else [gpu.name for gpu in machine.gpus],
         "torch_build": machine.torch_build,
         "os": f"{platform.system()} {platform.machine()}",
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -13,7 +13,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from halfbyte.checkpoint.hashing import Hash, HashProgress, Stamps, hash_files
 from halfbyte.checkpoint.identity import identity as identity_of
 from halfbyte.checkpoint.identity import revision_of
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN, read_plan
-from halfbyte.checkpoint.untrusted_files import plain_bytes
+from halfbyte.checkpoint.untrusted_files import has_bytes
 from halfbyte.engine.pipeline import STATS_SHA256
 from halfbyte.errors import CheckpointError, MachineError, UsageError
 from halfbyte.evidence.jsonl import encoded
@@ -42,6 +41,7 @@ from halfbyte.publish.contents import MOST_EVIDENCE_NBYTES, PROVENANCE, SBOM
 from halfbyte.publish.environment import code, environment
 from halfbyte.publish.sbom import sbom
 from halfbyte.ui.escape import pasted
+from halfbyte.ui.units import timestamp
 
 DIGEST = "digest"
 _SBOM = f"{FOLDER}/{SBOM}"
@@ -65,7 +65,7 @@ def write_provenance(out: Path, source: Path | None, watch: Watch | None = None)
         hashes = hash_output(out, stamps, watch, skip=_SBOM)
         record = _record(plan, source_record, hashes)
         bill = sbom(record)
-        if not _holds(out / _SBOM, bill):
+        if not has_bytes(out / _SBOM, bill):
             _write(out / _SBOM, bill)
         hashes |= hash_files({_SBOM: out / _SBOM}, stamps.outputs(), keep=stamps.keep("outputs"))
     finally:
@@ -86,7 +86,7 @@ def _record(plan: Mapping[str, Any], source: SourceFacts, hashes: Mapping[str, H
         raise MachineError(f"cannot describe this machine: {error}", fix="run halfbyte doctor") from None
     return Provenance(
         halfbyte=halfbyte.__version__,
-        made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        made=timestamp(),
         code=decoded(CodeFacts, code()),
         source=source,
         recipe=RecipeFacts(name=plan["recipe"].get("name"), sha256=plan["parts"].get("recipe")),
@@ -99,14 +99,6 @@ def _record(plan: Mapping[str, Any], source: SourceFacts, hashes: Mapping[str, H
         hashes=_origins(hashes),
         digest="",
     )
-
-
-def _holds(path: Path, data: bytes) -> bool:
-    """Whether a file already has these bytes; an unchanged file is not rewritten and keeps its stamp."""
-    try:
-        return plain_bytes(path, len(data)) == data
-    except OSError:
-        return False
 
 
 def _write(path: Path, data: bytes) -> Path:

@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,7 @@ from halfbyte.release.stages import (
 from halfbyte.release.view import View
 from halfbyte.serve.run import Stopped, stop_signals
 from halfbyte.ui.console import Output
+from halfbyte.ui.units import timestamp
 
 # Stages that are gates in every release, with the requirement shown in the table of gates.
 _IMPLIED = {"quantize": "completed", "source": "served", "scripts": "fits", SERVE: "answers"}
@@ -184,7 +184,7 @@ class Release:
         log = StageLog.opened(self._log(stage.name), shown(stage, places))
         watching = view.begin(stage.name, shown(stage, places))
         result = None if stage.result is None else self.folders.out / stage.result
-        before, started, start = _stamp(result), _now(), time.monotonic()
+        before, started, start = _stamp(result), timestamp(), time.monotonic()
         more = self._ready.environment if self._ready else None
         if stage.name == "source":
             wait_for_earlier(self._log("engine-source"), watching(lambda: _EARLIER))
@@ -226,7 +226,7 @@ class Release:
     def _serve_and_ask(self, stage: Stage, key: str, inside: Sequence[Stage], view: View, at: list[str]) -> None:
         places = self.folders.shown()
         command = shown(stage, places)
-        started, start = _now(), time.monotonic()
+        started, start = timestamp(), time.monotonic()
         watching = view.begin(stage.name, command)
         wait_for_earlier(self._log(stage.name), watching(lambda: _EARLIER))
         self._server = Server([*stage.program, *stage.command(places)], self._log(stage.name))
@@ -379,7 +379,3 @@ def _stamp(path: Path | None) -> tuple[int, int] | None:
     except OSError:
         return None
     return None if status is None else (status.st_ino, status.st_mtime_ns)
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

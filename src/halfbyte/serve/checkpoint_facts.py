@@ -18,6 +18,7 @@ from halfbyte.audit.checks import config, ignore, structure
 from halfbyte.audit.findings import Finding
 from halfbyte.audit.inputs import Contents, Evidence
 from halfbyte.checkpoint.folder import CONFIG, Checkpoint, open_checkpoint
+from halfbyte.checkpoint.identity import COMMIT_HASH
 from halfbyte.checkpoint.output_folder import FOLDER, PLAN
 from halfbyte.checkpoint.untrusted_files import json_object
 from halfbyte.errors import CheckFailedError, CheckpointError
@@ -39,7 +40,6 @@ _KIMI_END_OF_TURN = 163_586  # K2.6 stops here; K2.5 at 163,585
 _INSTRUCT_CONTEXT = 131_072  # the first K2; later releases have twice that
 _THINKING_EPSILON = 1e-5  # K2-Thinking; the instruct models have 1e-6
 _NAMED = re.compile(r"kimi-k2\.([567])", re.IGNORECASE)
-_COMMIT = re.compile("[0-9a-f]{40}")
 _README_NBYTES = 1 << 16
 _COUNTS = ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")
 
@@ -220,14 +220,14 @@ def _remote_tokenizer(folder: Path) -> bool:
 def _revision(folder: Path) -> str | None:
     """Return the commit of a download: part of the path in the Hub cache, in a metadata file with `--local-dir`."""
     path = folder.resolve()
-    if path.parent.name == "snapshots" and _COMMIT.fullmatch(path.name):
+    if path.parent.name == "snapshots" and COMMIT_HASH.fullmatch(path.name):
         return path.name
     try:
         metadata = (folder / ".cache/huggingface/download" / f"{CONFIG}.metadata").read_text(encoding="utf-8")
     except (OSError, ValueError):
         return None
     commit = metadata.splitlines()[0].strip() if metadata.strip() else ""
-    return commit if _COMMIT.fullmatch(commit) else None
+    return commit if COMMIT_HASH.fullmatch(commit) else None
 
 
 def refuse_invalid(checkpoint: Checkpoint, model: Model) -> None:

@@ -1,8 +1,9 @@
-"""Format and parse sizes, durations and counts."""
+"""Format and parse sizes, durations, counts and times."""
 
 from __future__ import annotations
 
 import re
+from datetime import datetime, timezone
 from typing import Literal
 
 from halfbyte.errors import UsageError
@@ -10,6 +11,11 @@ from halfbyte.errors import UsageError
 _SIZES = {"GB": 10**9, "MB": 10**6, "kB": 10**3}
 _TENTHS_BELOW_S = 10.0
 _COUNTS = {"T": 10**12, "B": 10**9, "M": 10**6, "k": 10**3}
+
+
+def timestamp() -> str:
+    """Return the current time in UTC to the second, as ISO 8601."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def size(nbytes: int) -> str:

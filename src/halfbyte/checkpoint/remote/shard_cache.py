@@ -28,7 +28,7 @@ from pathlib import Path
 from halfbyte.checkpoint.remote.download import PARTS, StoppedError, Tell, download, part_path
 from halfbyte.checkpoint.remote.store import Checksum, Files, Kind
 from halfbyte.errors import MachineError
-from halfbyte.machine.direct_io import BLOCK, PIECE_NBYTES, Bytes, File
+from halfbyte.machine.direct_io import Bytes, File, in_pieces
 from halfbyte.ui.units import size
 
 FETCHERS = 4  # concurrent downloads
@@ -316,10 +316,7 @@ class CachedShardFile:
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, Bytes]]:
         """Yield a long byte range in pieces with their offsets, each in its own array."""
-        while begin < end:
-            stop = min(end, begin // BLOCK * BLOCK + PIECE_NBYTES)
-            yield begin, self.read(begin, stop - begin)
-            begin = stop
+        return in_pieces(self.read, begin, end)
 
     def close(self) -> None:
         """Do nothing: the cache closes the file on eviction."""

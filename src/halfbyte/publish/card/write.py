@@ -14,7 +14,7 @@ from pathlib import Path
 from halfbyte.checkpoint.atomic_write import disk_error, write_json, write_whole
 from halfbyte.checkpoint.hashing import file_sha256
 from halfbyte.checkpoint.output_folder import FOLDER, README, SOURCE_README
-from halfbyte.checkpoint.untrusted_files import json_object, plain_bytes
+from halfbyte.checkpoint.untrusted_files import has_bytes, json_object, plain_bytes
 from halfbyte.errors import UsageError
 from halfbyte.evidence.fields import mapping, words
 from halfbyte.evidence.folder import KINDS, Evidence
@@ -40,7 +40,7 @@ def write_card(out: Path, said: CardOverrides | None = None, *, force: bool = Fa
     text = render(card).encode()
     state = {
         "format": _FORMAT,
-        CARD_HASH: _sha256(text),
+        CARD_HASH: hashlib.sha256(text).hexdigest(),
         "said": asdict(options),
         CARD_EVIDENCE: evidence_hashes(card.evidence),
     }
@@ -80,7 +80,7 @@ def _old(path: Path) -> bytes | None:
 def _refuse_foreign(card: CardFacts, old: bytes) -> None:
     """Raise UsageError for the README of a foreign checkpoint, or one edited by hand after the run."""
     out = card.evidence.out
-    if _is_ours(old, out / FOLDER / CARD_RECORD) or _holds(out / FOLDER / SOURCE_README, old):
+    if _is_ours(old, out / FOLDER / CARD_RECORD) or has_bytes(out / FOLDER / SOURCE_README, old):
         return
     if not card.plan:
         what = "the checkpoint was not created by halfbyte and has a README.md"
@@ -91,16 +91,5 @@ def _refuse_foreign(card: CardFacts, old: bytes) -> None:
     raise UsageError(what, where=str(out / README), fix=fix)
 
 
-def _holds(path: Path, text: bytes) -> bool:
-    try:
-        return plain_bytes(path, len(text)) == text
-    except OSError:
-        return False
-
-
 def _is_ours(old: bytes, record: Path) -> bool:
-    return words(json_object(record), CARD_HASH) == _sha256(old)
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return words(json_object(record), CARD_HASH) == hashlib.sha256(old).hexdigest()

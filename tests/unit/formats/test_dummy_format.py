@@ -26,7 +26,7 @@ from halfbyte.formats.format import WHOLE_ROW, Codec, Declared, Element, Format,
 from halfbyte.formats.reference.floats import bf16_to_f32, f32_to_bf16
 from halfbyte.formats.registry import FORMATS
 from halfbyte.recipe.load import load_recipe
-from halfbyte.serve.vllm_plugin.expand import expand
+from halfbyte.serve.vllm_plugin.packed_tensors import expand
 
 ZERO = 128  # of U8 codes, as safetensors stores them here
 

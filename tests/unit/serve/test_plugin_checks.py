@@ -13,13 +13,15 @@ from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.families.model import describe
 from halfbyte.formats import emulated_activations
-from halfbyte.serve.vllm_plugin import register
-from halfbyte.serve.vllm_plugin.agreement import refuse_disagreement
-from halfbyte.serve.vllm_plugin.inputs import SWITCH, activations_wanted, fake_of
-from halfbyte.serve.vllm_plugin.layout import kind_of, rows_and_columns
-from halfbyte.serve.vllm_plugin.llvmlite_scan import hide_llvmlite_from_scan
-from halfbyte.serve.vllm_plugin.loaded_tensors import LoadedTensors
-from halfbyte.serve.vllm_plugin.stored import Stored, refuse_wrong_tensors
+from halfbyte.serve.vllm_plugin import hide_llvmlite_from_scan, register
+from halfbyte.serve.vllm_plugin.packed_tensors import LoadedTensors, fake_of, kind_of, rows_and_columns
+from halfbyte.serve.vllm_plugin.stored import (
+    SWITCH,
+    Stored,
+    activations_wanted,
+    refuse_disagreement,
+    refuse_wrong_tensors,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -8,7 +8,7 @@ from halfbyte.errors import UsageError
 from halfbyte.formats.codec import decode
 from halfbyte.formats.encoded import Encoded, array_to_torch
 from halfbyte.formats.registry import FORMATS
-from halfbyte.serve.vllm_plugin.expand import expand
+from halfbyte.serve.vllm_plugin.packed_tensors import expand
 
 EVERY_BYTE = np.arange(256, dtype=np.uint8)
 E4M3 = EVERY_BYTE[(EVERY_BYTE & 0x7F) != 0x7F]  # without NaN

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from halfbyte.errors import CheckpointError
-from halfbyte.serve.vllm_plugin.scales import refuse_different_scales, refuse_invalid_scales
+from halfbyte.serve.vllm_plugin.packed_tensors import refuse_different_scales, refuse_invalid_scales
 
 E4M3 = torch.float8_e4m3fn
 

@@ -5,18 +5,13 @@ with that quantization:
 
     config.py          the quantization config: replaces the checkpoint's own and chooses each module's method
     native.py          asks vLLM's class for the checkpoint's format whether a module is quantized
-    stored.py          the checkpoint's linears by vLLM name; refuses inconsistent tensors before loading
+    stored.py          the checkpoint's linears by vLLM name; refuses inconsistent tensors before loading.
+                       HALFBYTE_EMULATE_ACTIVATIONS=off disables the quantization of activations
+    packed_tensors.py  the stored tensors of a module: shapes, record of loaded ones, checks, decoding to BF16
     linear.py          a quantized linear: packed while loading, then BF16
     experts.py         the routed experts of a layer, likewise, and their forward pass
-    loaded_tensors.py  records the tensors that vLLM loaded; missing ones would be uninitialized memory
-    scales.py          refuses invalid scales, and different scales where engines use one
-    expand.py          decodes packed tensors to BF16
-    inputs.py          quantizes activations like the hardware; HALFBYTE_EMULATE_ACTIVATIONS=off disables it
-    agreement.py       checks the ignore list against the shards
-    layout.py          shapes of a format's tensors
-    metrics_label.py   marks the server as emulated on /metrics
 
-llvmlite_scan.py works around a bug in vLLM's CPU build and is always active.
+A workaround for a bug in vLLM's CPU build is always active.
 
 vLLM leaves tensors that a checkpoint lacks uninitialized, and uses the first of two scales that should be equal. The
 plugin aborts startup with an error instead.
@@ -26,7 +21,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
+from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
+from typing import Any
 
 QUANTIZATION = "halfbyte_emulate"
 
@@ -46,8 +45,31 @@ def _register() -> None:
     from vllm.model_executor.layers.quantization import register_quantization_config
 
     from halfbyte.serve.vllm_plugin.config import EmulatedConfig
-    from halfbyte.serve.vllm_plugin.llvmlite_scan import hide_llvmlite_from_scan
 
     register_quantization_config(QUANTIZATION)(EmulatedConfig)
     with contextlib.suppress(ImportError):  # older versions have no scan
         hide_llvmlite_from_scan(import_module("vllm.triton_utils.dispatcher"))
+
+
+def hide_llvmlite_from_scan(dispatcher: Any) -> None:
+    """Hide llvmlite from the scan for kernels of vLLM's CPU build, which crashes on it.
+
+    `vllm.triton_utils.dispatcher._rebind_kernels` reads attributes of every object in every module, and fails on
+    llvmlite's `lib` (`'_lib_fn_wrapper' object has no attribute 'get'`). vLLM's Kimi model imports numba, and with it
+    llvmlite, if installed. numba is a dependency of halfbyte. Do nothing if vLLM has no scan or is already patched.
+    """
+    scan: Callable[..., Any] | None = getattr(dispatcher, "_rebind_kernels", None)
+    if scan is None or hasattr(scan, "__wrapped__"):
+        return
+
+    @wraps(scan)
+    def without_llvmlite(*args: Any) -> Any:
+        hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "llvmlite"}
+        for name in hidden:
+            del sys.modules[name]
+        try:
+            return scan(*args)
+        finally:
+            sys.modules.update(hidden)
+
+    dispatcher._rebind_kernels = without_llvmlite

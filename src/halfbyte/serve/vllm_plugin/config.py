@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from halfbyte.serve.vllm_plugin import QUANTIZATION
 if TYPE_CHECKING:
     from halfbyte.families.linears import StoredLinear
     from halfbyte.serve.vllm_plugin.stored import Stored
+
+_METRIC = "halfbyte_emulated"
 
 
 class EmulatedConfig(QuantizationConfig):
@@ -65,12 +68,10 @@ class EmulatedConfig(QuantizationConfig):
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         """Check the folder: this is vLLM's first call with its path, in the process whose errors the user sees."""
-        from halfbyte.serve.vllm_plugin.inputs import activations_wanted
-        from halfbyte.serve.vllm_plugin.metrics_label import add_metric
-        from halfbyte.serve.vllm_plugin.stored import Stored
+        from halfbyte.serve.vllm_plugin.stored import Stored, activations_wanted
 
         activations_wanted()  # refuses an invalid value early
-        add_metric()
+        _add_metric()
         self.stored = Stored(Path(model_name))
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
@@ -109,7 +110,7 @@ class EmulatedConfig(QuantizationConfig):
 
     def _experts_method(self, layer: Any, prefix: str) -> Any:
         from halfbyte.serve.vllm_plugin.experts import EmulatedExpertsMethod
-        from halfbyte.serve.vllm_plugin.layout import expert_projections
+        from halfbyte.serve.vllm_plugin.packed_tensors import expert_projections
 
         experts = range(layer.moe_config.num_logical_experts)
         names = [f"{prefix}.{expert}.{name}" for expert in experts for name in expert_projections(layer).values()]
@@ -120,8 +121,8 @@ class EmulatedConfig(QuantizationConfig):
 
     def _agreed(self, layer: torch.nn.Module, prefix: str, names: list[str]) -> StoredLinear | None:
         """Return one of the stored linears, or None if unquantized; refuse a contradiction with config.json."""
-        from halfbyte.serve.vllm_plugin.agreement import refuse_disagreement
         from halfbyte.serve.vllm_plugin.native import is_quantized
+        from halfbyte.serve.vllm_plugin.stored import refuse_disagreement
 
         assert self.stored is not None, "vLLM did not call maybe_update_config"
         linear = self.stored.representative(prefix, names)
@@ -141,7 +142,15 @@ class EmulatedConfig(QuantizationConfig):
 
     def _fake(self, linear: StoredLinear) -> bool:
         """Return whether the inputs of a linear are quantized."""
-        from halfbyte.serve.vllm_plugin.inputs import activations_wanted
+        from halfbyte.serve.vllm_plugin.stored import activations_wanted
 
         assert self.stored is not None
         return self.stored.inputs_quantized and activations_wanted()
+
+
+def _add_metric() -> None:
+    """Mark the server as emulated on /metrics, so that remote benchmarks can detect it; once per process."""
+    with contextlib.suppress(ImportError, ValueError):  # no prometheus_client, or already added
+        from prometheus_client import Gauge
+
+        Gauge(_METRIC, "This server emulates its number format.", multiprocess_mode="mostrecent").set(1)

@@ -21,11 +21,21 @@ from halfbyte.families.linears import StoredLinear
 from halfbyte.formats.format import Part
 from halfbyte.formats.registry import FORMATS
 from halfbyte.forward.experts import GATE_UP, run_experts
-from halfbyte.serve.vllm_plugin.expand import expand
-from halfbyte.serve.vllm_plugin.inputs import fake_of
-from halfbyte.serve.vllm_plugin.layout import SCALAR, SHAPE, dtype_of, expert_projections, kind_of, rows_and_columns
-from halfbyte.serve.vllm_plugin.loaded_tensors import LoadedTensors
-from halfbyte.serve.vllm_plugin.scales import PER_TENSOR, refuse_different_scales, refuse_invalid_scales
+from halfbyte.serve.vllm_plugin.packed_tensors import (
+    PER_TENSOR,
+    SCALAR,
+    SHAPE,
+    LoadedTensors,
+    dtype_of,
+    expand,
+    expert_projections,
+    fake_of,
+    kind_of,
+    refuse_different_scales,
+    refuse_invalid_scales,
+    rows_and_columns,
+    suffixes_of,
+)
 
 _INDEX = {"w1": 0, "w3": 1, "w2": 0}  # of a projection within its fused parameter
 
@@ -44,15 +54,10 @@ class EmulatedExpertsMethod(FusedMoEMethodBase):
         super().__init__(moe)
         self.module, self.linear, self.input_scale = module, linear, input_scale
         self.quantize_inputs = quantize_inputs
+        self.suffixes = suffixes_of(linear, input_scale)
         self.loaded = LoadedTensors(module)
         self.fakes: list[tuple[Fake | None, Fake | None]] = []
         _refuse_unsupported(moe, module)
-
-    @property
-    def suffixes(self) -> list[str]:
-        """Return the suffixes of the tensors stored for each projection."""
-        tensors = [part.suffix for part in FORMATS[self.linear.format].tensors]
-        return [*tensors, self.input_scale] if self.input_scale else tensors
 
     def create_weights(
         self,

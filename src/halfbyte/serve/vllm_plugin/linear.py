@@ -18,11 +18,21 @@ from halfbyte.families.linears import StoredLinear
 from halfbyte.formats.format import Part
 from halfbyte.formats.fp8 import FP8_BLOCK
 from halfbyte.formats.registry import FORMATS
-from halfbyte.serve.vllm_plugin.expand import expand
-from halfbyte.serve.vllm_plugin.inputs import fake_of
-from halfbyte.serve.vllm_plugin.layout import SCALAR, SHAPE, dtype_of, kind_of, rows_and_columns
-from halfbyte.serve.vllm_plugin.loaded_tensors import LoadedTensors, shard_name
-from halfbyte.serve.vllm_plugin.scales import PER_TENSOR, refuse_different_scales, refuse_invalid_scales
+from halfbyte.serve.vllm_plugin.packed_tensors import (
+    PER_TENSOR,
+    SCALAR,
+    SHAPE,
+    LoadedTensors,
+    dtype_of,
+    expand,
+    fake_of,
+    kind_of,
+    refuse_different_scales,
+    refuse_invalid_scales,
+    rows_and_columns,
+    shard_name,
+    suffixes_of,
+)
 
 
 @register_weight_loader_v2_supported_method
@@ -35,14 +45,9 @@ class EmulatedLinearMethod(UnquantizedLinearMethod):
         super().__init__()
         self.module, self.parts, self.linear = module, [name.rpartition(".")[2] for name in parts], linear
         self.input_scale, self.quantize_inputs = input_scale, quantize_inputs
+        self.suffixes = suffixes_of(linear, input_scale)
         self.loaded = LoadedTensors(module)
         self.fake: Any = None
-
-    @property
-    def suffixes(self) -> list[str]:
-        """Return the suffixes of the tensors stored for each part."""
-        tensors = [part.suffix for part in FORMATS[self.linear.format].tensors]
-        return [*tensors, self.input_scale] if self.input_scale else tensors
 
     def create_weights(
         self,

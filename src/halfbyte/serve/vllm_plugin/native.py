@@ -18,7 +18,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_skipped
 
 from halfbyte.errors import CheckpointError
-from halfbyte.serve.vllm_plugin.layout import expert_projections
+from halfbyte.serve.vllm_plugin.packed_tensors import expert_projections
 
 _OF_METHOD = {
     "modelopt": "modelopt_fp4",

@@ -1,11 +1,12 @@
 """The stored linears of a checkpoint by their vLLM names; inconsistent tensors are refused before loading.
 
-Only config.json and the headers of the shards are read. vLLM would fail on most inconsistencies too, with a KeyError,
-but not on a missing expert or input scale.
+They must agree with each other and with the ignore list of config.json. Only config.json and the headers of the shards
+are read. vLLM would fail on most inconsistencies too, with a KeyError, but not on a missing expert or input scale.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from halfbyte.families.model import Model, describe
 from halfbyte.formats.registry import FORMATS
 
 CALIBRATE = "calibrate all experts again with halfbyte quantize SRC OUT -r RECIPE --data ..."
+SWITCH = "HALFBYTE_EMULATE_ACTIVATIONS"
 
 
 class Stored:
@@ -74,3 +76,22 @@ def refuse_wrong_tensors(model: Model, *, inputs_quantized: bool) -> None:
                 what = f"it has an unused {suffix}: config.json declares {linear.format} without it"
                 fix = "correct quantization_config in config.json, or write the checkpoint again"
                 raise CheckpointError(what, where=linear.module, fix=fix)
+
+
+def refuse_disagreement(module: str, *, declared: bool, linear: StoredLinear | None) -> None:
+    """Refuse a module that is quantized in config.json but not in the shards, or the other way round."""
+    if declared and linear is None:
+        what = "config.json declares this module quantized, but the shards have it unquantized"
+        raise CheckpointError(what, where=module, fix="add it to the ignore list of quantization_config in config.json")
+    if linear is not None and not declared:
+        what = f"the ignore list in config.json covers this module, but the shards have it in {linear.format}"
+        fix = "remove it from the ignore list of quantization_config, or write the checkpoint again"
+        raise CheckpointError(what, where=module, fix=fix)
+
+
+def activations_wanted() -> bool:
+    """Return whether inputs are quantized, which HALFBYTE_EMULATE_ACTIVATIONS can disable."""
+    value = os.environ.get(SWITCH, "on")
+    if value not in ("on", "off"):
+        raise UsageError(f"{SWITCH} is '{value}'", where="environment", fix="set it to on or off")
+    return value == "on"

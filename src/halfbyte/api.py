@@ -465,7 +465,7 @@ def compare(  # noqa: PLR0913 - keyword-only, as on the command line
     pairs = _pairs(data)
     if not pairs:
         raise UsageError("no data specified", where="data", fix='pass texts, e.g. {"news": "articles.jsonl"}')
-    from halfbyte.compare.checkpoints import compare_checkpoints
+    from halfbyte.compare.stream import compare_checkpoints
 
     options = CompareOptions(
         source=_local(source, "source"), out_folder=_local(out, "out"), data=pairs, samples=samples, length=length,

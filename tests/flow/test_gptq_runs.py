@@ -17,8 +17,8 @@ from halfbyte.checkpoint.reader import CachingReader, Reader
 from halfbyte.engine.calibrate import calibrate
 from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import HalfbyteError
+from halfbyte.families.linears import read_linear
 from halfbyte.families.model import describe
-from halfbyte.families.read_linear import stored
 from halfbyte.families.weights import Weights
 from halfbyte.formats.codec import decode
 from halfbyte.formats.reference import floats, gptq
@@ -45,7 +45,7 @@ def recipe(place, *sets, samples=24):
 
 def decoded(checkpoint, linear):
     with Reader(checkpoint) as reader:
-        return floats.bf16_to_f32(decode(stored(linear, reader))).astype(np.float64)
+        return floats.bf16_to_f32(decode(read_linear(linear, reader))).astype(np.float64)
 
 
 def hessians_of(place):

@@ -11,8 +11,8 @@ from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.engine.losses import losses, losses_of_journal
 from halfbyte.engine.pipeline import JOURNAL, quantize
+from halfbyte.families.linears import read_linear
 from halfbyte.families.model import describe
-from halfbyte.families.read_linear import stored
 from halfbyte.families.registry import families
 from halfbyte.formats.codec import amax, encode
 from halfbyte.formats.encoded import Quality
@@ -40,7 +40,7 @@ def by_hand(source, rules):
         groups.setdefault(model.family.fused_group(linear.module), []).append(linear)
     found = {}
     for group in groups.values():
-        weights = [stored(linear, reader) for linear in group]
+        weights = [read_linear(linear, reader) for linear in group]
         shared = max(map(amax, weights)) if len(group) > 1 else None
         for linear, weight in zip(group, weights, strict=True):
             quality = encode(weight, rules.quantize.format, method=rules.quantize.scales, amax=shared).quality

@@ -21,8 +21,8 @@ from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.engine.pipeline import plan, quantize
 from halfbyte.errors import HalfbyteError, MachineError, UsageError
+from halfbyte.families.linears import read_linear
 from halfbyte.families.model import describe
-from halfbyte.families.read_linear import stored
 from halfbyte.formats.codec import amax, decode, encode
 from halfbyte.recipe.load import load_recipe, recipe_names
 
@@ -62,8 +62,8 @@ def test_every_source_and_recipe(tmp_path, kind, recipe):
             action = rules.roles[linear.role]
             if action != "keep":  # input scales belong to the format that goes
                 assert not linear.parts.keys() & {"input_scale", "input_global_scale"}
-            was = stored(old, read_before)
-            now = stored(linear, read_after)
+            was = read_linear(old, read_before)
+            now = read_linear(linear, read_after)
             if action == "keep":
                 assert linear.format == old.format
                 for suffix, info in old.parts.items():
@@ -73,7 +73,7 @@ def test_every_source_and_recipe(tmp_path, kind, recipe):
             else:
                 assert linear.format == rules.quantize.format
                 fused = [m for m in before.linears if same_group(before, m, module)]
-                shared = {"amax": max(amax(stored(before.linears[m], read_before)) for m in fused)}
+                shared = {"amax": max(amax(read_linear(before.linears[m], read_before)) for m in fused)}
                 options = shared if "nvfp4" in linear.format else {}
                 again = encode(was, linear.format, method=rules.quantize.scales, **options)
                 for suffix, tensor in again.tensors.items():

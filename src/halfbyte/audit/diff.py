@@ -26,9 +26,8 @@ from halfbyte.checkpoint.identity import identity, short_name
 from halfbyte.checkpoint.reader import NUMPY_DTYPES, Reader
 from halfbyte.errors import UsageError
 from halfbyte.families.family import COMPANIONS
-from halfbyte.families.linears import StoredLinear
+from halfbyte.families.linears import StoredLinear, read_linear
 from halfbyte.families.model import Model, describe
-from halfbyte.families.read_linear import stored
 from halfbyte.formats.codec import decode
 from halfbyte.formats.encoded import Array
 from halfbyte.formats.reference.floats import bf16_to_f32
@@ -347,4 +346,4 @@ def _floats(raw: Array, dtype: str) -> Array | None:
 def _whole(name: str, item: Item, reader: Reader) -> Array | None:
     if isinstance(item, TensorInfo):
         return _floats(reader.raw(item), item.dtype)
-    return bf16_to_f32(decode(stored(item, reader), name=name)).reshape(-1)
+    return bf16_to_f32(decode(read_linear(item, reader), name=name)).reshape(-1)

@@ -20,8 +20,7 @@ from halfbyte.audit.reencode_sample import decode as reference_decode
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.engine.jobs import as_bytes
 from halfbyte.errors import TensorError
-from halfbyte.families.linears import StoredLinear
-from halfbyte.families.read_linear import stored
+from halfbyte.families.linears import StoredLinear, read_linear
 from halfbyte.formats.codec import amax, encode
 from halfbyte.formats.encoded import Array, Encoded
 from halfbyte.formats.reference import floats
@@ -110,7 +109,7 @@ def gives(job: Job, variant: Variant, format: str, sides: Sides) -> bool:
 
 def differing(job: Job, variant: Variant | None, format: str, sides: Sides) -> dict[str, str]:
     """Return the linears of a job whose bytes differ from the variant's result, or from decoding if it is None."""
-    before = {linear.module: stored(linear, sides.source) for linear in job.linears}
+    before = {linear.module: read_linear(linear, sides.source) for linear in job.linears}
     shared = None
     if variant is not None and variant.shares and len(before) > 1:
         shared = max(amax(source, name=module) for module, source in before.items())
@@ -143,8 +142,8 @@ def _out_of_bounds(job: Job, sides: Sides) -> dict[str, str]:
     wrong: dict[str, str] = {}
     for linear in job.linears:
         after = sides.contents.linears[linear.module]
-        exact = floats.bf16_to_f32(reference_decode(stored(linear, sides.source))).astype(np.float64)
-        if reason := out_of_bounds(exact, stored(after, sides.output)):
+        exact = floats.bf16_to_f32(reference_decode(read_linear(linear, sides.source))).astype(np.float64)
+        if reason := out_of_bounds(exact, read_linear(after, sides.output)):
             wrong[linear.module] = reason
     return wrong
 

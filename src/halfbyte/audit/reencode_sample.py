@@ -9,20 +9,47 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from halfbyte.audit.findings import RUN_AGAIN, Finding, bad, count, good, note, unproven
-from halfbyte.audit.gptq import far_off
 from halfbyte.audit.inputs import Evidence
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.engine.jobs import as_bytes
-from halfbyte.families.read_linear import stored
+from halfbyte.families.linears import read_linear
 from halfbyte.formats.encoded import Array, Encoded
-from halfbyte.formats.reference import floats
+from halfbyte.formats.reference import floats, gptq, nvfp4
 from halfbyte.formats.registry import FORMATS
 from halfbyte.plan.rules import DECODE, ENCODE, Job
 
 Tensors = Mapping[str, Array]
+_LEAST_DB = 10.0  # of GPTQ weights
+
+
+def _far_off(weights: Tensors, amax: np.float32, evidence: Evidence, output: Reader) -> list[str]:
+    """Return the linears of a job whose global scale or error is impossible for GPTQ on their source.
+
+    GPTQ weights cannot be reproduced without the calibration data. Their global scale follows exactly from the source,
+    and their rounding errors are about as large as NVFP4's, some 19 dB below the weights. A wrong expert, a wrong
+    projection or a shifted scale gives 0 dB or less.
+    """
+    wrong: list[str] = []
+    expected = gptq.tensor_scale(amax)
+    for module, weight in weights.items():
+        tensors = evidence.checkpoint.tensors
+        packed, scale, scale_2 = (
+            output.tensor(tensors[f"{module}.{suffix}"]) for suffix in ("weight", "weight_scale", "weight_scale_2")
+        )
+        if scale_2.tobytes() != np.float32(expected).tobytes():
+            wrong.append(f"{module}: weight_scale_2")
+            continue
+        exact = floats.bf16_to_f32(weight).astype(np.float64)
+        error = exact - floats.bf16_to_f32(nvfp4.decode(packed, scale, expected))
+        signal, noise = float(np.square(exact).sum()), float(np.square(error).sum())
+        if noise > signal / 10 ** (_LEAST_DB / 10):
+            wrong.append(f"{module}: SQNR below {_LEAST_DB:.0f} dB")
+    return wrong
+
+
 # Methods whose bytes cannot be repeated without the calibration data: the check of their error bounds.
-_BOUNDS: Mapping[str, Callable[[Tensors, np.float32, Evidence, Reader], list[str]]] = {"gptq": far_off}
+_BOUNDS: Mapping[str, Callable[[Tensors, np.float32, Evidence, Reader], list[str]]] = {"gptq": _far_off}
 
 
 def repeat(evidence: Evidence, sample: int) -> list[Finding]:
@@ -142,7 +169,7 @@ def _sources(job: Job, source: Reader) -> list[tuple[dict[str, Array], np.float3
     """Return the BF16 weights of a job's linears, by groups that share a tensor scale, with their common amax."""
     groups: list[tuple[dict[str, Array], np.float32]] = []
     for linears in job.fused_groups():
-        weights = {linear.module: decode(stored(linear, source)) for linear in linears}
+        weights = {linear.module: decode(read_linear(linear, source)) for linear in linears}
         amax = max(float(np.abs(floats.bf16_to_f32(weight)).max()) for weight in weights.values())
         groups.append((weights, np.float32(amax)))
     return groups

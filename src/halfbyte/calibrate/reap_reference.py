@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from halfbyte.calibrate.expert_sums import Cells
-from halfbyte.calibrate.reap_router import softmax_weights
-from halfbyte.calibrate.routing import Routing
+from halfbyte.calibrate.routing import Routing, softmax_weights
 from halfbyte.calibrate.stats import ExpertStats
 from halfbyte.calibrate.token_rows import Rows
 from halfbyte.forward.experts import Expert

@@ -1,4 +1,4 @@
-"""Routing of all tokens of a layer, collected chunk by chunk from any number of threads."""
+"""Routing of all tokens of a layer, and the router weights of the public REAP code."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import torch
 
 from halfbyte.forward.experts import turns
 
+SMALLEST = torch.finfo(torch.float32).eps
+
 
 class Routing:
-    """The top-k experts of each token and their weights."""
+    """The top-k experts of each token and their weights, collected chunk by chunk from any number of threads."""
 
     def __init__(self) -> None:
         self._parts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -23,3 +25,13 @@ class Routing:
             return {}
         indices, weights = zip(*(part for _, part in sorted(self._parts.items())), strict=True)
         return {turn.expert: (turn.tokens, turn.weights) for turn in turns(torch.cat(indices), torch.cat(weights))}
+
+
+def softmax_weights(logits: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Return the weights [T, k] of the chosen experts, FP32, from the logits of all experts [T, E].
+
+    The public REAP code always uses a softmax: the FP32 softmax over the logits of all experts, normalized over the
+    chosen ones and clamped to FP32's epsilon. Kimi's own weights come from sigmoids and are much flatter.
+    """
+    chosen = torch.softmax(logits.float(), dim=1).gather(1, indices)
+    return (chosen / chosen.sum(dim=1, keepdim=True)).clamp(min=SMALLEST)

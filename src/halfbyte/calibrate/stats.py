@@ -22,7 +22,7 @@ Sums = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 # g is a token's router weight, n the L2 norm of the expert's unweighted output, and p the value that the public REAP
-# code uses for g (`calibrate.reap_router`), for the same experts.
+# code uses for g (`calibrate.routing`), for the same experts.
 SUMS = ("g", "g2", "n", "n2", "gn", "g2n", "g2n2", "p", "pn")
 LATER_SUMS = ("p", "pn")  # missing in files of earlier versions
 PUBLIC_SUMS = ("p_public", "pn_public")  # over the public code's own expert selection, with `public_reap`

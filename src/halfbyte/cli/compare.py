@@ -28,7 +28,7 @@ def compare_command(out: Output, options: CompareOptions) -> None:
         measured = hashed(out, other)
     with out.activity("reading the headers of both checkpoints") as activity:
         from halfbyte.cli import compare_output
-        from halfbyte.compare.checkpoints import compare_checkpoints
+        from halfbyte.compare.stream import compare_checkpoints
 
         result = compare_checkpoints(options, compare_output.steps(activity), activity.begin)
     compare_output.report(out, result, options.score, file, measured)

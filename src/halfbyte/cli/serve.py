@@ -12,6 +12,7 @@ import click
 from halfbyte.cli.command import command
 from halfbyte.cli.usage import commands_beside
 from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.options.declare import options_of
 from halfbyte.options.serve import URL_COMMANDS, ServeOptions
 from halfbyte.ui.console import Column, Output
 from halfbyte.ui.escape import pasted
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from halfbyte.serve.launch_facts import LaunchOptions
 
 _SOME_URL = "http://127.0.0.1:8000"  # placeholder: parsing checks only the form of the URL
+_GUARD_PORT = 8100  # of the loop-stopping proxy
+_GUARD_OPTIONS = ("guard", "port")  # allowed with `--guard URL`
 SCRIPTS = "serve"  # folder under halfbyte/ in an output folder
 
 
@@ -35,9 +38,7 @@ def serve_command(out: Output, options: ServeOptions) -> None:
     """
     ctx, out_folder = click.get_current_context(), options.out_folder
     if options.guard or (options.guard is not None and not options.run):
-        from halfbyte.cli.guard import guard
-
-        return guard(out, options)
+        return _guard(out, options)
     if options.like is not None:
         return _show_published(ctx, options.like)
     if out_folder is None:
@@ -270,3 +271,38 @@ def _find_data(context: click.Context) -> None:
     from halfbyte.evaluate.suites import load_suite
 
     load_harness(load_suite(context.params["suite"]), context.params["data_dir"])
+
+
+def _guard(out: Output, options: ServeOptions) -> None:
+    """Run the loop-stopping proxy of `--guard URL` until Ctrl-C."""
+    import asyncio
+
+    from halfbyte.endpoint.client import parse_url
+    from halfbyte.serve.loop_proxy.server import needs_aiohttp, serve_until_stopped
+    from halfbyte.serve.ports import HOST, held_port
+
+    url = options.guard or ""
+    _refuse_beside_guard(options, url)
+    needs_aiohttp()
+    server = parse_url(url, timeout_s=10.0).url
+    with held_port(options.port or _GUARD_PORT) as port:
+        if server in (f"http://{HOST}:{port}", f"http://localhost:{port}"):
+            what = "the proxy cannot listen on its server's port"
+            raise UsageError(what, where=f"--port {port}", fix="choose another --port")
+
+        def ready() -> None:
+            out.note(f"http://{HOST}:{port} forwards requests to {server} and stops loops; Ctrl-C to quit")
+
+        asyncio.run(serve_until_stopped(out, server, port, ready))
+
+
+def _refuse_beside_guard(options: ServeOptions, url: str) -> None:
+    if not url:
+        what = "--guard requires a server: a running one, or the one that --run starts"
+        raise UsageError(what, where="--guard", fix="pass its URL, or use serve OUT --run --guard")
+    if options.out_folder is not None:
+        fix = f"to serve OUT behind the proxy: halfbyte serve {options.out_folder} --run --guard, without the URL"
+        raise UsageError("--guard URL proxies a running server and cannot serve OUT", where="OUT", fix=fix)
+    for name, row in options_of(ServeOptions).items():
+        if getattr(options, name) and name not in _GUARD_OPTIONS:
+            raise UsageError(f"{row.flag} has no effect with --guard URL", where=row.flag, fix=f"omit {row.flag}")

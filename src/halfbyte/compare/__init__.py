@@ -1,11 +1,11 @@
 """Compare a checkpoint with its source by running both on the same tokens, one layer at a time.
 
-    checkpoints.compare_checkpoints   the `compare` command: two folders, some data -> report
     tokens.rows_of         read `domain=path` files into rows of tokens
     tokens.answers         the tokens that belong to answers, for scoring only these
     models.Side            one model: config, decoded tensors, experts, and activation hooks
     models.open_side       open a checkpoint folder, optionally emulating quantized activations and KV cache
     activations            emulated quantized activations; vLLM's plugin uses them too
+    stream.compare_checkpoints   the `compare` command: two folders, some data -> report
     stream.compare         compare two sides on rows of tokens
     stream.compare_many    compare several sides with the first, which runs once
     measures               differences of hidden states and predictions

@@ -21,9 +21,11 @@ import torch
 from numpy.typing import NDArray
 
 from halfbyte.calibrate.token_rows import Rows
+from halfbyte.calibrate.tokenizer import load_vocabulary
 from halfbyte.compare.measures import LOGITS_ON_DEVICE, Choices, Predicting, difference, predict, predicting
-from halfbyte.compare.models import Side, refuse_unlike
+from halfbyte.compare.models import Side, open_side, refuse_unlike
 from halfbyte.compare.report import Documents, LayerDifference, Report, summarize
+from halfbyte.compare.tokens import answers, rows_of
 from halfbyte.engine.backends.cuda.streams import Lane
 from halfbyte.errors import CheckpointError, MachineError, UsageError
 from halfbyte.forward.embedding_and_head import Head, embed
@@ -31,7 +33,9 @@ from halfbyte.forward.experts import Expert
 from halfbyte.forward.model import DecoderLayer, fetch
 from halfbyte.forward.positions import look_around
 from halfbyte.forward.run import row_chunks, run_layer
-from halfbyte.machine.device_option import CPU
+from halfbyte.machine.device_option import CPU, refuse_threads_beside_device
+from halfbyte.machine.resources import usable_cores
+from halfbyte.options.check import CompareOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -328,3 +332,31 @@ def _report(run: _Run, side: Side, layers: Sequence[LayerDifference], documents:
         fingerprint=run.rows.fingerprint(),
         seconds=seconds,
     )
+
+
+def compare_checkpoints(
+    options: CompareOptions, progress: Callable[[Step], None], begins: Callable[[str], None] = lambda what: None
+) -> Report:
+    """Compare two folders on the data; `begins` is called with each phase, `progress` after each layer."""
+    refuse_threads_beside_device(options.threads, options.device)
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
+    with (
+        open_side(options.source, dtype=dtype, device=options.device) as first,
+        open_side(
+            options.out_folder, dtype=dtype, activations=options.activations, kv=options.kv, device=options.device
+        ) as second,
+    ):
+        refuse_unlike(first, second)  # before the data is read
+        begins("reading and tokenizing the texts")
+        rows = rows_of(
+            options.data,
+            options.source,
+            [options.out_folder],
+            samples=options.samples,
+            length=options.length,
+            kind=options.rows,
+        )
+        scored = answers(rows, load_vocabulary(options.source)) if options.score == "answers" else None
+        threads = options.threads or usable_cores()
+        begins("running both models, layer by layer")
+        return compare(rows, first, second, scored=scored, threads=threads, progress=progress)

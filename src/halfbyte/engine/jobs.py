@@ -11,7 +11,7 @@ import numpy as np
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.engine.activation_scales import fixed_scales, scales_of
 from halfbyte.families.family import DOWN
-from halfbyte.families.read_linear import stored
+from halfbyte.families.linears import read_linear
 from halfbyte.formats.codec import amax, decode
 from halfbyte.formats.encoded import Array, Encoded, Quality
 from halfbyte.methods.method import Encode, Group, Linear
@@ -61,7 +61,7 @@ def apply(job: Job, reader: Reader, quantize: Quantize | None, inputs: JobInputs
     quality: dict[str, Quality] = {}
     if job.action == DECODE:
         for linear in job.linears:
-            weight: Array = decode(stored(linear, reader), name=linear.stored_as, threads=1)
+            weight: Array = decode(read_linear(linear, reader), name=linear.stored_as, threads=1)
             tensors[f"{linear.module}.weight"] = weight
     elif job.action == ENCODE:
         assert quantize is not None
@@ -78,7 +78,7 @@ def apply(job: Job, reader: Reader, quantize: Quantize | None, inputs: JobInputs
 def _encode(job: Job, reader: Reader, quantize: Quantize, encode: Encode | None) -> dict[str, Encoded]:
     linears: list[Linear] = []
     for fused in job.fused_groups():
-        sources = [(linear, stored(linear, reader)) for linear in fused]
+        sources = [(linear, read_linear(linear, reader)) for linear in fused]
         shared = None
         if len(sources) > 1:  # inference engines fuse these and use one tensor scale for all
             shared = max(amax(source, name=linear.stored_as, threads=1) for linear, source in sources)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halfbyte.calibrate.store import STATS as STATS_FILE
 from halfbyte.calibrate.store import refuse_other
-from halfbyte.checkpoint.atomic_write import PART, Journal, write_whole
+from halfbyte.checkpoint.atomic_write import PART, Journal, cannot_go_on, write_whole
 from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.hashing import Stamp, file_sha256, stamps_as_json
 from halfbyte.checkpoint.identity import identity
@@ -33,24 +33,23 @@ from halfbyte.checkpoint.output_folder import (
 from halfbyte.checkpoint.reader import shard_stamps as source_stamps
 from halfbyte.engine.backends.support import Request, Resources, refuse_unsupported
 from halfbyte.engine.dispatch import Work, backend_of, run_pending
-from halfbyte.engine.failures import explain_failures
 from halfbyte.engine.finalize import finalize
 from halfbyte.engine.prefetch import Prefetcher, refuse_other_version, write_origin
 from halfbyte.engine.runner import Progress, Runner
 from halfbyte.engine.source_check import md5_count, refuse_other_weights, verified_count
 from halfbyte.engine.source_check import verify_source as verify_shards
-from halfbyte.errors import UsageError
+from halfbyte.errors import InterruptedRunError, TensorError, UsageError
 from halfbyte.families.config_agreement import refuse_other_config
 from halfbyte.families.model import describe
-from halfbyte.formats.lapack import one_blas_thread
 from halfbyte.machine.device_option import CPU
+from halfbyte.machine.library_settings import one_blas_thread
 from halfbyte.machine.resources import refuse_few_addresses
-from halfbyte.plan.ignore_list import refuse_misread
 from halfbyte.plan.manifest import Plan, make_plan, refuse_nothing_to_prune, refuse_other_plan
 from halfbyte.plan.prune_plan import PLAN as PRUNE_PLAN
 from halfbyte.plan.prune_plan import PrunePlan, write_prune_plan
 from halfbyte.plan.prune_record import carry
 from halfbyte.plan.pruned import Kept, kept_digest
+from halfbyte.plan.quantization_config import refuse_misread
 from halfbyte.plan.summary import by_role
 from halfbyte.prune.report import stored_advice
 from halfbyte.recipe.decisions import Recipe
@@ -162,7 +161,7 @@ def quantize(  # noqa: PLR0913 - keyword-only
     begins("verifying the source's shards by SHA-256")
     stamps = verify_shards(run_plan.checkpoint, out, needed, threads, progress) if verify_source else None
     begins("calibrating and quantizing, layer by layer" if measured and measured.file is None else "quantizing")
-    with explain_failures(out, run_plan, journal), alone(out), without_parts(out):  # nothing is written before this
+    with _explain_failures(out, run_plan, journal), alone(out), without_parts(out):  # nothing is written before this
         _check_folder(out, run_plan, measured)  # again, now that the folder is locked
         _initialize(out, run_plan, weights, measured, stamps, pruned, command)
         with (
@@ -390,3 +389,28 @@ def _check_space(
     )
     if pending:
         prefetcher.refuse_full(out, needed + _SPARE_NBYTES, sum(stale.stat().st_size for stale in out.glob(f"*{PART}")))
+
+
+@contextmanager
+def _explain_failures(out: Path, plan: Plan, journal: Journal) -> Generator[None]:
+    """Convert interrupts, tensor errors and OS errors to errors with instructions for resuming."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        final = len({line.get("shard") for line in journal.lines()})
+        what = f"interrupted; {final} of {len(plan.shards)} shards are complete, and nothing needs cleaning up"
+        raise InterruptedRunError(what, where=str(out), fix="run the same command again to resume") from None
+    except TensorError as error:
+        raise _with_shard(error, plan) from None
+    except OSError as error:
+        raise cannot_go_on(error, out) from None
+
+
+def _with_shard(error: TensorError, plan: Plan) -> TensorError:
+    """Add the shard of the tensor to an error."""
+    linear = plan.model.linears.get(error.where)
+    if linear is None:
+        return error
+    shards = ", ".join(sorted({part.shard for part in linear.parts.values()}))
+    fix = f"{error.fix}; download it again, then run the same command: finished shards are kept"
+    return TensorError(error.what, where=f"{shards}: {error.where}", fix=fix)

@@ -1,6 +1,6 @@
-"""Identify the format of each linear from the suffixes, dtypes and shapes of its tensors.
+"""Linears of a checkpoint: identify the format of each from suffixes, dtypes and shapes of its tensors, and read it.
 
-Tensor values are not read: the reader checks that `weight_shape` agrees with the shapes.
+Tensor values are not needed to identify a format: the reader checks that `weight_shape` agrees with the shapes.
 """
 
 from __future__ import annotations
@@ -8,12 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.errors import CheckpointError
 from halfbyte.families.family import COMPANIONS
 from halfbyte.formats.format import Format, Part
 from halfbyte.formats.registry import FORMATS
+
+if TYPE_CHECKING:
+    from halfbyte.checkpoint.reader import Reader
+    from halfbyte.formats.encoded import Encoded
 
 PLAIN = tuple(name for name, format in FORMATS.items() if format.is_plain)  # unquantized formats
 _SCALARS = ((), (1,))
@@ -169,3 +174,12 @@ def _unknown(dtypes: Mapping[str, str], module: str) -> CheckpointError:
 def _either(choices: Iterable[object]) -> str:
     words: Sequence[str] = [str(choice) for choice in choices]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def read_linear(linear: StoredLinear, reader: Reader) -> Encoded:
+    """Read a linear in its stored format."""
+    from halfbyte.formats.encoded import Encoded  # noqa: PLC0415 - needs NumPy, which the rest does without
+
+    suffixes = [part.suffix for part in FORMATS[linear.format].tensors]
+    tensors = {suffix: reader.tensor(linear.parts[suffix]) for suffix in suffixes}
+    return Encoded(linear.format, linear.shape, tensors)

@@ -7,9 +7,8 @@ import torch
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.families.family import PROJECTIONS
-from halfbyte.families.linears import PLAIN
+from halfbyte.families.linears import PLAIN, read_linear
 from halfbyte.families.model import Model
-from halfbyte.families.read_linear import stored
 from halfbyte.formats.codec import decode
 from halfbyte.formats.encoded import array_to_torch
 from halfbyte.forward.experts import Expert
@@ -33,7 +32,7 @@ class Weights:
             return self._as_stored(self._model.plain[name][1])
         if suffix != _WEIGHT or linear.format in PLAIN:
             return self._as_stored(linear.parts[suffix])
-        return array_to_torch(decode(stored(linear, self._reader), name=module, threads=1), "BF16")
+        return array_to_torch(decode(read_linear(linear, self._reader), name=module, threads=1), "BF16")
 
     def _as_stored(self, info: TensorInfo) -> torch.Tensor:
         return array_to_torch(self._reader.tensor(info), info.dtype)

@@ -9,13 +9,12 @@ import numpy as np
 
 from halfbyte.errors import TensorError, UsageError
 from halfbyte.formats import checks
-from halfbyte.formats.cpu.rows import EncodeOptions, Rows
+from halfbyte.formats.cpu.rows import EncodeOptions, Rows, on_chunks
 from halfbyte.formats.encoded import BF16Bits, Encoded, bf16_bits
 from halfbyte.formats.format import Format
 from halfbyte.formats.reference.floats import f32_to_bf16, value_of_bf16
 from halfbyte.formats.reference.gptq import Factors
 from halfbyte.formats.registry import FORMATS
-from halfbyte.formats.row_chunks import on_chunks
 from halfbyte.ui.suggest import did_you_mean
 
 Weights = Any  # BF16 patterns, FP32 values, a PyTorch tensor, or an Encoded

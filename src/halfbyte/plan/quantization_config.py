@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from halfbyte.checkpoint.untrusted_files import read_json
-from halfbyte.errors import CheckpointError
+from halfbyte.errors import CheckpointError, RecipeError
 from halfbyte.families.completeness import PER_LAYER
 from halfbyte.formats.format import BlockOptions
 from halfbyte.formats.registry import FORMATS
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.pruned import counts_by_layer, renumbered
 from halfbyte.plan.rules import ENCODE
+from halfbyte.plan.vllm_matching import disagreement, engine_modules, module_roles, read_block
 from halfbyte.recipe.decisions import Quantize
 
 _BLOCK = "quantization_config"
@@ -136,3 +137,29 @@ def _kept_modelopt_file(plan: Plan) -> dict[str, Any] | None:
         what, fix = f"cannot read {MODELOPT_FILE}", "download it again, or remove it: config.json has the same content"
         raise CheckpointError(what, where=str(path), fix=fix) from None
     return content if plan.kept is None else renumbered(content, plan.model.family, plan.kept)
+
+
+def refuse_misread(plan: Plan) -> None:
+    """Raise RecipeError if an engine would expect scales that the output lacks, or ignore scales that it has.
+
+    A recipe contains roles and an ignore list, and `--set` may change only one of them. The audit would detect the
+    mismatch hours later.
+    """
+    if plan.recipe.quantize is None:
+        return
+    block = read_block(quantization_block(plan.recipe.quantize, plan))
+    written = {linear.module for job in plan.jobs for linear in job.linears}
+    quantized = {linear.module for job in plan.jobs if job.action == ENCODE for linear in job.linears}
+    linears = plan.model.linears
+    roles = {name: role for name, role in module_roles(plan.model).items() if name in written or name not in linears}
+    mismatches = [
+        (module, reason)
+        for module in engine_modules(plan.model.family, roles)
+        if (reason := disagreement(module, block, quantized))
+    ]
+    if mismatches:
+        module, reason = mismatches[0]
+        more = f", and {len(mismatches) - 1} more" if len(mismatches) > 1 else ""
+        what = f"the roles and the ignore list of recipe '{plan.recipe.name}' disagree: {reason}{more}"
+        fix = f"change roles.{module.role} or the list in quantize.config so that they agree"
+        raise RecipeError(what, where=module.name, fix=fix)

@@ -1,7 +1,7 @@
 """`halfbyte probe URL`: test a served model for faults that benchmarks miss.
 
-run          identify the server, run the probes, write the report;  budget: schedule within --budget
-probe        probes, their settings and findings;  catalogue: all probes in order
+run          all probes in order; identify the server, run them, write the report;  budget: schedule within --budget
+probe        probes, their settings and findings
 profiles     questions as data;  context: prompts of given lengths
 client       requests, plain or streamed, all recorded in the trace;  answers: their parsed form
 checks       faults of one answer;  judging: findings over many answers, rates as gates, marked texts

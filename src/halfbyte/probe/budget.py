@@ -135,7 +135,7 @@ class Schedule:
     corrected by how long the finished probes of its group took against their own estimates. A probe that does not fit
     waits until a better estimate fits. No probe is skipped while it fits, or while more than 5 % of the budget is left:
     then the cheapest probe is tried, and the deadline stops it if the estimate was right.
-    Without a budget, probes run in the order of the catalogue.
+    Without a budget, probes run in the order of `PROBES`.
     """
 
     def __init__(self, probes: Iterable[Probe], setting: Setting, speed: Speed, clock: Clock) -> None:

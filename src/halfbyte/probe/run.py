@@ -22,10 +22,12 @@ from halfbyte.probe.budget import (
     parse_budget,
     warm_up,
 )
-from halfbyte.probe.catalogue import PROBES
+from halfbyte.probe.card_probes import PROGRAMS, RUN_PROGRAMS, SHORT, TOOL_CALL
 from halfbyte.probe.checks import NEED_SANDBOX
 from halfbyte.probe.client import FILE, LATE, BudgetEndedError, Client, Trace
 from halfbyte.probe.context import Lengths
+from halfbyte.probe.drift import DECODE_DRIFT, DRIFT
+from halfbyte.probe.long_context import AFTER_LONG, CONTEXTS
 from halfbyte.probe.output import Progress
 from halfbyte.probe.probe import (
     Probe,
@@ -35,8 +37,14 @@ from halfbyte.probe.probe import (
     skipped,
 )
 from halfbyte.probe.profiles import load_profile
+from halfbyte.probe.prose import COPYING, GARBAGES, PROSE
 from halfbyte.probe.report import Report, Result, write_report
+from halfbyte.probe.server import MALFORMED, OPTIONS, SAMENESS
+from halfbyte.probe.streams import STREAMS
+from halfbyte.probe.thinking import THINKING
+from halfbyte.probe.tool_calls import TOOLS
 from halfbyte.probe.tool_cases import read_cases
+from halfbyte.probe.vision import VISION
 from halfbyte.sandbox.tiers import Tier, find_tier
 from halfbyte.ui.console import Output
 from halfbyte.ui.suggest import did_you_mean
@@ -44,6 +52,14 @@ from halfbyte.ui.suggest import did_you_mean
 _LOOK_S = 15.0
 _ALIVE_S = 60.0
 _PROMPT_TOKENS = 32  # of a short question
+
+# All probes, in the order in which they run and are shown.
+PROBES: tuple[Probe, ...] = (
+    *SHORT, *PROGRAMS, TOOL_CALL, VISION, *RUN_PROGRAMS,
+    *OPTIONS, *STREAMS, *SAMENESS, *MALFORMED,
+    *TOOLS, COPYING, *GARBAGES, *THINKING, *PROSE,
+    *AFTER_LONG, *CONTEXTS, DRIFT, DECODE_DRIFT,
+)  # fmt: skip
 
 
 def chosen(only: Sequence[str], skip: Sequence[str]) -> list[Probe]:

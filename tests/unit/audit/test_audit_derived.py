@@ -100,14 +100,14 @@ def requantized(build, source):
     """Write block scales that no known method chooses, and the nearest codes for them."""
     from halfbyte.audit.reencode_sample import decode
     from halfbyte.checkpoint.reader import Reader
-    from halfbyte.families.read_linear import stored
+    from halfbyte.families.linears import read_linear
     from halfbyte.formats.reference import nvfp4
 
     model = describe(open_checkpoint(source))
     with Reader(open_checkpoint(source)) as reader:
         for module, linear in model.linears.items():
             if linear.role == "routed_experts":
-                weight = decode(stored(linear, reader))
+                weight = decode(read_linear(linear, reader))
                 dtype, shape, data = build.tensors[f"{module}.weight_scale"]
                 scale = np.maximum(np.frombuffer(bytes(data), np.uint8).reshape(shape), 2) - 1
                 decode_scale_2 = np.frombuffer(bytes(build.tensors[f"{module}.weight_scale_2"][2]), np.float32)[0]

@@ -16,8 +16,8 @@ from halfbyte.checkpoint.reader import Reader
 from halfbyte.engine.pipeline import plan, quantize
 from halfbyte.errors import RecipeError
 from halfbyte.families.config_agreement import stored_as_declared
+from halfbyte.families.linears import read_linear
 from halfbyte.families.model import describe
-from halfbyte.families.read_linear import stored
 from halfbyte.formats import compressed_tensors
 from halfbyte.formats.codec import decode, encode
 from halfbyte.formats.cpu.rows import Rows, fill_rows
@@ -160,7 +160,7 @@ def test_all_decoders_agree(written):
     checkpoint = open_checkpoint(out)
     linear = next(linear for linear in describe(checkpoint).linears.values() if linear.format == INT8.name)
     with Reader(checkpoint) as reader:
-        encoded = stored(linear, reader)
+        encoded = read_linear(linear, reader)
     expected = decode(encoded)
     expanded = expand(INT8.name, {suffix: torch.from_numpy(tensor) for suffix, tensor in encoded.tensors.items()})
     assert expanded.view(torch.int16).numpy().view(np.uint16).tobytes() == expected.tobytes()

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from given import given
 
-from halfbyte.formats import row_chunks as chunks
 from halfbyte.formats.codec import amax, decode, encode
 from halfbyte.formats.cpu import fp4
+from halfbyte.formats.cpu import rows as chunks
 from halfbyte.formats.cpu.kernels.sweep import exact_below
 from halfbyte.formats.encoded import Encoded, Quality
 from halfbyte.formats.format import E2M1

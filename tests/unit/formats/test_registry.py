@@ -10,7 +10,7 @@ from halfbyte.formats.cpu.kernels import jit
 from halfbyte.formats.registry import FORMATS
 
 FOLDER = Path(halfbyte.formats.__file__).parent
-WITH_STATISTICS = {"compensated", "gptq"}  # checked by audit/gptq.py instead of an encoder of the reference
+WITH_STATISTICS = {"compensated", "gptq"}  # checked by audit/reencode_sample.py instead of an encoder of the reference
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -15,8 +15,8 @@ from transformers.models.kimi_k25 import Kimi_K25Config
 
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.reader import Reader
+from halfbyte.families.linears import read_linear
 from halfbyte.families.model import describe
-from halfbyte.families.read_linear import stored
 from halfbyte.families.registry import text_model
 from halfbyte.formats.codec import decode
 from halfbyte.formats.encoded import array_to_torch
@@ -51,7 +51,7 @@ def read_small(folder: Path, *, spread: float = 8.0) -> Small:
     tensors: dict[str, torch.Tensor] = {}
     with Reader(checkpoint) as reader:
         for module, linear in found.linears.items():
-            bits = decode(stored(linear, reader), threads=1)
+            bits = decode(read_linear(linear, reader), threads=1)
             tensors[f"{module}.weight"] = array_to_torch(bits, "BF16") * spread
         for name, (_, info) in found.plain.items():
             widened = 1 if "norm" in name else spread

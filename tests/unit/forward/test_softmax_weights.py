@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from halfbyte.calibrate.reap_router import softmax_weights
+from halfbyte.calibrate.routing import softmax_weights
 
 LOGITS = torch.tensor([[0.0, 1.0, 2.0, 3.0], [5.0, -100.0, 5.0, 90.0]])
 CHOSEN = torch.tensor([[3, 1], [0, 1]])

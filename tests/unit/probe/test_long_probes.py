@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from halfbyte.probe.catalogue import PROBES
 from halfbyte.probe.probe import Verdict
 from halfbyte.probe.profiles import load_profile
+from halfbyte.probe.run import PROBES
 
 QUESTIONS = load_profile("kimi").questions
 

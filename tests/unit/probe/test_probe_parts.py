@@ -1,4 +1,4 @@
-"""Helpers of the probes: joined chunks, marks, the picture, lengths, and the catalogue."""
+"""Helpers of the probes: joined chunks, marks, the picture, lengths, and the list of probes."""
 
 import json
 import struct
@@ -11,13 +11,13 @@ from probe_setting import setting_of
 from scripted_server import Said
 
 from halfbyte.probe.answers import join_chunks, read_chunk, read_plain
-from halfbyte.probe.catalogue import PROBES
 from halfbyte.probe.context import Haystack, entries
 from halfbyte.probe.judging import first_difference, judged, marked, share_of
 from halfbyte.probe.output import causes
 from halfbyte.probe.probe import Finding, Probe, Shown, Verdict
 from halfbyte.probe.profiles import load_profile, profile_names
 from halfbyte.probe.report import Report, Result
+from halfbyte.probe.run import PROBES
 from halfbyte.probe.vision import (
     BLACK,
     BLUE,

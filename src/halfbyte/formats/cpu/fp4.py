@@ -12,13 +12,12 @@ from halfbyte.formats.cpu.kernels import bf16_blocks, int4_blocks, sweep_bf16, s
 from halfbyte.formats.cpu.kernels import gptq as gptq_kernels
 from halfbyte.formats.cpu.kernels.rows import ERROR, MAX_ERROR, SATURATED, SIGNAL
 from halfbyte.formats.cpu.kernels.sweep import UNDECIDED
-from halfbyte.formats.cpu.rows import EncodeOptions, Rows, fill_rows
+from halfbyte.formats.cpu.rows import EncodeOptions, Rows, fill_rows, on_chunks
 from halfbyte.formats.encoded import Array, BF16Bits, Encoded, Quality
 from halfbyte.formats.format import Codec, Format
 from halfbyte.formats.reference import floats, gptq, nvfp4
 from halfbyte.formats.reference.floats import bf16_to_f32, value_of_bf16
 from halfbyte.formats.reference.sweep import best_scale
-from halfbyte.formats.row_chunks import on_chunks
 
 
 def _read(rule: int, format: Format, encoded: Encoded, name: str) -> Rows:

@@ -12,8 +12,7 @@ import torch
 
 from halfbyte.calibrate.expert_sums import SUM_ROWS
 from halfbyte.calibrate.observe import not_finite, tokens_second
-from halfbyte.calibrate.reap_router import softmax_weights
-from halfbyte.calibrate.routing import Routing
+from halfbyte.calibrate.routing import Routing, softmax_weights
 from halfbyte.calibrate.stats import SUMS, ExpertStats, LayerStats
 from halfbyte.calibrate.token_rows import Rows
 from halfbyte.formats.gpu.combine import combine

@@ -18,9 +18,8 @@ from halfbyte.checkpoint.headers import TensorSpec
 from halfbyte.families.kimi_k25 import geometry as shapes
 from halfbyte.families.kimi_k25.geometry import Geometry, Linear
 from halfbyte.formats.codec import encode
-from halfbyte.formats.encoded import Encoded, array_to_torch
+from halfbyte.formats.encoded import array_to_torch
 from halfbyte.formats.reference.floats import f32_to_bf16
-from halfbyte.formats.registry import FORMATS
 
 MLP = ("dense_mlp", "shared_experts", "routed_experts")
 SMALL = Geometry(
@@ -226,15 +225,9 @@ class _Filler:
                 "weight": (torch.from_numpy(values) / scale_inv[0, 0]).to(torch.float8_e4m3fn),
                 "weight_scale_inv": scale_inv,
             }
-        parts = to_torch(encode(values, format, group=self.kind.group))
+        parts = encode(values, format, group=self.kind.group).to_torch()
         wide = {"I64": torch.int64, "F32": torch.float32}
         return {s: t.to(wide[self.kind.dtypes[s]]) if s in self.kind.dtypes else t for s, t in parts.items()}
-
-
-def to_torch(encoded: Encoded) -> dict[str, Any]:
-    """Return the tensors of a linear under their suffixes, for `safetensors.torch.save_file`."""
-    dtypes = {part.suffix: part.dtype for part in FORMATS[encoded.format].tensors}
-    return {suffix: array_to_torch(tensor, dtypes.get(suffix, "")) for suffix, tensor in encoded.tensors.items()}
 
 
 def _in_shards(filler: _Filler, layout: str) -> dict[str, dict[str, Any]]:

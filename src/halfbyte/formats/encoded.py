@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halfbyte.errors import TensorError
+from halfbyte.formats.registry import FORMATS
 
 if TYPE_CHECKING:
     import torch
@@ -52,8 +53,8 @@ class Quality:
 class Encoded:
     """The stored tensors of one linear [N, K].
 
-    Encoders return BF16 and E4M3 tensors as bit patterns (uint16, uint8); `array_to_torch` converts them to PyTorch
-    dtypes. Decoders accept both PyTorch tensors and bit patterns.
+    Encoders return BF16 and E4M3 tensors as bit patterns (uint16, uint8); `to_torch` converts them to PyTorch dtypes.
+    Decoders accept both PyTorch tensors and bit patterns.
     """
 
     format: str
@@ -65,6 +66,11 @@ class Encoded:
     def nbytes(self) -> int:
         """Return the size of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def to_torch(self) -> dict[str, torch.Tensor]:
+        """Return the tensors under their suffixes, ready for `safetensors.torch.save_file`."""
+        dtypes = {part.suffix: part.dtype for part in FORMATS[self.format].tensors}
+        return {suffix: array_to_torch(tensor, dtypes.get(suffix, "")) for suffix, tensor in self.tensors.items()}
 
 
 def array_to_torch(array: Array, dtype: str) -> torch.Tensor:

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 from given import given
-from pico import to_torch
 
 from halfbyte.errors import TensorError, UsageError
 from halfbyte.formats.codec import decode, encode
@@ -59,7 +58,7 @@ def same_size(tensor, dtype):
 @pytest.mark.parametrize("format", [name for name, row in FORMATS.items() if row.encodes])
 def test_what_pytorch_holds_can_be_decoded(format):
     made = encode(INT4_GRID, format)
-    read_back = Encoded(format, made.shape, to_torch(made))
+    read_back = Encoded(format, made.shape, made.to_torch())
     np.testing.assert_array_equal(decode(read_back), decode(made))
 
 

@@ -6,9 +6,9 @@ import pytest
 from exhaustive import is_exhaustive
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+from immediate_failures import ImmediateFailures
 from pico import write_pico
 from tally import Tally
-from told_at_once import ToldAtOnce
 
 from halfbyte.cli import main as cli
 from halfbyte.machine.library_settings import limit_onednn
@@ -27,7 +27,7 @@ if "HALFBYTE_EXAMPLES" not in os.environ and hasattr(providers, "_get_local_cons
 
 
 def pytest_configure(config):
-    config.pluginmanager.register(ToldAtOnce(config))
+    config.pluginmanager.register(ImmediateFailures(config))
 
 
 def pytest_collection_modifyitems(items):

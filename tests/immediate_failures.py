@@ -1,7 +1,7 @@
 """Print test failures immediately, in two lines, so that an interrupted run has still shown them."""
 
 
-class ToldAtOnce:
+class ImmediateFailures:
     """A pytest plugin for the process that prints reports (with xdist not the one that runs tests)."""
 
     def __init__(self, config):

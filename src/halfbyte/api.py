@@ -77,7 +77,7 @@ def _halfbyte_errors() -> Generator[None]:
 
     Every HalfbyteError names arguments of the API in place of command-line options.
     """
-    from halfbyte.machine.os_errors import lack_of_memory, os_error  # deferred until a call
+    from halfbyte.machine.os_errors import os_error, out_of_memory_error  # deferred until a call
 
     try:
         yield
@@ -92,7 +92,7 @@ def _halfbyte_errors() -> Generator[None]:
     except OSError as error:
         raise os_error(error) from error
     except Exception as error:
-        if (lack := lack_of_memory(error)) is not None:
+        if (lack := out_of_memory_error(error)) is not None:
             raise lack from error
         raise
 

@@ -22,7 +22,7 @@ from halfbyte.families.model import describe
 from halfbyte.families.weights import Weights
 from halfbyte.formats.codec import decode
 from halfbyte.formats.reference import floats, gptq
-from halfbyte.forward.positions import look_around
+from halfbyte.forward.positions import attention_inputs
 from halfbyte.recipe.load import load_recipe
 
 NAME = "kimi-k2.6-nvfp4-gptq"
@@ -146,7 +146,7 @@ def _given(stream, prepared, weights):
     layer = prepared.text.decoder_layer(1, weights, DTYPE)
     rows = slice(0, len(prepared.rows.tokens))
     routed = layer.before_experts(
-        layer.attention_part(stream.hidden, look_around(prepared.text, prepared.rows, rows, DTYPE))
+        layer.attention_part(stream.hidden, attention_inputs(prepared.text, prepared.rows, rows, DTYPE))
     )
     return routed.x, (routed.indices, routed.weights)
 

@@ -124,7 +124,9 @@ def test_our_own_processes_do_not_look_into_the_folder(planted, module):
 def test_children_of_children_do_not_either(planted):
     """The variable that `main` sets reaches the processes of engines and releases."""
     source, canary = planted
-    program = "import os; from halfbyte.machine.python_path import distrust_folder as d; d(); import subprocess, sys; "
+    program = (
+        "import os; from halfbyte.machine.python_path import remove_current_folder as d; d(); import subprocess, sys; "
+    )
     program += "subprocess.run([sys.executable, '-c', 'import torch'], check=False, stderr=-3)"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
     subprocess.run([sys.executable, "-P", "-c", program], cwd=source, env=environment, timeout=100, check=True)

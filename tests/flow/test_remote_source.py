@@ -237,9 +237,9 @@ def test_a_branch_that_moved_does_not_mix_two_versions(tmp_path, source, hub, ru
 
 
 def test_two_runs_do_not_share_a_cache(tmp_path, hub, run):
-    from halfbyte.checkpoint.output_folder import alone_fetching
+    from halfbyte.checkpoint.output_folder import locked_cache
 
-    with alone_fetching(tmp_path / "cache/hf--org--name" / COMMIT / ".parts"):
+    with locked_cache(tmp_path / "cache/hf--org--name" / COMMIT / ".parts"):
         code, _, words = run(ADDRESS, "out")
     assert code == 2
     assert "another run is writing into this folder" in words

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from halfbyte.errors import MachineError
-from halfbyte.serve.loop_proxy.server import guard_before
+from halfbyte.serve.loop_proxy.server import running_proxy
 from halfbyte.serve.ports import held_port, listener_on, listening_process
 from halfbyte.serve.run import run_engine
 from halfbyte.ui.console import Output
@@ -27,10 +27,10 @@ RUNNER = """
 import sys
 from pathlib import Path
 from halfbyte.ui.console import Output
-from halfbyte.serve.loop_proxy.server import guard_before
+from halfbyte.serve.loop_proxy.server import running_proxy
 from halfbyte.serve.run import run_engine
 log, engine, front, *command = sys.argv[1:]
-with guard_before(f"http://127.0.0.1:{engine}", int(front)) as guard:
+with running_proxy(f"http://127.0.0.1:{engine}", int(front)) as guard:
     sys.exit(run_engine(command, {}, f"http://127.0.0.1:{engine}", log=Path(log), out=Output(), served_name="fake",
                         patience=0.1, front=guard))
 """
@@ -112,14 +112,14 @@ def test_what_is_run_then_gets_the_guards_url(tmp_path, ports):
         got.append((given, answers(front)))
         return 7
 
-    with guard_before(url, front) as guard:
+    with running_proxy(url, front) as guard:
         options = {"log": tmp_path / "log", "out": Output(quiet=True), "served_name": "fake", "patience": 0.1}
         assert run_engine(command(engine), {}, url, then=then, front=guard, **options) == 7
     assert got == [(f"http://127.0.0.1:{front}", True)]
 
 
 def test_until_the_engine_answers_the_guard_says_so(ports):
-    with guard_before(f"http://127.0.0.1:{ports[0]}", ports[1]), pytest.raises(urllib.error.HTTPError) as refused:
+    with running_proxy(f"http://127.0.0.1:{ports[0]}", ports[1]), pytest.raises(urllib.error.HTTPError) as refused:
         answers(ports[1])
     assert refused.value.code == 502 and str(ports[0]) in json.load(refused.value)["error"]["message"]
 
@@ -130,5 +130,5 @@ def test_a_port_that_is_taken_is_said_before_the_engine_starts():
         taken.listen(1)
         port = taken.getsockname()[1]
         said = f"the loop-stopping proxy did not start: port {port} cannot be used"
-        with pytest.raises(MachineError, match=said), guard_before("http://127.0.0.1:9", port):
+        with pytest.raises(MachineError, match=said), running_proxy("http://127.0.0.1:9", port):
             pytest.fail("it started")

@@ -212,7 +212,7 @@ def variants_of(format: str) -> list[Variant]:
 
 def _variants(plan: Plan, output: Checkpoint, contents: Contents) -> dict[str, Variant | None]:
     """Return for each role the variant that reproduces most of the tried groups."""
-    from halfbyte.audit.reencode_all import Sides, gives, is_whole  # noqa: PLC0415 - imports kernels, which compile lazily
+    from halfbyte.audit.reencode_all import Sides, is_whole, reproduces  # noqa: PLC0415 - imports kernels, which compile lazily
 
     if plan.recipe.quantize is None:
         return {}
@@ -228,7 +228,7 @@ def _variants(plan: Plan, output: Checkpoint, contents: Contents) -> dict[str, V
             tried = role_jobs[:: max(1, len(role_jobs) // _TRIED)][:_TRIED]
             votes: Counter[Variant] = Counter()
             for variant in variants_of(format):
-                votes[variant] = sum(gives(job, variant, format, sides) for job in tried)
+                votes[variant] = sum(reproduces(job, variant, format, sides) for job in tried)
                 if votes[variant] == len(tried):
                     break
             best = max(votes, key=lambda variant: votes[variant])

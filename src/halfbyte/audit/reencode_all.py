@@ -99,7 +99,7 @@ def is_whole(job: Job, contents: Contents, format: str) -> bool:
     )
 
 
-def gives(job: Job, variant: Variant, format: str, sides: Sides) -> bool:
+def reproduces(job: Job, variant: Variant, format: str, sides: Sides) -> bool:
     """Whether encoding a job's linears with this variant gives the bytes of the output."""
     try:
         return not differing(job, variant, format, sides)

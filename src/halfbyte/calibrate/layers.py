@@ -44,7 +44,7 @@ def measured_layers(  # noqa: PLR0913 - keyword-only from the reader on
     tensors = tensors_by_layer(model)
     with (
         ThreadPoolExecutor(1) as prefetcher,
-        reader.nobody_waits(),
+        reader.wake_waiters_on_error(),
     ):  # also waits for the prefetch on errors and Ctrl-C
         prefetch: Future[None] = prefetcher.submit(reader.hold, tensors[first] if first < layers else [])
         for layer in range(first, layers):

@@ -50,7 +50,7 @@ class Observer:
 
     def routes(self, chunk: slice, routed: Routed) -> None:
         """Record the routing of a chunk of rows. All rows must be recorded before any expert."""
-        self._softmax.tell(chunk, routed.indices, softmax_weights(routed.logits, routed.indices))
+        self._softmax.add(chunk, routed.indices, softmax_weights(routed.logits, routed.indices))
         if self._public is not None:
             self._public.routes(chunk, routed)
 

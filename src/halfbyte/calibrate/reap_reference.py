@@ -48,7 +48,7 @@ class PublicSelection:
     def routes(self, chunk: slice, routed: Routed) -> None:
         """Select experts for the tokens of a chunk of rows."""
         indices = routed.logits.topk(routed.indices.shape[1]).indices
-        self._routing.tell(chunk, indices, softmax_weights(routed.logits, indices))
+        self._routing.add(chunk, indices, softmax_weights(routed.logits, indices))
 
     def see(self, expert: int, tokens: NDArray[np.int64], n: NDArray[np.float64]) -> None:
         """Record the output norms of an expert for the tokens that the model routed to it."""

@@ -15,7 +15,7 @@ class Routing:
     def __init__(self) -> None:
         self._parts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def tell(self, chunk: slice, indices: torch.Tensor, weights: torch.Tensor) -> None:
+    def add(self, chunk: slice, indices: torch.Tensor, weights: torch.Tensor) -> None:
         """Add the routing of a chunk of rows, both [T, k]."""
         self._parts[chunk.start] = indices, weights
 

@@ -28,7 +28,7 @@ from halfbyte.forward.embedding_and_head import embed
 from halfbyte.forward.experts import Expert
 from halfbyte.forward.model import TextModel
 from halfbyte.forward.ordered_threads import in_order, single_threaded
-from halfbyte.forward.positions import look_around
+from halfbyte.forward.positions import attention_inputs
 from halfbyte.forward.run import row_chunks, run_layer
 from halfbyte.machine.device_option import device_kind
 from halfbyte.machine.resources import usable_cores
@@ -122,7 +122,7 @@ class Stream:
         inputs = run_layer(
             layer,
             self.hidden,
-            lambda chunk: look_around(text, rows, chunk, DTYPE),
+            lambda chunk: attention_inputs(text, rows, chunk, DTYPE),
             self._chunks,
             expert,
             threads=self._threads,

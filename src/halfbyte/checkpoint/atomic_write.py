@@ -17,7 +17,7 @@ import numpy as np
 from halfbyte.checkpoint.untrusted_files import parsed, plain_bytes
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.machine.direct_io import File
-from halfbyte.machine.os_errors import naming
+from halfbyte.machine.os_errors import adding_filename
 
 PART = ".part"
 WAITING_NBYTES = 1 << 28  # default limit on how far ahead of the digest a piece may be buffered
@@ -28,7 +28,7 @@ def write_whole(path: Path, *data: bytes | memoryview) -> None:
     """Write a file atomically and durably: readers see the complete file or none, even after a power failure."""
     part = path.with_name(path.name + PART)
     try:
-        with naming(part), open(part, "wb", opener=_open_nofollow) as file:
+        with adding_filename(part), open(part, "wb", opener=_open_nofollow) as file:
             file.writelines(data)
             file.flush()
             os.fsync(file.fileno())
@@ -54,7 +54,7 @@ def sync_folder(folder: Path) -> None:
     """Make renames in a folder durable."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with naming(folder):
+        with adding_filename(folder):
             os.fsync(file)
     finally:
         os.close(file)
@@ -165,7 +165,7 @@ def disk_error(error: OSError, path: Path, kept: str = "finished shards") -> Mac
     return MachineError(what, where=str(path), fix=fix)
 
 
-def cannot_go_on(error: OSError, folder: Path, kept: str = "finished shards") -> MachineError:
+def resumable_error(error: OSError, folder: Path, kept: str = "finished shards") -> MachineError:
     """Return the error for a failed read or write in a run that can resume."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return disk_error(error, folder, kept)
@@ -193,7 +193,7 @@ class Journal:
             return entries
         except OSError as error:
             if error.errno == errno.EIO:  # a disk error: do not advise removing the folder
-                raise cannot_go_on(error, self._path) from None
+                raise resumable_error(error, self._path) from None
             what = f"the journal cannot be read: {error.strerror}"
             raise UsageError(what, where=str(self._path), fix="remove the folder and start again") from None
         for line in text.splitlines():
@@ -208,7 +208,7 @@ class Journal:
     def add(self, entry: dict[str, Any]) -> None:
         """Append and sync a line. A leading newline separates it from a truncated line before it."""
         data = f"\n{json.dumps(entry, sort_keys=True)}\n".encode()
-        with self._lock, naming(self._path), self._path.open("ab") as file:
+        with self._lock, adding_filename(self._path), self._path.open("ab") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

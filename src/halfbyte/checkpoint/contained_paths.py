@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from halfbyte.errors import CheckpointError
-from halfbyte.machine.os_errors import naming
+from halfbyte.machine.os_errors import adding_filename
 
 _OPENED = Path("/proc/self/fd")
 HUB_REPOSITORY = re.compile("models--.+")  # a repository's folder in the Hub's cache
@@ -55,7 +55,7 @@ def open_inside(root: Path, file: Path) -> int:
 
 def read_inside(root: Path, file: Path) -> bytes:
     """Return the contents of a small file in the folder."""
-    with naming(root / file), open(open_inside(root, file), "rb") as opened:
+    with adding_filename(root / file), open(open_inside(root, file), "rb") as opened:
         return opened.read()
 
 

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, cast
 from halfbyte.checkpoint.contained_paths import HUB_REPOSITORY, hub_blob
 from halfbyte.checkpoint.folder import SUMS, Checkpoint, shard_path
 from halfbyte.checkpoint.untrusted_files import plain_bytes, plain_text
-from halfbyte.machine.os_errors import naming
+from halfbyte.machine.os_errors import adding_filename
 from halfbyte.ui.escape import pasted
 
 _SHA256_HEX = re.compile("[0-9a-f]{64}")
@@ -136,7 +136,7 @@ def _shard(checkpoint: Checkpoint, shard: str, nbytes: int) -> str:
     last, path = max(nbytes - _SAMPLE_NBYTES, 0), shard_path(checkpoint.root, shard)
     # The plan already covers the header at the start of the file.
     offsets = [last * number // _SAMPLES for number in range(1, _SAMPLES + 1)]
-    with naming(path), path.open("rb") as file:  # buffered: repeats short reads
+    with adding_filename(path), path.open("rb") as file:  # buffered: repeats short reads
         return _digest(nbytes, [_sample(file, offset) for offset in offsets])
 
 

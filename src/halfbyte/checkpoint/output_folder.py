@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from halfbyte.checkpoint.atomic_write import PART, cannot_go_on
+from halfbyte.checkpoint.atomic_write import PART, resumable_error
 from halfbyte.checkpoint.untrusted_files import read_json
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.ui.units import size
@@ -39,7 +39,7 @@ def read_plan(out: Path) -> dict[str, Any]:
             return cast("dict[str, Any]", plan)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, OSError) and error.errno == errno.EIO:  # a disk error: do not advise removing the folder
-            raise cannot_go_on(error, path) from None
+            raise resumable_error(error, path) from None
     fix = "restore the file, or remove the folder and start again"
     raise UsageError("the plan of this folder cannot be read", where=str(path), fix=fix)
 
@@ -91,21 +91,21 @@ def without_parts(out: Path) -> Generator[None]:
 
 
 @contextmanager
-def alone(out: Path) -> Generator[None]:
+def locked_output(out: Path) -> Generator[None]:
     """Lock an output folder, so that two runs do not write the same shards."""
     with _locked(out / FOLDER, out, f"wait for it (halfbyte status {out} --watch), or pass another folder"):
         yield
 
 
 @contextmanager
-def alone_measuring(folder: Path) -> Generator[None]:
+def locked_results(folder: Path) -> Generator[None]:
     """Lock a folder of statistics or benchmark results, which a second run would resume."""
     with _locked(folder, folder, "wait until it has finished, or pass another folder"):
         yield
 
 
 @contextmanager
-def alone_fetching(folder: Path) -> Generator[None]:
+def locked_cache(folder: Path) -> Generator[None]:
     """Lock the cache folder of a source, because two runs together would exceed the cache limit."""
     with _locked(folder, folder.parent, "wait until it has finished, or pass another --cache-dir"):
         yield

@@ -109,7 +109,7 @@ class Reader:
         return File(shard_path(self._root, shard), opened=open_inside(self._root, Path(shard)))
 
     @contextmanager
-    def nobody_waits(self) -> Generator[None]:
+    def wake_waiters_on_error(self) -> Generator[None]:
         """After an error or Ctrl-C, wake the threads that wait for a shard to be fetched."""
         try:
             yield

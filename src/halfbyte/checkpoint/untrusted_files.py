@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from halfbyte.machine.os_errors import naming
+from halfbyte.machine.os_errors import adding_filename
 
 MOST_NBYTES = 1 << 28  # per file; the index of half a million tensors has 50 MB
 MOST_DEPTH = 64  # a config has 6 levels; our own walks over parsed values are recursive
@@ -39,7 +39,7 @@ def plain_bytes(path: Path, most: int = MOST_NBYTES) -> bytes:
     """Return the bytes of a regular file; OSError for a pipe, device or folder, or above `most` bytes."""
     # Without O_NONBLOCK, opening a pipe blocks until a writer opens it.
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with naming(path), open(file, "rb") as opened:  # noqa: PTH123 - a descriptor, not a path
+    with adding_filename(path), open(file, "rb") as opened:  # noqa: PTH123 - a descriptor, not a path
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))

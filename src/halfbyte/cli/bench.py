@@ -85,7 +85,7 @@ def _measure(out: Output, options: BenchOptions) -> tuple[dict[str, Server], lis
     from halfbyte.bench.records import open_records, points
     from halfbyte.bench.server import inspect_server
     from halfbyte.bench.vllm_generator import VllmGenerator
-    from halfbyte.checkpoint.output_folder import alone_measuring
+    from halfbyte.checkpoint.output_folder import locked_results
 
     load_points = points(options.shape, options.concurrency, options.content, chat=options.chat)
     addresses = {"A": options.url} | ({"B": options.against} if options.against else {})
@@ -108,7 +108,7 @@ def _measure(out: Output, options: BenchOptions) -> tuple[dict[str, Server], lis
         trust_remote_code=options.trust_remote_code,
     )
     folder = options.folder
-    with alone_measuring(folder):
+    with locked_results(folder):
         records = open_records(folder, plan.settings())
         if records.blocks:
             out.note(f"resuming: {len(records.blocks)} blocks are already measured")

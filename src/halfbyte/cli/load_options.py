@@ -103,7 +103,7 @@ def chosen_source(source: str, run_folder: Path | None, cache: ShardCache, *, ve
                 raise UsageError("a local source needs no cache", where=option, fix=fix)
         return Path(source)
     from halfbyte.checkpoint.remote.mirror import open_remote
-    from halfbyte.engine.prefetch import begun_version
+    from halfbyte.engine.prefetch import recorded_version
 
-    pin = begun_version(run_folder, str(parse_address(source))) if run_folder is not None else None
+    pin = recorded_version(run_folder, str(parse_address(source))) if run_folder is not None else None
     return open_remote(source, chosen_cache(cache), pin, verify=verify)

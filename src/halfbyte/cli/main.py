@@ -37,8 +37,8 @@ from halfbyte.cli.status import status_command
 from halfbyte.cli.usage import Group, usage_errors
 from halfbyte.cli.verify import verify_command
 from halfbyte.errors import EXIT_INTERRUPTED, HalfbyteError, MachineError
-from halfbyte.machine.os_errors import lack_of_memory, os_error
-from halfbyte.machine.python_path import distrust_folder
+from halfbyte.machine.os_errors import os_error, out_of_memory_error
+from halfbyte.machine.python_path import remove_current_folder
 from halfbyte.ui.console import Output
 from halfbyte.ui.escape import escape_library_output
 
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         from click.shell_completion import shell_complete
 
         sys.exit(shell_complete(cli, {}, "halfbyte", COMPLETE_VARIABLE, os.environ[COMPLETE_VARIABLE]))
-    distrust_folder()
+    remove_current_folder()
     escape_library_output()
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -112,7 +112,7 @@ def run(argv: Sequence[str]) -> int:
         out.error(os_error(error))
         return MachineError.exit_code
     except Exception as error:
-        if (lack := lack_of_memory(error)) is not None:
+        if (lack := out_of_memory_error(error)) is not None:
             out.error(lack)
             return lack.exit_code
         out.trace(error)

@@ -98,10 +98,8 @@ def _launch_options(options: ServeOptions, engine: str | None = None, version: s
     from halfbyte.serve.launch_facts import LaunchOptions
 
     same = ("docker", "context", "concurrency", "tp", "dcp", "ep", "draft", "text_only", "port", "hub", "emulate",
-            "activations")  # fmt: skip
-    return LaunchOptions(
-        engine=engine, version=version, given=options.settings, **{name: getattr(options, name) for name in same}
-    )
+            "activations", "settings")  # fmt: skip
+    return LaunchOptions(engine=engine, version=version, **{name: getattr(options, name) for name in same})
 
 
 def _engine(options: ServeOptions) -> tuple[str | None, str | None]:
@@ -216,7 +214,7 @@ def _start(
     from halfbyte.serve.engine_log import default_log
     from halfbyte.serve.engine_process import then_checks, then_shell
     from halfbyte.serve.installed import loads_from_hub
-    from halfbyte.serve.loop_proxy.server import guard_before
+    from halfbyte.serve.loop_proxy.server import running_proxy
     from halfbyte.serve.ports import HOST
     from halfbyte.serve.run import run_engine
 
@@ -227,7 +225,7 @@ def _start(
     log = options.log or default_log(planned.port)
     url = f"http://{HOST}:{planned.port}"
     hub = loads_from_hub(planned)
-    with nullcontext() if front is None else guard_before(url, front) as guard:
+    with nullcontext() if front is None else running_proxy(url, front) as guard:
         return run_engine(
             words, environment, url, log=log, out=out, served_name=planned.name, then=then, hub=hub, front=guard
         )

@@ -31,7 +31,7 @@ from halfbyte.errors import CheckpointError, MachineError, UsageError
 from halfbyte.forward.embedding_and_head import Head, embed
 from halfbyte.forward.experts import Expert
 from halfbyte.forward.model import DecoderLayer, fetch
-from halfbyte.forward.positions import look_around
+from halfbyte.forward.positions import attention_inputs
 from halfbyte.forward.run import row_chunks, run_layer
 from halfbyte.machine.device_option import CPU, refuse_threads_beside_device
 from halfbyte.machine.resources import usable_cores
@@ -281,7 +281,7 @@ class _Run:
         run_layer(
             layer,
             hidden,
-            lambda chunk: look_around(side.model, self.rows, chunk, side.dtype, self._device),
+            lambda chunk: attention_inputs(side.model, self.rows, chunk, side.dtype, self._device),
             self._chunks,
             experts,
             threads=self._threads,

@@ -277,7 +277,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class ModelEndpoint:
     """An endpoint with a model and an API."""
 
     endpoint: Endpoint

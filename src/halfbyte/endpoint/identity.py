@@ -19,9 +19,9 @@ from typing import Any, cast
 
 from halfbyte.endpoint.client import (
     KEY_VARIABLES,
-    Asker,
     Endpoint,
     EndpointError,
+    ModelEndpoint,
     api_key,
     described_page,
 )
@@ -172,7 +172,7 @@ def differences(a: Identity, b: Identity) -> list[str]:
     ]
 
 
-def probe(asker: Asker) -> list[dict[str, Any]]:
+def probe(asker: ModelEndpoint) -> list[dict[str, Any]]:
     """Send the four fingerprint prompts."""
     replies = [asker.ask_with_logprobs(prompt, max_tokens=8) for prompt in PROBES]
     return [{"text": reply.text, "logprobs": [round(value, 4) for value in reply.logprobs]} for reply in replies]

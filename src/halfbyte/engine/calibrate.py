@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halfbyte.calibrate.store import ABOUT
-from halfbyte.checkpoint.atomic_write import cannot_go_on
+from halfbyte.checkpoint.atomic_write import resumable_error
 from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.identity import identity
-from halfbyte.checkpoint.output_folder import alone_measuring, has_whole_files, refuse_nested, without_parts
+from halfbyte.checkpoint.output_folder import has_whole_files, locked_results, refuse_nested, without_parts
 from halfbyte.checkpoint.reader import shard_stamps
 from halfbyte.engine.backends.support import Request, Resources, refuse_unsupported
 from halfbyte.engine.prefetch import FETCHED, refuse_other_version, write_origin
@@ -87,7 +87,7 @@ def calibrate(  # noqa: PLR0913 - keyword-only; only `layers` and `device` affec
             progress(Progress(done, total, time.monotonic() - start, message))
 
     begins("measuring activations, layer by layer")
-    with _explain_failures(folder), alone_measuring(folder), without_parts(folder):
+    with _explain_failures(folder), locked_results(folder), without_parts(folder):
         write_origin(folder, checkpoint)
         coverage = measurement.run(threads, report)
     return Measured(folder, measurement.about, coverage, time.monotonic() - start)
@@ -110,4 +110,4 @@ def _explain_failures(folder: Path) -> Generator[None]:
         what = "interrupted; the measured layers are kept"
         raise InterruptedRunError(what, where=str(folder), fix="run the same command again to resume") from None
     except OSError as error:
-        raise cannot_go_on(error, folder, "measured layers") from None
+        raise resumable_error(error, folder, "measured layers") from None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from halfbyte.calibrate.store import STATS as STATS_FILE
 from halfbyte.calibrate.store import refuse_other
-from halfbyte.checkpoint.atomic_write import PART, Journal, cannot_go_on, write_whole
+from halfbyte.checkpoint.atomic_write import PART, Journal, resumable_error, write_whole
 from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.hashing import Stamp, file_sha256, stamps_as_json
 from halfbyte.checkpoint.identity import identity
@@ -23,8 +23,8 @@ from halfbyte.checkpoint.output_folder import (
     FOLDER,
     PLAN,
     VERIFIED,
-    alone,
     is_foreign,
+    locked_output,
     read_plan,
     refuse_nested,
     refuse_unwritable,
@@ -161,7 +161,11 @@ def quantize(  # noqa: PLR0913 - keyword-only
     begins("verifying the source's shards by SHA-256")
     stamps = verify_shards(run_plan.checkpoint, out, needed, threads, progress) if verify_source else None
     begins("calibrating and quantizing, layer by layer" if measured and measured.file is None else "quantizing")
-    with _explain_failures(out, run_plan, journal), alone(out), without_parts(out):  # nothing is written before this
+    with (
+        _explain_failures(out, run_plan, journal),
+        locked_output(out),
+        without_parts(out),
+    ):  # nothing is written before this
         _check_folder(out, run_plan, measured)  # again, now that the folder is locked
         _initialize(out, run_plan, weights, measured, stamps, pruned, command)
         with (
@@ -403,7 +407,7 @@ def _explain_failures(out: Path, plan: Plan, journal: Journal) -> Generator[None
     except TensorError as error:
         raise _with_shard(error, plan) from None
     except OSError as error:
-        raise cannot_go_on(error, out) from None
+        raise resumable_error(error, out) from None
 
 
 def _with_shard(error: TensorError, plan: Plan) -> TensorError:

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from halfbyte.checkpoint.atomic_write import write_json
 from halfbyte.checkpoint.folder import Checkpoint
-from halfbyte.checkpoint.output_folder import alone_fetching, nearest, refuse_full
+from halfbyte.checkpoint.output_folder import locked_cache, nearest, refuse_full
 from halfbyte.checkpoint.remote.download import PARTS, Tell
 from halfbyte.checkpoint.remote.shard_cache import Step, Steps, sweep
 from halfbyte.checkpoint.untrusted_files import json_object
@@ -78,7 +78,7 @@ class Prefetcher:
 
     def __enter__(self) -> Prefetcher:
         if self._cache is not None:
-            self._locks.enter_context(alone_fetching(self._cache.folder / PARTS))
+            self._locks.enter_context(locked_cache(self._cache.folder / PARTS))
             sweep(self._cache.folder)
             if not self._fetches:  # workers fetch into their own folders and need the space
                 self._cache.forget()
@@ -218,7 +218,7 @@ def write_origin(folder: Path, checkpoint: Checkpoint) -> None:
         write_json(folder / FETCHED, record)
 
 
-def begun_version(folder: Path, address: str) -> str | None:
+def recorded_version(folder: Path, address: str) -> str | None:
     """Return the version recorded in a folder for this address, because a branch may have moved since."""
     record = json_object(folder / FETCHED)
     return str(record["version"]) if record.get("address") == address and "version" in record else None

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from halfbyte.endpoint.client import Asker, EndpointError
+from halfbyte.endpoint.client import EndpointError, ModelEndpoint
 from halfbyte.endpoint.identity import Identity, differences, has_logprobs, identify, probe, same_probes
 from halfbyte.errors import CheckFailedError, MachineError, UsageError
 from halfbyte.evaluate.preflight import PARITY_PROMPTS, Finding, Preflight, forms
@@ -106,7 +106,9 @@ def server_changes(before: Preflight, suite: Suite) -> str | None:
             return f"{name} was {then.told.get(name, 'not reported')} and is {now.told.get(name, 'not reported')}"
     try:
         for _ in range(TRIES):
-            replies = [reply for api in forms(suite) for reply in probe(Asker(before.endpoint, then.model, api))]
+            replies = [
+                reply for api in forms(suite) for reply in probe(ModelEndpoint(before.endpoint, then.model, api))
+            ]
             if same_probes(before.probes, replies):
                 return None
     except EndpointError as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from halfbyte.endpoint.client import PATHS, Api, Asker, Endpoint, EndpointError, Reply
+from halfbyte.endpoint.client import PATHS, Api, Endpoint, EndpointError, ModelEndpoint, Reply
 from halfbyte.endpoint.identity import Identity, identify, is_identifiable, probe
 from halfbyte.endpoint.sending import Outcome, Sender
 from halfbyte.errors import CheckFailedError, MachineError
@@ -187,7 +187,7 @@ def preflight(endpoint: Endpoint, model: str | None, suite: Suite, *, any_name: 
     probes: list[dict[str, Any]] = []
     try:
         for api in forms(suite):
-            asker = Asker(endpoint, identity.model, api)
+            asker = ModelEndpoint(endpoint, identity.model, api)
             prompt_tokens[api] = [asker.ask(text, max_tokens=1).prompt_tokens for text in PARITY_PROMPTS]
             findings += [_stop(asker), _repeats(asker), _seed(asker), _usage(prompt_tokens[api], api)]
             probes += probe(asker)
@@ -215,7 +215,7 @@ def forms(suite: Suite) -> list[Api]:
     return [api for api in both if api in suite.apis]
 
 
-def _stop(asker: Asker) -> Finding:
+def _stop(asker: ModelEndpoint) -> Finding:
     """Check that output ends before a stop string."""
     for prompt in _TALKING:
         text = asker.ask(prompt, max_tokens=24).text or ""
@@ -229,14 +229,14 @@ def _stop(asker: Asker) -> Finding:
     return Finding("stop", "note", f"{asker.api}: all outputs were too short to test a stop string")
 
 
-def _repeats(asker: Asker) -> Finding:
+def _repeats(asker: ModelEndpoint) -> Finding:
     texts = {asker.ask(_COUNTING, max_tokens=24).text for _ in range(3)}
     if len(texts) == 1:
         return Finding("greedy", "good", f"{asker.api}: greedy decoding is deterministic")
     return Finding("greedy", "note", f"{asker.api}: greedy decoding gave {len(texts)} different outputs: it has noise")
 
 
-def _seed(asker: Asker) -> Finding:
+def _seed(asker: ModelEndpoint) -> Finding:
     def sampled(seed: int) -> Reply:
         return asker.ask(_COUNTING, max_tokens=24, temperature=1.0, seed=seed)
 

@@ -4,13 +4,13 @@
         .decoder_layer(index, tensors, dtype, device)   -> DecoderLayer, from decoded tensors by name
     model.DecoderLayer
         .is_moe
-        .attention_part(h [R,L,D], sight, look=None) -> h
+        .attention_part(h [R,L,D], inputs, look=None) -> h
         .mlp(h, look=None) -> h                                                         second half of a dense layer
         .before_experts(h) -> Routed(x [T,D], indices [T,k], weights [T,k], logits [T,E])
         .after_experts(h, x, routed [T,D], look=None) -> h                              h + (routed + shared(x))
-    positions.look_around(model, rows, chunk, dtype, device) -> AttentionInputs(cos, sin, mask)  for a slice of rows
+    positions.attention_inputs(model, rows, chunk, dtype, device) -> AttentionInputs(cos, sin, mask) of some rows
     experts.run_experts(x, indices, weights, expert, threads=1, observe=None, change=None) -> [T,D]
-    run.run_layer(layer, hidden [R,L,D], sights, chunks, expert, threads=1, ...)        whole layer, `hidden` in place
+    run.run_layer(layer, hidden [R,L,D], inputs_of, chunks, expert, threads=1, ...)     whole layer, `hidden` in place
     embedding_and_head.embed(tokens, weight, dtype)
     embedding_and_head.Head(model, tensors, dtype, device).logits(h, precise=False)
     ordered_threads.single_threaded(), ordered_threads.in_order(work, items, threads)

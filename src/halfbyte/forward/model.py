@@ -39,7 +39,7 @@ class DecoderLayer(Protocol):
     index: int
     is_moe: bool
 
-    def attention_part(self, h: torch.Tensor, sight: AttentionInputs, look: Look | None = None) -> torch.Tensor:
+    def attention_part(self, h: torch.Tensor, inputs: AttentionInputs, look: Look | None = None) -> torch.Tensor:
         """Return hidden states [R, L, D] after attention."""
         ...
 

@@ -49,7 +49,7 @@ class AttentionInputs:
     mask: torch.Tensor | None
 
 
-def look_around(
+def attention_inputs(
     model: TextModel, rows: Placed, chunk: slice, dtype: torch.dtype = torch.bfloat16, device: str = "cpu"
 ) -> AttentionInputs:
     """Return RoPE and mask of some rows."""

@@ -34,7 +34,7 @@ class Hidden(Protocol):
         ...
 
 
-Sights = Callable[[slice], AttentionInputs]
+ChunkInputs = Callable[[slice], AttentionInputs]
 Looks = Callable[[slice], Look]
 Routes = Callable[[slice, Routed], None]  # a chunk and its routing
 
@@ -47,7 +47,7 @@ def row_chunks(rows: int, size: int) -> list[slice]:
 def run_layer(  # noqa: PLR0913 - keyword-only from the experts on
     layer: DecoderLayer,
     hidden: Hidden,
-    sights: Sights,
+    inputs_of: ChunkInputs,
     chunks: Sequence[slice],
     expert: Expert | None = None,
     *,
@@ -69,7 +69,7 @@ def run_layer(  # noqa: PLR0913 - keyword-only from the experts on
 
     def first_half(chunk: slice) -> tuple[torch.Tensor, torch.Tensor] | None:
         look = looks(chunk) if looks else None
-        h = layer.attention_part(hidden[chunk], sights(chunk), look)
+        h = layer.attention_part(hidden[chunk], inputs_of(chunk), look)
         if x is None:
             hidden[chunk] = layer.mlp(h, look)
             return None

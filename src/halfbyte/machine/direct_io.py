@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from halfbyte.machine.os_errors import naming
+from halfbyte.machine.os_errors import adding_filename
 
 BLOCK = 4096  # at least any disk's logical block size; also the page size
 PIECE_NBYTES = 1 << 24
@@ -87,21 +87,21 @@ class File:
 
     def reserve(self, nbytes: int) -> None:
         """Allocate the disk space of the whole file."""
-        with naming(self._path):
+        with adding_filename(self._path):
             os.posix_fallocate(self._buffered, 0, nbytes)
         if self.in_memory and nbytes:  # tmpfs serializes writes to a file, but not copies into a mapping
             self._mapped = np.frombuffer(mmap.mmap(self._buffered, nbytes), np.uint8)
 
     def sync(self) -> None:
         """Flush the file to disk (fsync)."""
-        with naming(self._path):
+        with adding_filename(self._path):
             os.fsync(self._buffered)
 
     def read(self, begin: int, nbytes: int) -> Bytes:
         """Return `nbytes` bytes from offset `begin`; raise EOFError if the file is shorter."""
         first = begin // BLOCK * BLOCK
         buffer = aligned(begin - first + nbytes)
-        with naming(self._path):
+        with adding_filename(self._path):
             self._fill(buffer, first, begin - first + nbytes)
         return buffer[begin - first :][:nbytes]
 
@@ -112,7 +112,7 @@ class File:
             return
         view, done = memory.data, 0
         while done < len(memory):
-            with naming(self._path):
+            with adding_filename(self._path):
                 count = os.preadv(self._buffered, [view[done:]], begin + done)
             if count == 0:
                 raise EOFError

@@ -18,7 +18,7 @@ _MESSAGES = (
 _LIBRARY = "shared object"
 
 
-def lack_of_memory(error: BaseException) -> MachineError | None:
+def out_of_memory_error(error: BaseException) -> MachineError | None:
     """Return the error to report if `error` means out of memory, else None."""
     runtime = isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
     enomem = isinstance(error, OSError) and error.errno == errno.ENOMEM
@@ -32,11 +32,11 @@ def lack_of_memory(error: BaseException) -> MachineError | None:
 def os_error(error: OSError) -> MachineError:
     """Convert an OSError (full disk, missing folder) to a MachineError."""
     what, where = f"cannot continue: {error.strerror or error}", str(error.filename or "output")
-    return lack_of_memory(error) or MachineError(what, where=where, fix="check the disk and the folder")
+    return out_of_memory_error(error) or MachineError(what, where=where, fix="check the disk and the folder")
 
 
 @contextmanager
-def naming(path: Path) -> Generator[None]:
+def adding_filename(path: Path) -> Generator[None]:
     """Set `filename` on OSErrors that lack it, so that messages name the right disk."""
     try:
         yield

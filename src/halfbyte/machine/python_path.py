@@ -14,7 +14,7 @@ VARIABLE = "PYTHONSAFEPATH"  # inherited by all descendant processes
 OWN_PYTHON = (sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()))
 
 
-def distrust_folder() -> None:
+def remove_current_folder() -> None:
     """Remove the current folder, which `python -m` adds, from sys.path of this process and its subprocesses."""
     os.environ.setdefault(VARIABLE, "1")
     current = os.path.realpath(os.getcwd())  # noqa: PTH109 - as sys.path spells it

@@ -45,7 +45,7 @@ def _leaks(answer: Answer) -> list[Shown]:
     ]
 
 
-def wrong_thought(answer: Answer) -> list[Shown]:
+def thinking_faults(answer: Answer) -> list[Shown]:
     """Return the faults of an answer with thinking on."""
     faults = [*loops(answer, "any"), *_leaks(answer)]
     if faults:
@@ -62,7 +62,7 @@ def wrong_thought(answer: Answer) -> list[Shown]:
     return []
 
 
-def wrong_without_thought(answer: Answer) -> list[Shown]:
+def faults_without_thinking(answer: Answer) -> list[Shown]:
     """Return the faults of an answer with thinking off."""
     faults = [*loops(answer, "any"), *_leaks(answer)]
     if faults:
@@ -86,7 +86,7 @@ def _ask(setting: Setting, options: dict[str, Any]) -> list[Answer]:
 
 def _on(setting: Setting) -> Finding:
     answers = _ask(setting, setting.client.thinking_options)
-    wrongs = each(answers, lambda _, answer: wrong_thought(answer))
+    wrongs = each(answers, lambda _, answer: thinking_faults(answer))
     section = setting.profile.need(SECTION, Thinking)
     if not section.must_think and all(_plain(answer, wrong) for answer, wrong in zip(answers, wrongs, strict=True)):
         return skipped("no answer has a thought: the model does not think, or the server drops thoughts")
@@ -100,7 +100,7 @@ def _plain(answer: Answer, wrong: list[Shown]) -> bool:
 
 def _off(setting: Setting) -> Finding:
     answers = _ask(setting, {})
-    wrongs = each(answers, lambda _, answer: wrong_without_thought(answer))
+    wrongs = each(answers, lambda _, answer: faults_without_thinking(answer))
     return judged(answers, wrongs, what="answered without a thought", cause="thinking-mixed")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from halfbyte.serve.engine_log import clean
-from halfbyte.serve.engine_process import run_in_front
+from halfbyte.serve.engine_process import run_foreground
 from halfbyte.ui.console import SYMBOLS
 
 _TAIL_NBYTES = 1 << 14
@@ -75,4 +75,4 @@ def run_child(
 ) -> int:
     """Run a command and return its exit code. It is stopped if this process exits for any reason."""
     with log.path.open("ab", buffering=0) as file:
-        return run_in_front(command, child_environment(more), log=file, meanwhile=meanwhile)
+        return run_foreground(command, child_environment(more), log=file, meanwhile=meanwhile)

@@ -441,7 +441,7 @@ class Preflight:
             engine=engine_here(how.get("engine"), local),
             version=local.version,
             context=how.get("context"),
-            given=tuple(how.get("settings") or ()),
+            settings=tuple(how.get("settings") or ()),
             emulate=bool(how.get("emulate")),
             activations=how.get("activations"),
         )

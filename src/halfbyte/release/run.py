@@ -13,7 +13,7 @@ from typing import Any
 
 import halfbyte
 from halfbyte.checkpoint.folder import CONFIG
-from halfbyte.checkpoint.output_folder import FOLDER, RELEASE_LOGS, alone_measuring
+from halfbyte.checkpoint.output_folder import FOLDER, RELEASE_LOGS, locked_results
 from halfbyte.errors import EXIT_CHECK_FAILED, EXIT_INTERRUPTED, InterruptedRunError
 from halfbyte.evidence import release as evidence
 from halfbyte.evidence.folder import NOT_MEASURED, read_evidence
@@ -94,7 +94,7 @@ class Release:
     def run(self, out: Output) -> Ended:
         """Run all stages that are not kept. After an interruption, the same command resumes."""
         logs = self.folders.out / FOLDER / RELEASE_LOGS
-        with alone_measuring(logs), View(out, self._names()) as view:
+        with locked_results(logs), View(out, self._names()) as view:
             self.records = self._read_records()  # again, under the lock
             self._expect(view)
             at = [self.stages[0].name]

@@ -73,7 +73,7 @@ class Ran:
         return self.ended == "exit" and self.code == 0
 
 
-def how_it_ended(code: int, stderr: str) -> Ended:
+def classify_exit(code: int, stderr: str) -> Ended:
     """Classify the exit code of a program that ended before any limit."""
     number = -code if code < 0 else code - _SIGNALLED
     if number == signal.SIGXCPU:
@@ -163,7 +163,7 @@ def watch(start: Start, limits: Limits, stdin: str = "") -> Ran:
             raise MachineError(f"the sandbox did not start: {reason}", where=start.name, fix=fix)
         if stopped is not None:
             return Ran(stopped, None, out, err, clock.seconds)
-        return Ran(how_it_ended(process.returncode, err), process.returncode, out, err, clock.seconds)
+        return Ran(classify_exit(process.returncode, err), process.returncode, out, err, clock.seconds)
 
 
 class _Clock:

@@ -18,7 +18,7 @@ from halfbyte.sandbox.process import Limits, Ran, Start, watch
 from halfbyte.sandbox.self_test import Engine, run_self_test
 
 
-class Bare:
+class Unsandboxed:
     """Run programs with all rights of this user."""
 
     name = "no sandbox"
@@ -75,7 +75,7 @@ def find_tier(*, allow_bare: bool = False) -> Tier:
         if not _cached:
             _cached.append(_detect())
         tier = _cached[0]
-    return Tier("bare", Bare(), tier.reason) if tier.kind == "none" and allow_bare else tier
+    return Tier("bare", Unsandboxed(), tier.reason) if tier.kind == "none" and allow_bare else tier
 
 
 def _detect() -> Tier:

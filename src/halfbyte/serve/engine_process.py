@@ -100,7 +100,7 @@ def then_checks(commands: Sequence[Sequence[str]], out: Output) -> FollowUp:
     def run(url: str) -> int:
         for name, *options in commands:
             out.note(f"halfbyte {shlex.join([name, url, *options])}")
-            code = run_in_front([*OWN_PYTHON, "-m", "halfbyte", name, url, *options], os.environ)
+            code = run_foreground([*OWN_PYTHON, "-m", "halfbyte", name, url, *options], os.environ)
             if code:
                 return code
         return 0
@@ -110,12 +110,12 @@ def then_checks(commands: Sequence[Sequence[str]], out: Output) -> FollowUp:
 
 def then_shell(command: str, served_name: str) -> FollowUp:
     """Return a function that runs a shell command with HALFBYTE_URL and HALFBYTE_MODEL in its environment."""
-    return lambda url: run_in_front(
+    return lambda url: run_foreground(
         ["/bin/sh", "-c", command], {**os.environ, "HALFBYTE_URL": url, "HALFBYTE_MODEL": served_name}
     )
 
 
-def run_in_front(
+def run_foreground(
     command: Sequence[str],
     environment: Mapping[str, str],
     *,

@@ -115,7 +115,7 @@ def launch(served: Served, gpus: Gpus, options: LaunchOptions) -> Launch:
     _refuse_options(served, gpus, options, name, row)
     build = row.builds.get(options.version or "")
     version = build.version if build else options.version or row.version
-    user_settings = overrides(options.given, name, row)
+    user_settings = overrides(options.settings, name, row)
     if not options.draft and any(setting.startswith("speculative") for setting in user_settings):
         fix = "add --draft auto, or --draft MODEL"
         raise UsageError("without --draft the fit would not include the draft's memory", where="--set", fix=fix)

@@ -46,7 +46,7 @@ class LaunchOptions:
     text_only: bool = False
     port: int | None = None
     hub: str | None = None  # organization/name[@commit]
-    given: Sequence[str] = ()  # --set name=value
+    settings: Sequence[str] = ()  # --set name=value
     emulate: bool = False  # with the vLLM plugin
     activations: str | None = None  # "off": emulate weights only
 

@@ -19,7 +19,7 @@ from halfbyte.families.model import describe
 from halfbyte.families.registry import text_model
 from halfbyte.families.weights import Weights
 from halfbyte.forward.embedding_and_head import embed
-from halfbyte.forward.positions import look_around
+from halfbyte.forward.positions import attention_inputs
 from halfbyte.forward.run import row_chunks, run_layer
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -69,7 +69,7 @@ def measured(golden, tmp_path_factory):
                 given = run_layer(
                     layer,
                     hidden,
-                    lambda chunk, text=text: look_around(text, rows, chunk, torch.float64),
+                    lambda chunk, text=text: attention_inputs(text, rows, chunk, torch.float64),
                     row_chunks(len(rows.tokens), 4),
                     weights.experts(index),
                     looks=observer.look,

@@ -23,7 +23,7 @@ from halfbyte.formats.encoded import array_to_torch
 from halfbyte.forward.embedding_and_head import Head, embed
 from halfbyte.forward.model import TextModel
 from halfbyte.forward.ordered_threads import single_threaded
-from halfbyte.forward.positions import look_around
+from halfbyte.forward.positions import attention_inputs
 from halfbyte.forward.run import row_chunks, run_layer
 
 GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
@@ -140,7 +140,7 @@ def streamed(
     for index in range(model.layers):
         layer, expert = model.decoder_layer(index, small.tensors, dtype), small.expert(model, index, dtype)
         chunks = row_chunks(len(rows.tokens), chunk)
-        run_layer(layer, hidden, lambda part: look_around(model, rows, part, dtype), chunks, expert, **how)
+        run_layer(layer, hidden, lambda part: attention_inputs(model, rows, part, dtype), chunks, expert, **how)
         states.append(hidden.clone())
     head = Head(model, small.tensors, dtype)
     with single_threaded():

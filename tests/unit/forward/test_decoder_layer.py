@@ -6,7 +6,7 @@ from pico import write_pico
 from resident import left_padded, read_small, resident, run_resident, streamed
 
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.forward.positions import look_around
+from halfbyte.forward.positions import attention_inputs
 
 BF16 = torch.bfloat16
 ATTENTION = {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "k", "v", "latent", "k_rope"}
@@ -90,7 +90,9 @@ def test_keys_and_values_are_expanded_from_the_latent(small, rows):
     seen, model = {}, small.model()
     layer = model.decoder_layer(0, small.tensors)
     h = torch.randn(4, 32, 64, generator=torch.Generator().manual_seed(0)).to(BF16)
-    layer.attention_part(h, look_around(model, rows, slice(0, 4)), lambda name, tensor: seen.update({name: tensor}))
+    layer.attention_part(
+        h, attention_inputs(model, rows, slice(0, 4)), lambda name, tensor: seen.update({name: tensor})
+    )
     k, v, latent, k_rope = (seen[f"self_attn.{name}"] for name in ("k", "v", "latent", "k_rope"))
     config = model.config
     heads, nope = config.num_attention_heads, config.qk_nope_head_dim

@@ -10,7 +10,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 from halfbyte.errors import CheckpointError, HalfbyteError, UsageError
 from halfbyte.families.kimi_k25 import geometry
 from halfbyte.families.registry import text_model
-from halfbyte.forward.positions import look_around
+from halfbyte.forward.positions import attention_inputs
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")  # no forward reads them
 YARN = {
@@ -65,10 +65,10 @@ def test_it_is_what_transformers_makes_of_it(name):
     assert torch.equal(ours.inv_freq, theirs.inv_freq)
     assert ours.attention_scaling == theirs.attention_scaling
     rows = packed([[3, 5]], 8)
-    sight = look_around(text_model(config), rows, slice(0, 1), torch.float32)
+    inputs = attention_inputs(text_model(config), rows, slice(0, 1), torch.float32)
     cos, sin = theirs(torch.empty(0), torch.from_numpy(rows.positions))
-    assert torch.equal(sight.cos, cos)
-    assert torch.equal(sight.sin, sin)
+    assert torch.equal(inputs.cos, cos)
+    assert torch.equal(inputs.sin, sin)
 
 
 def test_old_and_new_rope_are_the_same():

@@ -8,7 +8,7 @@ import pytest
 
 from halfbyte.errors import MachineError
 from halfbyte.machine import resources
-from halfbyte.machine.os_errors import lack_of_memory
+from halfbyte.machine.os_errors import out_of_memory_error
 from halfbyte.machine.resources import addresses_left, refuse_few_addresses
 
 GIB = 1 << 30
@@ -25,7 +25,7 @@ GIB = 1 << 30
     ],
 )
 def test_out_of_memory_errors_are_recognized(error):
-    reported = lack_of_memory(error)
+    reported = out_of_memory_error(error)
     assert reported is not None
     assert (reported.what, reported.exit_code) == ("out of memory", 3)
 
@@ -35,7 +35,7 @@ def test_out_of_memory_errors_are_recognized(error):
     [RuntimeError("shapes differ"), ImportError("No module named 'x'"), OSError(errno.EIO, "I/O error"), ValueError()],
 )
 def test_other_errors_are_not_out_of_memory(error):
-    assert lack_of_memory(error) is None
+    assert out_of_memory_error(error) is None
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_other_errors_are_not_out_of_memory(error):
     ],
 )
 def test_a_library_that_fails_to_load_is_out_of_memory_only_under_an_address_space_limit(monkeypatch, error):
-    assert lack_of_memory(error) is None
+    assert out_of_memory_error(error) is None
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 30, 1 << 30))
-    assert lack_of_memory(error) is not None
+    assert out_of_memory_error(error) is not None
 
 
 def test_addresses_left_is_the_limit_minus_mapped_memory(monkeypatch):

@@ -17,7 +17,7 @@ from halfbyte.engine.backends.cuda.memory import _Widths
 from halfbyte.families.kimi_k25.geometry import Geometry, text_config
 from halfbyte.families.registry import text_model
 from halfbyte.forward.experts import run_experts
-from halfbyte.forward.positions import look_around
+from halfbyte.forward.positions import attention_inputs
 from halfbyte.forward.run import run_layer
 
 SMALL = Geometry(layers=2, experts=24, active_experts=2, width=448, dense_width=1152, expert_width=128, heads=4,
@@ -68,7 +68,7 @@ def test_a_chunk(index):
     rows = Rows(positions, real, positions, documents, documents.astype(np.int16), ("news",), False)
     hidden, expert = torch.randn(ROWS, LENGTH, SMALL.width).bfloat16(), matrices()
     with Live() as live:
-        run_layer(layer, hidden, lambda chunk: look_around(text, rows, chunk), [slice(0, ROWS)], lambda _: expert,
+        run_layer(layer, hidden, lambda chunk: attention_inputs(text, rows, chunk), [slice(0, ROWS)], lambda _: expert,
                   add=lambda *_: None, most=64)  # fmt: skip
     copies = TOKENS * SMALL.heads * (2 * (SMALL.nope_width + SMALL.rope_width) + SMALL.value_width) * 2
     counted = TOKENS * WIDTHS.chunk() + index * STATES  # a MoE layer has what its experts are given, too

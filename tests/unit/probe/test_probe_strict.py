@@ -9,7 +9,7 @@ from halfbyte.probe.answers import Answer
 from halfbyte.probe.judging import Rate, judge_rate
 from halfbyte.probe.probe import Verdict
 from halfbyte.probe.prose import COPYING, GARBAGES, PROSE, _rate, _unfinished, wrong_text
-from halfbyte.probe.thinking import wrong_thought, wrong_without_thought
+from halfbyte.probe.thinking import faults_without_thinking, thinking_faults
 from halfbyte.probe.tool_cases import streamed, violation, wrong_ids
 
 FORM = "functions.{name}:{index}"
@@ -120,20 +120,20 @@ def test_no_call_at_all_is_a_failure_where_one_is_wanted(tmp_path):
 
 @pytest.mark.parametrize("markup", ["<think>", "</think>", "◁think▷", "◁/think▷"])
 def test_every_form_of_a_thought_s_markup_is_found(markup):
-    assert wrong_thought(Answer("1", content=f"Yes. {markup}", reasoning="Hm."))
-    assert wrong_without_thought(Answer("1", content=f"Yes. {markup}"))
-    assert wrong_thought(Answer("1", content="Yes.", reasoning=f"Hm. {markup}"))
+    assert thinking_faults(Answer("1", content=f"Yes. {markup}", reasoning="Hm."))
+    assert faults_without_thinking(Answer("1", content=f"Yes. {markup}"))
+    assert thinking_faults(Answer("1", content="Yes.", reasoning=f"Hm. {markup}"))
 
 
 def test_a_thought_that_loops_is_wrong():
     loop = "saliva " * 200
-    assert "loop" in wrong_thought(Answer("1", content="Yes.", reasoning=loop))[0].what
-    assert "loop" in wrong_without_thought(Answer("1", content=loop))[0].what
+    assert "loop" in thinking_faults(Answer("1", content="Yes.", reasoning=loop))[0].what
+    assert "loop" in faults_without_thinking(Answer("1", content=loop))[0].what
 
 
 def test_a_thought_that_ends_and_one_that_does_not_are_told_apart():
-    ends = wrong_thought(Answer("1", reasoning="Hm.", finish_reason="stop"))[0].what
-    assert (ends, wrong_thought(Answer("1", reasoning="Hm.", finish_reason="length"))[0].what) == (
+    ends = thinking_faults(Answer("1", reasoning="Hm.", finish_reason="stop"))[0].what
+    assert (ends, thinking_faults(Answer("1", reasoning="Hm.", finish_reason="length"))[0].what) == (
         "the thought ends, but the content is empty", "the thought does not end, and the content is empty"
     )  # fmt: skip
 

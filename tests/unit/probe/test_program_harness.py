@@ -4,7 +4,7 @@ import pytest
 
 from halfbyte.probe.card_probes import run_tested
 from halfbyte.sandbox.process import Limits
-from halfbyte.sandbox.tiers import Bare, Tier
+from halfbyte.sandbox.tiers import Tier, Unsandboxed
 
 WRONG = "def double(n):\n    return 5\n"
 RIGHT = "def double(n):\n    return 2 * n\n"
@@ -12,7 +12,7 @@ TESTS = ["assert double(4) == 8", "assert [double(one) for one in (1, 2)] == [2,
 
 
 def held(program: str, tests=TESTS) -> bool:
-    return run_tested(program, tests, tier=Tier("bare", Bare()), limits=Limits(seconds=20))[1]
+    return run_tested(program, tests, tier=Tier("bare", Unsandboxed()), limits=Limits(seconds=20))[1]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_wrong_programs_fail_whatever_they_do(more):
 
 def test_an_exit_with_an_error_is_reported():
     ran, good = run_tested(
-        RIGHT + "import sys\nsys.exit(3)", TESTS, tier=Tier("bare", Bare()), limits=Limits(seconds=20)
+        RIGHT + "import sys\nsys.exit(3)", TESTS, tier=Tier("bare", Unsandboxed()), limits=Limits(seconds=20)
     )
     assert (ran.code, good) == (3, False)
 

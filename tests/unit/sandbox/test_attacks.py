@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from halfbyte.sandbox.process import Limits, Ran
-from halfbyte.sandbox.tiers import Bare, Tier, run_python
+from halfbyte.sandbox.tiers import Tier, Unsandboxed, run_python
 
 HARM = "HARM DONE"
 QUICK = Limits(seconds=20)
@@ -20,7 +20,7 @@ QUICK = Limits(seconds=20)
 
 def tried(attack: str, tier: Tier, limits: Limits = QUICK) -> Ran:
     """Run an attack without a sandbox, where it must succeed, and in the sandbox."""
-    bare = Bare().run(attack, limits)
+    bare = Unsandboxed().run(attack, limits)
     assert HARM in bare.stdout, f"the attack is none: {bare}"
     ran = run_python(attack, tier=tier, limits=limits)
     assert HARM not in ran.stdout
@@ -230,7 +230,7 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep({mark})"], star
                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 print({HARM!r})
 """
-    assert HARM in Bare().run(attack, QUICK).stdout
+    assert HARM in Unsandboxed().run(attack, QUICK).stdout
     left = _processes(mark)
     assert len(left) == 1  # bare it lives on
     os.kill(left[0], signal.SIGKILL)

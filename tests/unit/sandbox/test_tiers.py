@@ -14,9 +14,9 @@ import pytest
 from halfbyte.errors import MachineError
 from halfbyte.sandbox import bubblewrap, tiers
 from halfbyte.sandbox.bubblewrap import Bubblewrap, Wrapper
-from halfbyte.sandbox.process import Limits, how_it_ended
+from halfbyte.sandbox.process import Limits, classify_exit
 from halfbyte.sandbox.self_test import run_self_test
-from halfbyte.sandbox.tiers import Bare, Tier, find_tier, run_python
+from halfbyte.sandbox.tiers import Tier, Unsandboxed, find_tier, run_python
 from halfbyte.sandbox.wasm import Wasm, find
 
 
@@ -67,7 +67,7 @@ def test_a_sandbox_that_leaks_fails_the_self_test(engine: Bubblewrap, tmp_path: 
 
 
 def test_bare_fails_the_self_test():
-    result = run_self_test(Bare())
+    result = run_self_test(Unsandboxed())
     assert result is not None
     assert (
         "read a file on the host, connect to a server on the host, see other processes, read the environment" in result
@@ -152,7 +152,7 @@ def test_a_bwrap_in_a_closed_home_works(engine: Bubblewrap, tmp_path: Path):
     ],
 )
 def test_what_an_exit_code_says(code: int, stderr: str, ended: str):
-    assert how_it_ended(code, stderr) == ended
+    assert classify_exit(code, stderr) == ended
 
 
 def test_an_ordinary_program(isolated: Tier):

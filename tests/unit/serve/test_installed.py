@@ -120,7 +120,7 @@ def test_checks_run_in_order_until_one_fails(monkeypatch, quiet):
         ran.append(command[1:])
         return 0 if "probe" in command else 4
 
-    monkeypatch.setattr("halfbyte.serve.engine_process.run_in_front", run)
+    monkeypatch.setattr("halfbyte.serve.engine_process.run_foreground", run)
     assert then_checks([["probe"], ["eval", "--suite", "mini"], ["bench"]], quiet)("http://x:1") == 4
     assert ran == [
         [*OWN_PYTHON[1:], "-m", "halfbyte", "probe", "http://x:1"],

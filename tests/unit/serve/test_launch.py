@@ -124,7 +124,7 @@ def test_mxfp4_of_compressed_tensors_quantizes_activations_on_blackwell(machine)
     assert warned(found, "also quantizes activations to MXFP4, although config.json declares weight-only quantization")
     assert not warned(found, "Marlin")
     assert not warned(chosen_launch(machine, kimi("mxfp4_ct", activations="mxfp4")), "declares weight-only")
-    assert not warned(chosen_launch(machine, kimi("mxfp4_ct"), given=["moe_backend=b12x"]), "CUTLASS")
+    assert not warned(chosen_launch(machine, kimi("mxfp4_ct"), settings=["moe_backend=b12x"]), "CUTLASS")
 
 
 @pytest.mark.parametrize("name", ["vllm-rocm", "sglang", "atom"])
@@ -138,8 +138,8 @@ def test_cdna3_has_no_fp4_units(name):
 def test_warnings_appear_only_where_they_apply():
     assert warned(chosen_launch("8xB200"), "FlashInfer 0.6.16.post4 and 0.6.17 compute NaN")
     assert not warned(chosen_launch("8xRTX PRO 6000"), "compute NaN")
-    assert warned(chosen_launch("8xB200", given=["moe_backend="]), "compute NaN")  # vLLM's own choice is TRT-LLM
-    for other in ({"given": ["moe_backend=cutlass"]}, {"version": "ngc-26.03.post1"}):
+    assert warned(chosen_launch("8xB200", settings=["moe_backend="]), "compute NaN")  # vLLM's own choice is TRT-LLM
+    for other in ({"settings": ["moe_backend=cutlass"]}, {"version": "ngc-26.03.post1"}):
         assert not warned(chosen_launch("8xB200", **other), "compute NaN")
     assert not warned(chosen_launch("8xB200", kimi(experts=190)), "compute NaN")
     assert warned(chosen_launch("8xRTX PRO 6000"), "slower than the INT4 release through Marlin")
@@ -159,7 +159,7 @@ def test_warnings_appear_only_where_they_apply():
         assert not warned(roomy, "'!!!!'")
     assert warned(chosen_launch("8xB200", kimi(experts=192)), "no sampling setting prevents loops in open-ended prose")
     assert not warned(chosen_launch("8xB200", kimi(experts=320)), "no sampling setting prevents loops")
-    assert warned(chosen_launch("8xB200", given=["max_num_batched_tokens=4096"]), "endless exclamation marks")
+    assert warned(chosen_launch("8xB200", settings=["max_num_batched_tokens=4096"]), "endless exclamation marks")
     assert not warned(chosen_launch("8xB200"), "endless exclamation marks")
 
 
@@ -168,7 +168,7 @@ def test_sglang_with_nvfp4_on_sm_120_needs_a_named_backend():
         chosen_launch("8xRTX PRO 6000", engine="sglang")
     assert "--set moe_backend" in caught.value.fix
     assert warned(
-        chosen_launch("8xRTX PRO 6000", engine="sglang", given=["moe_backend=triton"]), "reported to produce NaN"
+        chosen_launch("8xRTX PRO 6000", engine="sglang", settings=["moe_backend=triton"]), "reported to produce NaN"
     )
     assert chosen_launch("8xRTX PRO 6000", kimi("int4"), engine="sglang").engine == "sglang"
 
@@ -237,14 +237,16 @@ def test_the_commit_of_the_folder_is_pinned():
 
 def test_set_overrides_adds_and_removes():
     found = chosen_launch(
-        "8xB200", given=["kv-cache-dtype=auto", "prefix_caching=false", "env.NCCL_DEBUG=INFO", "block_size=32"]
+        "8xB200", settings=["kv-cache-dtype=auto", "prefix_caching=false", "env.NCCL_DEBUG=INFO", "block_size=32"]
     )
     assert value(found, "kv_cache_dtype") == "auto"
     assert "--enable-prefix-caching" not in found.words
     assert found.words[found.words.index("--block-size") + 1] == "32"
     assert value(found, "NCCL_DEBUG") == "INFO"
-    assert value(chosen_launch("8xRTX PRO 6000", given=["env.NCCL_P2P_LEVEL="]), "NCCL_P2P_LEVEL") is None
-    assert value(chosen_launch("8xB200", given=['compilation_config={"mode": 3}']), "compilation_config") == {"mode": 3}
+    assert value(chosen_launch("8xRTX PRO 6000", settings=["env.NCCL_P2P_LEVEL="]), "NCCL_P2P_LEVEL") is None
+    assert value(chosen_launch("8xB200", settings=['compilation_config={"mode": 3}']), "compilation_config") == {
+        "mode": 3
+    }
 
 
 def test_emulation_is_a_setting_like_others():
@@ -304,8 +306,8 @@ REFUSED = [
     ("8xB200", {}, {"tp": 8, "dcp": 3}, "--dcp 3 does not divide the 8 GPUs", "choose one of 1, 2, 4, 8"),
     ("8xB200", {}, {"context": 300_000}, "--context 300,000 exceeds the model's context of 262,144 tokens", "262144"),
     ("8xB200", {}, {"port": 70_000}, "invalid port 70000", "1 to 65535"),
-    ("8xB200", {}, {"given": ["kv_cache_dtyp=fp8"]}, "vLLM has no setting 'kv_cache_dtyp'", "'kv_cache_dtype'?"),
-    ("8xB200", {}, {"given": ["fp8"]}, "'fp8' is not of the form name=value", "name=value"),
+    ("8xB200", {}, {"settings": ["kv_cache_dtyp=fp8"]}, "vLLM has no setting 'kv_cache_dtyp'", "'kv_cache_dtype'?"),
+    ("8xB200", {}, {"settings": ["fp8"]}, "'fp8' is not of the form name=value", "name=value"),
     ("8xB200", {"family": "kimi-k2-thinking"}, {"draft": "auto"}, "no Eagle3 draft is known for kimi-k2-thinking", ""),
     ("8xB200", {}, {"hub": "a/b@main"}, "'a/b@main' is not a valid Hub name", "branches can move"),
     ("8xB200", {}, {"hub": "--help"}, "'--help' is not a valid Hub name", "organization/name"),
@@ -324,10 +326,10 @@ def test_impossible_launches_are_refused(machine, changes, options, what, fix):
 
 
 def test_naming_a_backend_lifts_the_refusal_with_a_warning():
-    found = chosen_launch("8xB200", kimi("mxfp4"), given=["moe_backend=emulation"])
+    found = chosen_launch("8xB200", kimi("mxfp4"), settings=["moe_backend=emulation"])
     assert value(found, "moe_backend") == "emulation"
     assert warned(found, "no run of this format on these GPUs is published")
-    assert value(chosen_launch("8xMI355X", kimi(), given=["moe_backend=emulation"]), "moe_backend") == "emulation"
+    assert value(chosen_launch("8xMI355X", kimi(), settings=["moe_backend=emulation"]), "moe_backend") == "emulation"
 
 
 @pytest.mark.parametrize(

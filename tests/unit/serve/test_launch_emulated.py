@@ -72,8 +72,8 @@ def test_no_warnings_about_kernels_that_do_not_run(machine, format):
     ("options", "what", "fix"),
     [
         ({"ep": True}, "--emulate does not support expert parallelism", "leave out --ep"),
-        ({"given": ["enforce_eager=false"]}, "--emulate needs enforce_eager", "leave out --set enforce_eager"),
-        ({"given": ["enforce_eager="]}, "--emulate needs enforce_eager", "leave out --set enforce_eager"),
+        ({"settings": ["enforce_eager=false"]}, "--emulate needs enforce_eager", "leave out --set enforce_eager"),
+        ({"settings": ["enforce_eager="]}, "--emulate needs enforce_eager", "leave out --set enforce_eager"),
         ({"engine": "sglang"}, "--emulate is a vLLM plugin", "--engine vllm"),
         (
             {"version": "0.31.0"},

@@ -25,7 +25,7 @@ def value(found, name):
 @pytest.mark.parametrize("machine", ["8xB200", "8xB300", "8xH200", RTX, "8xMI355X"])
 def test_every_script_has_the_numbers_of_its_fit(machine):
     names = engines_for(parse_gpus(machine))
-    all_options = ({}, {"concurrency": 2}, {"context": 32_768}, {"given": ["max_num_seqs=16"]})
+    all_options = ({}, {"concurrency": 2}, {"context": 32_768}, {"settings": ["max_num_seqs=16"]})
     for name, options in itertools.product(names, all_options):
         found = chosen_launch(machine, engine=name, **options)
         assert value(found, "max_num_seqs") == found.fit.concurrency, (name, options)
@@ -37,7 +37,7 @@ def test_every_script_has_the_numbers_of_its_fit(machine):
 
 def test_vllms_default_requests_do_not_fit_where_the_workspace_grows_with_them():
     with pytest.raises(CheckFailedError) as caught:
-        chosen_launch(given=["max_num_seqs=1024"], dcp=8)
+        chosen_launch(settings=["max_num_seqs=1024"], dcp=8)
     assert "it does not fit on 8xRTX PRO 6000" in caught.value.what
     assert "--set max_num_seqs=" in caught.value.fix
 
@@ -60,7 +60,7 @@ def test_vllms_default_requests_do_not_fit_where_the_workspace_grows_with_them()
 def test_the_fit_counts_with_set_values(setting, change):
     before, after = (
         chosen_launch(context=8192).fit.kv_tokens,
-        chosen_launch(context=8192, given=[setting]).fit.kv_tokens,
+        chosen_launch(context=8192, settings=[setting]).fit.kv_tokens,
     )
     assert (after - before) * change > 0
 
@@ -74,9 +74,9 @@ def test_sglangs_memory_share_excludes_the_reserve():
     with pytest.raises(
         CheckFailedError, match=r"a memory share of 0\.99 leaves 1\.9 GB, not \S+ GB for activations"
     ) as caught:
-        chosen_launch("8xB200", engine="sglang", given=["gpu_memory_utilization=0.99"])
+        chosen_launch("8xB200", engine="sglang", settings=["gpu_memory_utilization=0.99"])
     said = caught.value.fix.partition(" to `halfbyte serve`")[0].rpartition("--set ")[2]
-    assert chosen_launch("8xB200", engine="sglang", given=[said]).fit.fits
+    assert chosen_launch("8xB200", engine="sglang", settings=[said]).fit.fits
 
 
 def test_atom_loads_no_vision_tower():
@@ -85,37 +85,37 @@ def test_atom_loads_no_vision_tower():
 
 
 def test_the_vision_tower_is_split_as_vllm_does_by_default():
-    split = chosen_launch(given=["mm_encoder_tp_mode=weights"]).fit
-    assert chosen_launch(given=["mm_encoder_tp_mode="]).fit.weights == split.weights
+    split = chosen_launch(settings=["mm_encoder_tp_mode=weights"]).fit
+    assert chosen_launch(settings=["mm_encoder_tp_mode="]).fit.weights == split.weights
 
 
 def test_the_block_size_is_the_set_value():
-    found = chosen_launch(given=["block_size=256"]).fit
+    found = chosen_launch(settings=["block_size=256"]).fit
     assert found.kv_tokens % 256 == 0
     assert any("in blocks of 256" in line for line in found.lines())
 
 
 def test_the_fit_counts_the_configured_draft_tokens():
     few, many = (
-        chosen_launch(draft="auto", context=8192, given=[f'speculative={{"num_speculative_tokens": {tokens}}}'])
+        chosen_launch(draft="auto", context=8192, settings=[f'speculative={{"num_speculative_tokens": {tokens}}}'])
         for tokens in (1, 7)
     )
     assert few.fit.kv_tokens > many.fit.kv_tokens
     few, many = (
-        chosen_launch("8xB200", engine="sglang", draft="auto", given=[f"speculative_tokens={tokens}"])
+        chosen_launch("8xB200", engine="sglang", draft="auto", settings=[f"speculative_tokens={tokens}"])
         for tokens in (4, 64)
     )
     assert few.fit.reserve_nbytes < many.fit.reserve_nbytes
     with pytest.raises(UsageError, match="without --draft"):
-        chosen_launch(given=['speculative={"method": "x"}'])
+        chosen_launch(settings=['speculative={"method": "x"}'])
 
 
 def test_contradictory_numbers_of_requests_are_refused():
-    assert value(chosen_launch(concurrency=1, given=["max_num_seqs=4"]), "max_num_seqs") == 4
+    assert value(chosen_launch(concurrency=1, settings=["max_num_seqs=4"]), "max_num_seqs") == 4
     with pytest.raises(UsageError, match="--concurrency 8 exceeds max_num_seqs=4"):
-        chosen_launch(concurrency=8, given=["max_num_seqs=4"])
+        chosen_launch(concurrency=8, settings=["max_num_seqs=4"])
     with pytest.raises(UsageError, match=r"fewer batched tokens \(64\) than concurrent requests \(128\)"):
-        chosen_launch(given=["max_num_batched_tokens=64"])
+        chosen_launch(settings=["max_num_batched_tokens=64"])
 
 
 def test_a_draft_gets_the_memory_that_is_not_accounted_for():
@@ -127,4 +127,4 @@ def test_a_draft_gets_the_memory_that_is_not_accounted_for():
 
 
 def test_the_served_name_is_the_one_that_clients_send():
-    assert chosen_launch(given=["served_name=kimi"]).name == "kimi"
+    assert chosen_launch(settings=["served_name=kimi"]).name == "kimi"

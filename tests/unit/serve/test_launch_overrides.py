@@ -23,7 +23,7 @@ OWN = {
 
 def refused(*given, machine="8xB200", **options):
     with pytest.raises(UsageError) as caught:
-        launch(kimi(), parse_gpus(machine), LaunchOptions(given=given, **options))
+        launch(kimi(), parse_gpus(machine), LaunchOptions(settings=given, **options))
     assert caught.value.where == "--set"
     assert "\n" not in caught.value.what
     return caught.value
@@ -106,7 +106,7 @@ def test_draft_settings_are_checked_inside_their_block(block, what, fix):
 
 def test_a_draft_block_is_merged_into_ours():
     def speculative(*given):
-        found = launch(kimi(), parse_gpus("8xB200"), LaunchOptions(draft="a/b", given=given))
+        found = launch(kimi(), parse_gpus("8xB200"), LaunchOptions(draft="a/b", settings=given))
         return next(one.value for one in found.arguments if one.name == "speculative")
 
     ours = speculative()

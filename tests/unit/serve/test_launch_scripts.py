@@ -109,7 +109,7 @@ def test_docker_gets_the_folder_the_cache_and_the_variables(run_script, tmp_path
     [(None, ""), ("127.0.0.1", "127.0.0.1:"), ("localhost", "127.0.0.1:"), ("0.0.0.0", ""), ("::1", "[::1]:")],
 )
 def test_docker_can_be_reached_whatever_the_engine_s_own_host_is(run_script, machine, engine, host, published):
-    found = chosen_launch(machine, engine=engine, given=[f"host={host}"] if host else [])
+    found = chosen_launch(machine, engine=engine, settings=[f"host={host}"] if host else [])
     words = run_script(docker_script(found), "docker")["argv"][1:]
     assert words[words.index("-p") + 1] == f"{published}{found.port}:{found.port}"
     assert [words[index + 1] for index, word in enumerate(words) if word == "--host"] == ["0.0.0.0"]

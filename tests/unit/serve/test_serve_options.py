@@ -87,7 +87,7 @@ def test_a_folder_that_starts_with_a_dash(halfbyte, pico, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize(("host", "fine"), [("10.0.0.1", True), ("localhost", True), ("gpu-box.lan", False)])
 def test_docker_publishes_at_numbers(host, fine):
-    made = launch(kimi(), parse_gpus("8xB200"), LaunchOptions(given=(f"host={host}",)))
+    made = launch(kimi(), parse_gpus("8xB200"), LaunchOptions(settings=(f"host={host}",)))
     if fine:
         assert "-p " in docker_script(made)
     else:

@@ -142,13 +142,13 @@ class DeepseekV3Layer:
         self._hooks = _Hooks(self._layer, model.attention_module)
 
     @torch.no_grad()
-    def attention_part(self, h: torch.Tensor, sight: AttentionInputs, look: Look | None = None) -> torch.Tensor:
+    def attention_part(self, h: torch.Tensor, inputs: AttentionInputs, look: Look | None = None) -> torch.Tensor:
         """Return hidden states [R, L, D] after attention."""
         with self._hooks.by(look):
             attended, _ = self._layer.self_attn(
                 hidden_states=self._layer.input_layernorm(h),
-                position_embeddings=(sight.cos, sight.sin),
-                attention_mask=sight.mask,
+                position_embeddings=(inputs.cos, inputs.sin),
+                attention_mask=inputs.mask,
                 past_key_values=self._hooks if look else None,
             )
         return h + attended

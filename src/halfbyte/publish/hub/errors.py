@@ -55,7 +55,7 @@ def is_passing(error: BaseException) -> bool:
     return no_answer(cause)
 
 
-def wait_asked(error: BaseException) -> float | None:
+def retry_after_s(error: BaseException) -> float | None:
     """Return the Retry-After seconds of the Hub's response, if any."""
     return retry_after(_cause(error))
 

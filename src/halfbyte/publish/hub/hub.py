@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from halfbyte.errors import CheckpointError, MachineError, UsageError
 from halfbyte.machine.retry import Backoff
-from halfbyte.publish.hub.errors import is_passing, sentence, wait_asked
+from halfbyte.publish.hub.errors import is_passing, retry_after_s, sentence
 from halfbyte.publish.hub.staging import Sent
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Upload:
             except Exception as error:
                 if attempt == BACKOFF.attempts or not is_passing(error):
                     raise
-                seconds = BACKOFF.wait_s(attempt, wait_asked(error) or None)
+                seconds = BACKOFF.wait_s(attempt, retry_after_s(error) or None)
                 known = sentence(error, self._target.repo)
                 self._say(f"{known.what if known else 'no answer'}; retrying in {seconds:.0f} s", -1, -1)
                 time.sleep(seconds)

@@ -57,7 +57,7 @@ async def serve_until_stopped(out: Output, url: str, port: int, ready: Callable[
 
 
 @contextlib.contextmanager
-def guard_before(engine_url: str, port: int) -> Generator[ProxyAddress]:
+def running_proxy(engine_url: str, port: int) -> Generator[ProxyAddress]:
     """Run a proxy on a port in front of an engine that may not have started yet."""
     needs_aiohttp()
     command = [*OWN_PYTHON, "-m", "halfbyte.serve.loop_proxy.server", engine_url, str(port)]

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from halfbyte.checkpoint.output_folder import alone_fetching
+from halfbyte.checkpoint.output_folder import locked_cache
 from halfbyte.checkpoint.remote.download import PARTS
 from halfbyte.checkpoint.remote.shard_cache import TASKS, sweep
 
@@ -23,7 +23,7 @@ def task(tmp_path):
 def test_folders_of_dead_tasks_are_removed(tmp_path, task):
     running, killed, early = task("running"), task("killed"), tmp_path / TASKS / "early"
     early.mkdir()  # killed before it had a lock
-    with alone_fetching(running / PARTS):
+    with locked_cache(running / PARTS):
         sweep(tmp_path)
         assert (running / PARTS / "model.safetensors").read_bytes() == b"half"
     assert not killed.exists()

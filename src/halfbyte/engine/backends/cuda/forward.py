@@ -16,7 +16,7 @@ from halfbyte.families.weights import Weights
 from halfbyte.forward.embedding_and_head import embed
 from halfbyte.forward.experts import Expert
 from halfbyte.forward.model import DecoderLayer
-from halfbyte.forward.positions import look_around
+from halfbyte.forward.positions import attention_inputs
 from halfbyte.forward.run import Hidden, row_chunks, run_layer
 
 
@@ -85,7 +85,7 @@ class DeviceStream:
             run_layer(
                 layer,
                 self._hidden,
-                lambda chunk: look_around(text, rows, chunk, DTYPE, str(self._device)),
+                lambda chunk: attention_inputs(text, rows, chunk, DTYPE, str(self._device)),
                 self._chunks,
                 experts,
                 looks=observer.look,

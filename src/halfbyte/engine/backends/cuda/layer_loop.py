@@ -180,7 +180,7 @@ class DevicePass:
     def _wake_on_error(self) -> Generator[None]:
         """Wake waiting threads after an error or Ctrl-C, so that they can exit."""
         try:
-            with self._runner.reader.nobody_waits():
+            with self._runner.reader.wake_waiters_on_error():
                 yield
         except BaseException:
             self._buffers.close()

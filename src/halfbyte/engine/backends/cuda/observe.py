@@ -65,7 +65,7 @@ class DeviceObserver:
 
     def routes(self, chunk: slice, routed: Routed) -> None:
         """Record the routing of some rows' tokens."""
-        self._softmax.tell(chunk, routed.indices, softmax_weights(routed.logits, routed.indices))
+        self._softmax.add(chunk, routed.indices, softmax_weights(routed.logits, routed.indices))
 
     def add(self, total: torch.Tensor, tokens: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
         """Add an expert's outputs to the sum, and keep their norms and amax."""

@@ -27,9 +27,9 @@ import triton.language as tl
 from halfbyte.formats.codec import amax, decode, encode
 from halfbyte.formats.cpu.kernels import bf16_blocks, int4_blocks
 from halfbyte.formats.encoded import Encoded
-from halfbyte.formats.gpu import amax as gpu_amax
+from halfbyte.formats.gpu import blocks as gpu_blocks
 from halfbyte.formats.gpu import decode as gpu_decode
-from halfbyte.formats.gpu import fp8, mxfp4, nvfp4
+from halfbyte.formats.gpu import mxfp4, nvfp4
 from halfbyte.formats.gpu.scalars import bits_of, f32_of, quotient_of
 from halfbyte.formats.reference import nvfp4 as reference
 
@@ -125,7 +125,7 @@ def measure(experts, shape, only):
     """Times of all kernels over one stack, or of those whose names have one of some words."""
     n = experts * shape[0] * shape[1]
     packed, scale = realistic(experts, shape, 1)
-    top = gpu_amax.int4_amax(packed, scale)
+    top = gpu_blocks.int4_amax(packed, scale)
     int4, nv, mx, bf16 = n * 9 // 16, n * 9 // 16, n * 17 // 32, 2 * n
     made = nvfp4.int4_to_nvfp4(packed, scale, top, quality=False)
     ct = nvfp4.int4_to_nvfp4(packed, scale, top, method="compressed-tensors", quality=False)
@@ -137,8 +137,8 @@ def measure(experts, shape, only):
     blocks = torch.rand((experts, -(-shape[0] // 128), -(-shape[1] // 128)), device="cuda")
     int4_source, bf16_source = (packed, scale, top), (w, top)
     runs = {
-        "INT4 amax": (int4, lambda: gpu_amax.int4_amax(packed, scale)),
-        "BF16 amax": (bf16, lambda: gpu_amax.bf16_amax(w)),
+        "INT4 amax": (int4, lambda: gpu_blocks.int4_amax(packed, scale)),
+        "BF16 amax": (bf16, lambda: gpu_blocks.bf16_amax(w)),
         "INT4 -> BF16": (int4 + bf16, lambda: gpu_decode.int4_to_bf16(packed, scale, out)),
         "NVFP4 -> BF16": (
             nv + bf16,
@@ -149,7 +149,7 @@ def measure(experts, shape, only):
             lambda: gpu_decode.nvfp4_to_bf16(ct.packed, ct.scale, ct.tensor_scale, reciprocal=True, out=out),
         ),
         "MXFP4 -> BF16": (mx + bf16, lambda: gpu_decode.mxfp4_to_bf16(mxf.packed, mxf.scale, out)),
-        "FP8 blocks -> BF16": (n + bf16, lambda: fp8.fp8_block_to_bf16(codes, blocks, out)),
+        "FP8 blocks -> BF16": (n + bf16, lambda: gpu_decode.fp8_block_to_bf16(codes, blocks, out)),
     }
     for source, name, size, encoder in (
         (int4_source, "INT4", int4, nvfp4.int4_to_nvfp4),
@@ -181,7 +181,7 @@ def wanted_by(only, name):
 def measure_pytorch(experts, shape):
     """The time of plain PyTorch, eight experts at a time: it needs 60 bytes a weight."""
     packed, scale = realistic(experts, shape, 1)
-    top = gpu_amax.int4_amax(packed, scale)
+    top = gpu_blocks.int4_amax(packed, scale)
     ms = median_ms(lambda: in_groups(pytorch_int4_to_nvfp4, experts, 8, packed, scale, top), 3)
     return {"PyTorch: INT4 -> NVFP4 max": {"bytes": experts * shape[0] * shape[1] * 9 // 8, "ms": ms}}
 
@@ -226,9 +226,9 @@ def on_cpu(source, given):
 
 def on_gpu(packed, scale, given):
     """The same from the kernels, as [tensors [E, ...], sums or None] for each."""
-    top = gpu_amax.int4_amax(packed, scale)
+    top = gpu_blocks.int4_amax(packed, scale)
     w = gpu_decode.int4_to_bf16(packed, scale)
-    made = {"INT4 -> BF16": ([w], None), "INT4 amax": ([top], None), "BF16 amax": ([gpu_amax.bf16_amax(w)], None)}
+    made = {"INT4 -> BF16": ([w], None), "INT4 amax": ([top], None), "BF16 amax": ([gpu_blocks.bf16_amax(w)], None)}
     for method, words in (("max", "NVFP4 max"), ("compressed-tensors", "NVFP4 compressed-tensors")):
         for name, blocks in (
             ("INT4", nvfp4.int4_to_nvfp4(packed, scale, top, method=method)),
@@ -286,7 +286,7 @@ def compare_stack(packed, scale, total, group=32):
     """Compare a stack with the CPU, some experts at a time; sums are added to `total`."""
     for start in range(0, packed.shape[0], group):
         p, s = packed[start : start + group], scale[start : start + group]
-        given = given_scales(nvfp4.int4_to_nvfp4(p, s, gpu_amax.int4_amax(p, s), quality=False).scale, start)
+        given = given_scales(nvfp4.int4_to_nvfp4(p, s, gpu_blocks.int4_amax(p, s), quality=False).scale, start)
         host = {}
         for name, (arrays, sums) in on_gpu(p, s, given).items():
             on_host = [x.cpu().numpy() if isinstance(x, torch.Tensor) else x for x in sums] if sums else None
@@ -310,7 +310,7 @@ def compare_fp8(experts, shape, total):
         code = torch.randint(0, 256, (32, *shape), dtype=torch.uint8, device="cuda")
         code[(code & 127) == 127] = 3
         blocks = torch.exp(torch.rand((32, -(-shape[0] // 128), -(-shape[1] // 128)), device="cuda") * 120 - 70)
-        made = to_host(fp8.fp8_block_to_bf16(code.view(torch.float8_e4m3fn), blocks))
+        made = to_host(gpu_decode.fp8_block_to_bf16(code.view(torch.float8_e4m3fn), blocks))
         code, blocks = to_host(code), to_host(blocks)
 
         def differing(i, code=code, blocks=blocks, made=made):
@@ -342,11 +342,11 @@ def small():
     """Each kernel once, on shapes that no tile divides."""
     for maker in (realistic, hostile):
         packed, scale = maker(6, (37, 224), 3)
-        given = given_scales(nvfp4.int4_to_nvfp4(packed, scale, gpu_amax.int4_amax(packed, scale)).scale, 4)
+        given = given_scales(nvfp4.int4_to_nvfp4(packed, scale, gpu_blocks.int4_amax(packed, scale)).scale, 4)
         on_gpu(packed, scale, given)
         gpu_decode.int4_to_bf16(packed, scale)
     code = torch.randint(0, 126, (2, 130, 300), dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
-    fp8.fp8_block_to_bf16(code, torch.rand((2, 2, 3), device="cuda"))
+    gpu_decode.fp8_block_to_bf16(code, torch.rand((2, 2, 3), device="cuda"))
     torch.cuda.synchronize()
     print("every kernel ran")
 

@@ -101,11 +101,11 @@ class Nothing:
 def timed(work: Any) -> dict[str, float]:
     """Median, spread and the share of FP32."""
     times = seconds(work)
-    exact, sweep.settle_close = sweep.settle_close, Nothing()
+    exact, sweep._settle_close = sweep._settle_close, Nothing()
     try:
         screening = statistics.median(seconds(work))
     finally:
-        sweep.settle_close = exact
+        sweep._settle_close = exact
     return {
         "seconds": statistics.median(times),
         "fastest": min(times),

@@ -10,7 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from halfbyte.formats.gpu.quality import (
+from halfbyte.formats.gpu.blocks import (
+    SLOW_PROGRAMS,
     QualitySums,
     add_up,
     new_records,
@@ -34,7 +35,6 @@ from halfbyte.formats.gpu.scalars import (
 )
 
 _TILE_WORDS, _WARPS = 2048, 4
-PROGRAMS = 64  # experts that need the slow path are rare, so few programs check for it, each in a loop
 
 
 @triton.jit
@@ -159,7 +159,7 @@ def encode(
     arguments = (weight.view(torch.int32), amax, tensor_scale, packed, scale)
     options = (blocks, rule, block // 2, rows, quality)
     every = []
-    for fast, programs in ((True, tiles), (False, min(tiles, PROGRAMS))):
+    for fast, programs in ((True, tiles), (False, min(tiles, SLOW_PROGRAMS))):
         if fast or rule < MXFP4_QUARK.value:  # MXFP4 has no slow path
             every.append(new_records(experts, programs, quality, weight.device))
             _encode[(programs, experts)](

@@ -20,8 +20,16 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from halfbyte.formats.gpu.blocks import NVFP4_BLOCK, Blocks, tensor_scale
-from halfbyte.formats.gpu.quality import QualitySums, add_up, new_records, sums_of_pairs, write_record
+from halfbyte.formats.gpu.blocks import (
+    NVFP4_BLOCK,
+    Blocks,
+    QualitySums,
+    add_up,
+    new_records,
+    sums_of_pairs,
+    tensor_scale,
+    write_record,
+)
 from halfbyte.formats.gpu.scalars import bf16_value, e2m1_value, e4m3_code, e4m3_value
 from halfbyte.formats.reference.gptq import ABOVE, BELOW, DAMPING, FIRST, HEADROOM, LAST, column_order
 

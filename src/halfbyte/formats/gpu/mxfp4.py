@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from halfbyte.formats.format import DeviceCodec
-from halfbyte.formats.gpu import encode_bf16, recode_int4
+from halfbyte.formats.gpu import encode_bf16, encode_int4
 from halfbyte.formats.gpu.blocks import (
     MXFP4_BLOCK,
     Blocks,
@@ -27,7 +27,7 @@ def int4_to_mxfp4(
     experts, n, words = packed.shape
     blocks, ones = _room((experts, n, 8 * words), packed.device)
     rule = _rule(keep_negative_zero)
-    codes, sums = recode_int4.recode(packed, scale, rule, MXFP4_BLOCK, ones, blocks, ones, quality)
+    codes, sums = encode_int4.encode(packed, scale, rule, MXFP4_BLOCK, ones, blocks, ones, quality)
     return Blocks(codes, blocks, None, sums)
 
 

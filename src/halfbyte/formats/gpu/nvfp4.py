@@ -8,7 +8,7 @@ import torch
 
 from halfbyte.errors import UsageError
 from halfbyte.formats.format import DeviceCodec
-from halfbyte.formats.gpu import encode_bf16, recode_int4
+from halfbyte.formats.gpu import encode_bf16, encode_int4
 from halfbyte.formats.gpu.blocks import (
     NVFP4_BLOCK,
     Blocks,
@@ -24,7 +24,7 @@ from halfbyte.formats.gpu.decode import nvfp4_to_bf16
 from halfbyte.formats.gpu.scalars import NVFP4_CT, NVFP4_GIVEN, NVFP4_MAX
 from halfbyte.formats.gpu.sweep import settle_bf16, settle_int4, sweep_bf16, sweep_int4
 
-METHODS = {"max": NVFP4_MAX.value, "compressed-tensors": NVFP4_CT.value}
+_METHODS = {"max": NVFP4_MAX.value, "compressed-tensors": NVFP4_CT.value}
 
 
 def int4_to_nvfp4(
@@ -44,7 +44,7 @@ def int4_to_nvfp4(
     int4_group(packed, scale)
     experts, n, words = packed.shape
     rule, factor, blocks = _choose((experts, n, 8 * words), amax, method, given)
-    codes, sums = recode_int4.recode(packed, scale, rule, NVFP4_BLOCK, factor, blocks, amax, quality)
+    codes, sums = encode_int4.encode(packed, scale, rule, NVFP4_BLOCK, factor, blocks, amax, quality)
     return Blocks(codes, blocks, factor, sums)
 
 
@@ -71,13 +71,13 @@ def _choose(
     experts, n, k = shape
     check_blocks(k, NVFP4_BLOCK)
     check_shape("amax", amax, (experts,), torch.float32)
-    if method not in METHODS or (given is not None and method != "max"):
+    if method not in _METHODS or (given is not None and method != "max"):
         raise UsageError(f"no method '{method}'{' with given scales' if given is not None else ''}", fix="take max")
     if given is not None:
         check_shape("given", given, (experts, n, k // NVFP4_BLOCK), torch.uint8)
         return NVFP4_GIVEN.value, tensor_scale(amax), given
     blocks = torch.empty((experts, n, k // NVFP4_BLOCK), dtype=torch.uint8, device=amax.device)
-    return METHODS[method], (global_scale if method == "compressed-tensors" else tensor_scale)(amax), blocks
+    return _METHODS[method], (global_scale if method == "compressed-tensors" else tensor_scale)(amax), blocks
 
 
 def _encode(weights: torch.Tensor | tuple[torch.Tensor, torch.Tensor], amax: torch.Tensor, method: str) -> Blocks:

@@ -18,9 +18,9 @@ from stacks import (
 from halfbyte.errors import TensorError, UsageError
 from halfbyte.formats.codec import decode, encode
 from halfbyte.formats.encoded import Encoded
-from halfbyte.formats.gpu import amax as gpu_amax
+from halfbyte.formats.gpu import blocks as gpu_blocks
 from halfbyte.formats.gpu import decode as gpu_decode
-from halfbyte.formats.gpu import fp8, mxfp4, nvfp4
+from halfbyte.formats.gpu import mxfp4, nvfp4
 from halfbyte.formats.reference import floats, int4
 from halfbyte.formats.reference import nvfp4 as reference
 
@@ -43,7 +43,7 @@ def stored():
 @pytest.mark.parametrize(("format", "method"), NVFP4)
 def test_bf16_to_nvfp4(device, weights, format, method):
     (w,) = tensors(device, weights)
-    made = nvfp4.bf16_to_nvfp4(w, gpu_amax.bf16_amax(w), method=method)
+    made = nvfp4.bf16_to_nvfp4(w, gpu_blocks.bf16_amax(w), method=method)
     assert_equals_codec(made, weights, format, method)
 
 
@@ -56,7 +56,7 @@ def test_bf16_to_mxfp4(device, weights, format):
 @pytest.mark.parametrize(("format", "method"), NVFP4)
 def test_int4_to_nvfp4(device, stored, format, method):
     packed, scale = tensors(device, *stored)
-    made = nvfp4.int4_to_nvfp4(packed, scale, gpu_amax.int4_amax(packed, scale), method=method)
+    made = nvfp4.int4_to_nvfp4(packed, scale, gpu_blocks.int4_amax(packed, scale), method=method)
     assert_equals_codec(made, int4_experts(*stored), format, method)
 
 
@@ -82,7 +82,7 @@ def test_experts_share_a_tensor_scale_over_several_tiles(device):
 def test_groups_of_several_blocks(device, group):
     arrays = kimi_int4(4, n=2, k=384, group=group)
     experts, (packed, scale) = int4_experts(*arrays), tensors(device, *arrays)
-    own = gpu_amax.int4_amax(packed, scale)
+    own = gpu_blocks.int4_amax(packed, scale)
     assert_equals_codec(nvfp4.int4_to_nvfp4(packed, scale, own), experts, "nvfp4", "max")
     assert_equals_codec(mxfp4.int4_to_mxfp4(packed, scale), experts, "mxfp4")
     expected = np.stack([decode(e) for e in experts])
@@ -113,7 +113,7 @@ def test_given_scales(device):
 
 def test_quality_can_be_left_out(device):
     packed, scale = tensors(device, *kimi_int4(6, experts=1, n=2, k=64))
-    own = gpu_amax.int4_amax(packed, scale)
+    own = gpu_blocks.int4_amax(packed, scale)
     w = gpu_decode.int4_to_bf16(packed, scale)
     for with_it, without in (
         [nvfp4.int4_to_nvfp4(packed, scale, own, quality=wanted) for wanted in (True, False)],
@@ -127,9 +127,9 @@ def test_quality_can_be_left_out(device):
 
 def test_amax(device, weights, stored):
     (w,) = tensors(device, weights)
-    np.testing.assert_array_equal(gpu_amax.bf16_amax(w).cpu().numpy(), largest(weights))
+    np.testing.assert_array_equal(gpu_blocks.bf16_amax(w).cpu().numpy(), largest(weights))
     packed, scale = tensors(device, *stored)
-    np.testing.assert_array_equal(gpu_amax.int4_amax(packed, scale).cpu().numpy(), largest(int4_experts(*stored)))
+    np.testing.assert_array_equal(gpu_blocks.int4_amax(packed, scale).cpu().numpy(), largest(int4_experts(*stored)))
 
 
 def test_amax_is_found_under_a_small_scale(device):
@@ -137,7 +137,7 @@ def test_amax_is_found_under_a_small_scale(device):
     q = np.zeros((1, 64), np.int8)
     q[0, 3], q[0, 40] = 1, -8
     packed, scale = tensors(device, int4.pack(q)[None], np.uint16([[[0x3F80, 0x3F00]]]))  # 1 and 0.5
-    assert gpu_amax.int4_amax(packed, scale).tolist() == [4.0]
+    assert gpu_blocks.int4_amax(packed, scale).tolist() == [4.0]
 
 
 def test_block_scales_halfway_between_two_of_e4m3(device):
@@ -149,7 +149,7 @@ def test_block_scales_halfway_between_two_of_e4m3(device):
     w[0, :, 0], w[0, :, 16], w[0, :, 32] = tops, tops - 1, tops + 1
     w[0, 0, 63] = floats.f32_to_bf16(np.float32([2688]))[0]
     (on_device,) = tensors(device, w)
-    made = nvfp4.bf16_to_nvfp4(on_device, gpu_amax.bf16_amax(on_device))
+    made = nvfp4.bf16_to_nvfp4(on_device, gpu_blocks.bf16_amax(on_device))
     assert made.tensor_scale.tolist() == [1.0]
     assert_equals_codec(made, w, "nvfp4", "max")
 
@@ -188,7 +188,7 @@ def test_decode_fp8_blocks(device, shape):
     codes[(codes & 127) == 127] = 5
     scale = np.exp(rng.uniform(-80, 60, (2, -(-shape[0] // 128), -(-shape[1] // 128)))).astype(np.float32)
     weight = torch.from_numpy(codes).view(torch.float8_e4m3fn).to(device)
-    made = fp8.fp8_block_to_bf16(weight, torch.from_numpy(scale).to(device))
+    made = gpu_decode.fp8_block_to_bf16(weight, torch.from_numpy(scale).to(device))
     for i in range(2):
         expected = decode(Encoded("fp8_block", shape, {"weight": codes[i], "weight_scale_inv": scale[i]}))
         np.testing.assert_array_equal(bits(made[i]).view(np.uint16), expected)
@@ -196,9 +196,9 @@ def test_decode_fp8_blocks(device, shape):
 
 def test_what_kernels_would_misread_is_refused(device):
     packed, scale = tensors(device, *kimi_int4(6, experts=1, n=2, k=64))
-    own = gpu_amax.int4_amax(packed, scale)
+    own = gpu_blocks.int4_amax(packed, scale)
     with pytest.raises(TensorError, match="does not fit"):
-        gpu_amax.int4_amax(packed, scale[:, :1])
+        gpu_blocks.int4_amax(packed, scale[:, :1])
     with pytest.raises(TensorError, match="not contiguous"):
         nvfp4.int4_to_nvfp4(packed[:, :, ::2], scale, own)
     with pytest.raises(TensorError, match="amax"):

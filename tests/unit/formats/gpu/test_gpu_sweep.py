@@ -10,7 +10,7 @@ from halfbyte.errors import TensorError
 from halfbyte.formats.codec import amax, decode, encode
 from halfbyte.formats.encoded import Encoded, Quality
 from halfbyte.formats.gpu import sweep
-from halfbyte.formats.gpu.sweep_screen import FP32_TO_HALVES, reciprocal_of, square_of_distance
+from halfbyte.formats.gpu.sweep import _FP32_TO_HALVES, _reciprocal_of, _square_of_distance
 from halfbyte.formats.reference import floats, int4
 from halfbyte.formats.reference.sweep import block_scale_mse
 
@@ -79,7 +79,7 @@ def kernel_of_distances():
     def distances(target_ptr, step_ptr, out_ptr, SIZE: tl.constexpr):
         at = tl.arange(0, SIZE)
         step = tl.load(step_ptr + at)
-        square = square_of_distance(tl.load(target_ptr + at), step, reciprocal_of(step), FP32_TO_HALVES)
+        square = _square_of_distance(tl.load(target_ptr + at), step, _reciprocal_of(step), _FP32_TO_HALVES)
         tl.store(out_ptr + at, square)
 
     return distances

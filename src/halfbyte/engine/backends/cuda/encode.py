@@ -20,8 +20,7 @@ from halfbyte.errors import TensorError
 from halfbyte.families.family import GATE, UP
 from halfbyte.formats.encoded import Quality
 from halfbyte.formats.format import DeviceCodec
-from halfbyte.formats.gpu.amax import bf16_amax, int4_amax
-from halfbyte.formats.gpu.blocks import Blocks
+from halfbyte.formats.gpu.blocks import Blocks, bf16_amax, int4_amax
 from halfbyte.formats.int4 import INT4
 from halfbyte.formats.registry import FORMATS
 

@@ -41,7 +41,7 @@ GROUPS_AT_ONCE = 3  # output groups in `lean` mode: one being encoded, two being
 _SCALARS_NBYTES = 64  # per expert: tensor scales and input scales
 _CUDA_NBYTES = 3 << 29
 _ROUTED_NBYTES = 300
-_TABLE_NBYTES = 16 * 9 * 128 * 8  # per expert, see formats/gpu/recode_tables.py
+_TABLE_NBYTES = 16 * 9 * 128 * 8  # per expert, see formats/gpu/encode_int4.py
 _CLOSE_BLOCKS, _BLOCK, _CLOSE_NBYTES = 1 << 24, 16, 8  # see formats/gpu/sweep.py
 _BF16, _F32 = 2, 4
 

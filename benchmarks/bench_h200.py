@@ -140,7 +140,7 @@ class Writing:
 
 def timed(source: Path, out: Path, plan_file: Path, device_memory: int | None) -> dict[str, Any]:
     """Run a plan on the GPU; return seconds of layers and of each kind of work, and memory."""
-    from halfbyte.engine.backends.cuda import setup as start
+    from halfbyte.engine.backends.cuda import backend as start
     from halfbyte.plan.manifest import read_plan_file
 
     ends: list[tuple[str, float]] = []

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from halfbyte.calibrate.datasets import with_data
 from halfbyte.checkpoint.folder import open_checkpoint
-from halfbyte.engine.backends.cuda.memory import LEAN, needs_of, planned_tokens
+from halfbyte.engine.backends.cuda.placement import LEAN, needs_of, planned_tokens
 from halfbyte.engine.pipeline import plan, quantize
 from halfbyte.errors import UsageError
 from halfbyte.families.model import describe
@@ -43,23 +43,23 @@ SLOT = 8192  # bytes: two experts
 _RUN = """
 import sys, json
 from pathlib import Path
-from halfbyte.engine.backends.cuda import forward, layer_loop, observe, partition, pinned_buffers, setup
+from halfbyte.engine.backends.cuda import backend, forward, layer_loop, observe, placement, streams
 from halfbyte.engine.pipeline import quantize
 from halfbyte.plan.manifest import read_plan_file
 source, out, plan, device, settings = sys.argv[1:]
 settings = json.loads(settings)
 if "slot" in settings:  # small ones: chunks, pieces and groups in a small model
     forward.CHUNK_TOKENS, forward.EXPERT_TOKENS = 64, 16
-    pinned_buffers.SLOT_NBYTES = pinned_buffers._INTERPRETED_NBYTES = settings["slot"]
+    streams.SLOT_NBYTES = streams._INTERPRETED_NBYTES = settings["slot"]
     layer_loop.KEEP_SECONDS = 0.0
 if "sum_rows" in settings:  # parts and chunks of so many rows, of six tokens
-    partition.SUM_ROWS = observe.SUM_ROWS = settings["sum_rows"]
+    placement.SUM_ROWS = observe.SUM_ROWS = settings["sum_rows"]
     forward.CHUNK_TOKENS = 6 * settings["sum_rows"]
-choose = setup.choose_mode
+choose = backend.choose_mode
 def said(*given):
     print("mode", mode := choose(*given), flush=True)
     return mode
-setup.choose_mode = said
+backend.choose_mode = said
 progress = lambda step: print(step.shard, flush=True)
 recipe = read_plan_file(Path(plan)).recipe
 memory = settings.get("memory")

@@ -12,8 +12,8 @@ import torch
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.compare.activations import served_activations
-from halfbyte.engine.backends.cuda.setup import check_machine
-from halfbyte.engine.backends.cuda.stored_experts import StoredExperts
+from halfbyte.engine.backends.cuda.backend import check_machine
+from halfbyte.engine.backends.cuda.experts import StoredExperts
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.families.model import describe
 from halfbyte.families.registry import text_model

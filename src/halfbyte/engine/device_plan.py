@@ -1,7 +1,7 @@
 """Estimate GPU memory and run time from the headers and measured rates.
 
 The rates in `data/gpu_rates.json` were measured on the GPU they name. If two layers fit into memory
-(`cuda.memory.FULL`), disk, bus, GPU and host overlap and the slowest determines the time. Otherwise their times are
+(`cuda.placement.FULL`), disk, bus, GPU and host overlap and the slowest determines the time. Otherwise their times are
 added, an upper bound that has not been measured. Multi-GPU runs have not been measured either: the estimate divides
 only the forward pass and the encoding among the GPUs.
 """
@@ -16,18 +16,19 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from halfbyte.engine.backends.cuda.memory import (
+from halfbyte.engine.backends.cuda.placement import (
     FULL,
     LEAN,
     MODES,
     Mode,
     Needs,
     choose_mode,
+    encodes_experts,
     needs_of,
     planned_tokens,
+    refuse_too_many,
+    stacks_by_layer,
 )
-from halfbyte.engine.backends.cuda.partition import refuse_too_many
-from halfbyte.engine.backends.cuda.projections import encodes_experts, stacks_by_layer
 from halfbyte.methods.rounding import MSE
 from halfbyte.plan.estimate import ASSUMED_WRITING
 from halfbyte.plan.machine_speed import Disk

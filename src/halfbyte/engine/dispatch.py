@@ -56,9 +56,9 @@ def backend_of(resources: Resources) -> Backend:
 
         return driver
     if resources.backend == CUDA:
-        from halfbyte.engine.backends.cuda import setup  # noqa: PLC0415
+        from halfbyte.engine.backends.cuda import backend  # noqa: PLC0415
 
-        return setup
+        return backend
     return local
 
 

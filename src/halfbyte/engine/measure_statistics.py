@@ -21,7 +21,7 @@ from halfbyte.plan.manifest import Plan
 from halfbyte.recipe.decisions import Recipe
 
 if TYPE_CHECKING:
-    from halfbyte.engine.backends.cuda.measure import OnDevice
+    from halfbyte.engine.backends.cuda.backend import OnDevice
 
 
 def measured_here(  # noqa: PLR0913 - keyword-only at the end
@@ -113,6 +113,6 @@ def _prefetch(checkpoint: Checkpoint, model: Model, statistics: Statistics, laye
 
 
 def _measures_on_device(plan: Plan, device: str, limit: int | None) -> OnDevice:
-    from halfbyte.engine.backends.cuda.measure import OnDevice  # noqa: PLC0415 - only imported for GPUs
+    from halfbyte.engine.backends.cuda.backend import OnDevice  # noqa: PLC0415 - only imported for GPUs
 
     return OnDevice(plan, device, limit)

@@ -9,7 +9,7 @@ import pytest
 from pico import write_shards
 
 from halfbyte.checkpoint.folder import open_checkpoint
-from halfbyte.engine.backends.cuda.projections import stacks_by_layer
+from halfbyte.engine.backends.cuda.placement import stacks_by_layer
 from halfbyte.engine.pipeline import plan
 from halfbyte.errors import CheckpointError
 from halfbyte.families import registry

@@ -54,7 +54,7 @@ def test_the_embedding_is_looked_up_in_the_dtype_asked_for(tensors):
 
 
 def test_importing_sets_no_variable_and_a_text_model_limits_onednn():
-    code = "import os, halfbyte.cli.main, halfbyte.forward.run, halfbyte.engine.backends.cuda.setup\n"
+    code = "import os, halfbyte.cli.main, halfbyte.forward.run, halfbyte.engine.backends.cuda.backend\n"
     code += "from halfbyte.families.registry import text_model\n"
     code += "names = ('ONEDNN_MAX_CPU_ISA', 'ONEDNN_PRIMITIVE_CACHE_CAPACITY', 'PYTORCH_ALLOC_CONF')\n"
     code += "print(*(os.environ.get(name) for name in names))\n"

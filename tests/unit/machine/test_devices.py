@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 
 from halfbyte.calibrate.token_rows import Rows
-from halfbyte.engine.backends.cuda.memory import FULL, LEAN, needs_of, planned_tokens
-from halfbyte.engine.backends.cuda.partition import (
+from halfbyte.engine.backends.cuda.placement import (
+    FULL,
+    LEAN,
     expert_shares,
     most_rows,
+    needs_of,
+    planned_tokens,
     refuse_too_many,
     row_shares,
     some_rows,
@@ -79,7 +82,7 @@ def test_compare_takes_a_single_device(halfbyte, tmp_path, device, says):
 
 def test_a_missing_gpu_is_named_in_the_error(monkeypatch):
     torch = pytest.importorskip("torch")
-    from halfbyte.engine.backends.cuda.setup import check_machine, devices_of
+    from halfbyte.engine.backends.cuda.backend import check_machine, devices_of
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

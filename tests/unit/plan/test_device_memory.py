@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from halfbyte.checkpoint.folder import open_checkpoint
-from halfbyte.engine.backends.cuda.memory import (
+from halfbyte.engine.backends.cuda.placement import (
     FULL,
     LEAN,
     MODES,
@@ -20,8 +20,8 @@ from halfbyte.engine.backends.cuda.memory import (
     group_of,
     needs_of,
     planned_tokens,
+    stacks_by_layer,
 )
-from halfbyte.engine.backends.cuda.projections import stacks_by_layer
 from halfbyte.engine.device_plan import on_device, rates, work_by_layer
 from halfbyte.engine.pipeline import plan
 from halfbyte.errors import MachineError
@@ -214,7 +214,7 @@ def test_memory_that_means_nothing_is_refused(pico, halfbyte, memory, says):
 )
 def test_the_smaller_of_what_is_free_and_what_is_allowed(planned, monkeypatch, free, limit, mode, share):
     torch = pytest.importorskip("torch")
-    from halfbyte.engine.backends.cuda.setup import mode_of
+    from halfbyte.engine.backends.cuda.backend import mode_of
 
     shares = gpus_with(monkeypatch, torch.cuda, {"cuda:0": free})
     rows = SimpleNamespace(tokens=np.empty((512, 512), np.int32))
@@ -246,7 +246,7 @@ def gpus_with(monkeypatch, cuda, free):
 )
 def test_the_smallest_of_several(planned, monkeypatch, names, limit, mode, allowed):
     torch = pytest.importorskip("torch")
-    from halfbyte.engine.backends.cuda.setup import mode_of
+    from halfbyte.engine.backends.cuda.backend import mode_of
 
     shares = gpus_with(monkeypatch, torch.cuda, {"cuda:0": 100, "cuda:1": 90, "cuda:2": 20})
     calibration = SimpleNamespace(rows=SimpleNamespace(tokens=np.empty((512, 512), np.int32)))

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
 
 from halfbyte.calibrate.token_rows import Rows
-from halfbyte.engine.backends.cuda.memory import _Widths
+from halfbyte.engine.backends.cuda.placement import _Widths
 from halfbyte.families.kimi_k25.geometry import Geometry, text_config
 from halfbyte.families.registry import text_model
 from halfbyte.forward.experts import run_experts

@@ -12,8 +12,8 @@ import torch
 
 from halfbyte.calibrate.datasets import with_data
 from halfbyte.calibrate.store import Store
+from halfbyte.engine.backends.cuda import backend as start
 from halfbyte.engine.backends.cuda import layer_loop as passing
-from halfbyte.engine.backends.cuda import setup as start
 from halfbyte.engine.calibrate import calibrate
 from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import InterruptedRunError, MachineError, RecipeError, UsageError

@@ -19,8 +19,8 @@ from halfbyte.compare import activations, models, stream
 from halfbyte.compare import stream as compare_memory
 from halfbyte.compare.models import open_side
 from halfbyte.compare.stream import Needs, compare, compare_many, needs, refuse_too_large
-from halfbyte.engine.backends.cuda import setup as start
-from halfbyte.engine.backends.cuda import stored_experts
+from halfbyte.engine.backends.cuda import backend as start
+from halfbyte.engine.backends.cuda import experts as device_experts
 from halfbyte.engine.pipeline import quantize
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.families.examples import example
@@ -111,8 +111,8 @@ def test_calibrated_scales_lie_where_they_are_divided_by(folders, monkeypatch):
 
 def test_experts_are_decoded_by_kernels_and_read_one_layer_ahead(folders, monkeypatch):
     decoded, read, taken = [], [], []
-    decode, stage, take = stored_experts.to_bf16, stream.Layers._stage, stream.Layers.take
-    monkeypatch.setattr(stored_experts, "to_bf16", lambda stack: decoded.append(stack.of.format) or decode(stack))
+    decode, stage, take = device_experts.to_bf16, stream.Layers._stage, stream.Layers.take
+    monkeypatch.setattr(device_experts, "to_bf16", lambda stack: decoded.append(stack.of.format) or decode(stack))
     monkeypatch.setattr(stream.Layers, "_stage", lambda self, side, at: read.append(at) or stage(self, side, at))
     monkeypatch.setattr(stream.Layers, "take", lambda self: taken.append(len(read)) or take(self))
 

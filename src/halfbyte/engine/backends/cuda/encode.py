@@ -1,21 +1,28 @@
-"""Encode stacks in the output format: tensor scales of a layer first, then codes, one launch per projection from INT4.
+"""Encode stacks in the output format, copy them to the host through pinned slots, and pass them to the writer threads.
 
-Inference engines fuse the gate and up projections and use one tensor scale for both, set by the larger amax.
+The tensor scales of a layer come first, then codes, one launch per projection from INT4. Inference engines fuse the
+gate and up projections and use one tensor scale for both, set by the larger amax.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halfbyte.engine.backends.cuda.decode import to_bf16
-from halfbyte.engine.backends.cuda.projections import is_direct
-from halfbyte.engine.backends.cuda.stacks import Stack
+from halfbyte.checkpoint.headers import TensorInfo
+from halfbyte.engine.activation_scales import fixed_scales
+from halfbyte.engine.backends.cuda.experts import Stack, to_bf16
+from halfbyte.engine.backends.cuda.placement import is_direct
+from halfbyte.engine.backends.cuda.streams import Clock, Lane, Mark, Slot, Slots
+from halfbyte.engine.jobs import JobInputs, as_bytes
+from halfbyte.engine.runner import Countdown, EncodedSpan, Runner
 from halfbyte.errors import TensorError
 from halfbyte.families.family import GATE, UP
 from halfbyte.formats.encoded import Quality
@@ -23,8 +30,10 @@ from halfbyte.formats.format import DeviceCodec
 from halfbyte.formats.gpu.blocks import Blocks, bf16_amax, int4_amax
 from halfbyte.formats.int4 import INT4
 from halfbyte.formats.registry import FORMATS
+from halfbyte.plan.rules import Job
+from halfbyte.recipe.decisions import Quantize
 
-FUSED = (GATE, UP)
+_FUSED = (GATE, UP)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +54,7 @@ class EncodedStack:
 
     def experts(self) -> list[str]:
         """Return the module names of the experts."""
-        return [linear.module.rpartition(".")[0] for linear in self.stack.of.linears]
+        return [_expert_of(linear.module) for linear in self.stack.of.linears]
 
     def tensors(self, format: str) -> dict[str, torch.Tensor]:
         """Return codes and block scales by name, as bytes on the device."""
@@ -95,8 +104,8 @@ class LayerEncoder:
                       for name, stack in stacks.items()}  # fmt: skip
         for name, stack in stacks.items():
             _check_finite(stack, self._amax[name].cpu().numpy())
-        if all(name in stacks for name in FUSED):
-            self._amax |= dict.fromkeys(FUSED, torch.maximum(*(self._amax[name] for name in FUSED)))
+        if all(name in stacks for name in _FUSED):
+            self._amax |= dict.fromkeys(_FUSED, torch.maximum(*(self._amax[name] for name in _FUSED)))
         self._scales_by_projection = {name: self._tensor_scales(stack) for name, stack in stacks.items()}
 
     def _parts(self, stack: Stack, group: int) -> list[Stack]:
@@ -150,7 +159,7 @@ class LayerEncoder:
 
 def _codec(format: str) -> DeviceCodec:
     gpu = FORMATS[format].gpu
-    assert gpu is not None  # `projections.has_encoder`
+    assert gpu is not None  # `has_encoder`
     return gpu.codec()
 
 
@@ -173,3 +182,118 @@ def _check_finite(stack: Stack, amax: NDArray[np.float32]) -> None:
         if not np.isfinite(largest):
             fix = "check the source file; halfbyte does not guess such values"
             raise TensorError("the weights hold an infinity or NaN", where=linear.module, fix=fix)
+
+
+class _Sent(NamedTuple):
+    """Experts that are being copied to the host."""
+
+    encoded: list[EncodedStack]
+    slot: Slot
+    spans: list[tuple[int, list[TensorInfo]]]  # offset in the slot, and adjacent tensors
+    sums: list[torch.Tensor]
+    copied: Mark
+
+
+class CopyBack:
+    """Copies encoded experts to the host; `writing` collects the futures of the writer threads."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        slots: Slots,
+        group: int,
+        quantize: Quantize | None,
+        writing: deque[Future[None]],
+        clock: Clock,
+    ) -> None:
+        self._runner, self._slots, self._group, self._quantize = runner, slots, group, quantize
+        self._writing, self._clock = writing, clock
+
+    def write(
+        self,
+        lane: Lane,
+        encoded: Iterable[list[EncodedStack]],
+        jobs: Sequence[Job],
+        inputs_of: Callable[[Job], JobInputs],
+    ) -> None:
+        """Copy encoded experts to the host, one slot at a time, in `lane`, and pass them to the writer threads."""
+        by_expert: dict[str, list[Job]] = {}
+        for job in jobs:
+            by_expert.setdefault(_expert_of(job.linears[0].module), []).append(job)
+        ready: deque[_Sent] = deque()
+        for part in encoded:
+            for begin in range(0, part[0].count, self._group):
+                group = [stack.part(begin, min(begin + self._group, stack.count)) for stack in part]
+                group_jobs = [job for name in group[0].experts() for job in by_expert.get(name, [])]
+                if group_jobs:
+                    ready.append(self._send_back(lane, group, group_jobs, inputs_of))
+                while len(ready) > 1:
+                    self._hand_over(ready.popleft())
+        while ready:
+            self._hand_over(ready.popleft())
+
+    def _send_back(
+        self,
+        lane: Lane,
+        encoded: list[EncodedStack],
+        jobs: Sequence[Job],
+        inputs_of: Callable[[Job], JobInputs],
+    ) -> _Sent:
+        """Start copying experts to the host, in file order."""
+        assert self._quantize is not None
+        format = self._quantize.format
+        tensors = {name: tensor for stack in encoded for name, tensor in stack.tensors(format).items()}
+        scalars = {name: array for job in jobs for name, array in inputs_of(job).tensors.items()}
+        scalars |= {name: array for job in jobs for name, array in fixed_scales(job, self._quantize).items()}
+        scalars |= {name: array for stack in encoded for name, array in stack.scalars(format).items()}
+        names = (spec.name for job in jobs for spec in job.outputs)
+        targets = [info for name in names if (info := self._runner.place(name)) is not None]
+        with self._clock("waiting for a writer"):
+            slot = self._slots.take()
+        spans: list[tuple[int, list[TensorInfo]]] = []
+        at = 0
+        with lane:
+            begin = lane.mark()
+            for info in sorted(targets, key=lambda info: (info.shard, info.begin)):
+                last = spans[-1][1][-1] if spans else None
+                if last is None or (last.shard, last.end) != (info.shard, info.begin):
+                    spans.append((at, []))
+                spans[-1][1].append(info)
+                target = slot.memory[at : at + info.nbytes]
+                if info.name in tensors:
+                    target.copy_(tensors[info.name], non_blocking=True)
+                else:
+                    target.copy_(torch.frombuffer(as_bytes(scalars[info.name]), dtype=torch.uint8))
+                at += info.nbytes
+            sums = [stack.quality.to("cpu", non_blocking=True) for stack in encoded]
+            copied = lane.mark()
+        self._clock.between("to the host", begin, copied, at)
+        return _Sent(encoded, slot, spans, sums, copied)
+
+    def _hand_over(self, sent: _Sent) -> None:
+        """Pass copied experts to the writer threads; the slot is released after the last write."""
+        sent.copied.wait()
+        errors = {module: quality for stack, sums in zip(sent.encoded, sent.sums, strict=True)
+                  for module, quality in stack.errors(sums).items()}  # fmt: skip
+        memory = sent.slot.memory.numpy()
+        futures: list[Future[None]] = []
+        for at, places in sent.spans:
+            nbytes = places[-1].end - places[0].begin
+            futures += self._runner.put(EncodedSpan(places, memory[at : at + nbytes].data, errors))
+        slot = sent.slot  # the callback must not hold `sent`, which would keep tensors on the device until written
+        when_done(futures, lambda: self._slots.give_back(slot))
+        self._writing.extend(futures)
+
+
+def _expert_of(module: str) -> str:
+    return module.rpartition(".")[0]
+
+
+def when_done(futures: Sequence[Future[None]], callback: Callable[[], None]) -> None:
+    """Call `callback` once, when all futures are done or failed."""
+    if not futures:
+        callback()
+        return
+    countdown = Countdown(len(futures), callback)
+    for future in futures:
+        future.add_done_callback(lambda _: countdown.decrement())

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from halfbyte.calibrate.stream import DTYPE, Calibration
-from halfbyte.engine.backends.cuda.decode import Experts
-from halfbyte.engine.backends.cuda.memory import CHUNK_TOKENS, EXPERT_TOKENS
+from halfbyte.engine.backends.cuda.experts import Experts
 from halfbyte.engine.backends.cuda.observe import DeviceObserver
-from halfbyte.engine.backends.cuda.streams import Lane
-from halfbyte.engine.backends.cuda.timing import Clock
+from halfbyte.engine.backends.cuda.placement import CHUNK_TOKENS, EXPERT_TOKENS
+from halfbyte.engine.backends.cuda.streams import Clock, Lane
 from halfbyte.families.weights import Weights
 from halfbyte.forward.embedding_and_head import embed
 from halfbyte.forward.experts import Expert
@@ -20,7 +19,7 @@ from halfbyte.forward.positions import attention_inputs
 from halfbyte.forward.run import Hidden, row_chunks, run_layer
 
 
-class Offloaded:
+class _Offloaded:
     """Hidden states in page-locked host memory; chunks are copied in the current lane's order."""
 
     def __init__(self, host: torch.Tensor, device: torch.device) -> None:
@@ -65,12 +64,12 @@ class DeviceStream:
     def begin(self, hidden: torch.Tensor) -> None:
         """Set the input of the next layer."""
         with self._lane:
-            self._hidden = Offloaded(hidden, self._device) if self._offloads else hidden.to(self._device)
+            self._hidden = _Offloaded(hidden, self._device) if self._offloads else hidden.to(self._device)
 
     def snapshot(self) -> torch.Tensor:
         """Return a copy of the hidden states on the host; synchronizes."""
         with self._lane:
-            if isinstance(self._hidden, Offloaded):
+            if isinstance(self._hidden, _Offloaded):
                 self._lane.mark().wait()
                 return self._hidden.host.clone()
             return self._hidden[:].to("cpu", copy=True)  # copy=True: the next layer overwrites it

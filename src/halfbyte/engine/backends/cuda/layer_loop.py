@@ -2,11 +2,11 @@
 
 Three threads each have a lane of the device. `_load` reads a layer and copies it to the device. The caller runs it on
 the calibration tokens and encodes it. `_store_layer` copies it back and passes it to the writer threads. Encoding takes
-a fiftieth of a layer's time, so it shares the compute lane. If memory is short (`memory.LEAN`), `_store_layer` also
+a fiftieth of a layer's time, so it shares the compute lane. If memory is short (`placement.LEAN`), `_store_layer` also
 encodes, one group of experts at a time, and the next layer is loaded afterwards.
 
-With several devices (`devices.py`), every layer is loaded on each of them. Each runs its own rows and encodes its own
-experts. Statistics are added in row order, and encoded experts are copied back in file order.
+With several devices, a thread per device submits its work, and every layer is loaded on each of them. Each runs its own
+rows and encodes its own experts. Statistics are added in row order, and encoded experts are copied back in file order.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -29,19 +30,20 @@ from halfbyte.calibrate.stats import LayerStats, merge
 from halfbyte.calibrate.store import Store
 from halfbyte.calibrate.stream import DTYPE, Calibration
 from halfbyte.checkpoint.headers import TensorInfo
-from halfbyte.engine.backends.cuda.copy_back import CopyBack, when_done
-from halfbyte.engine.backends.cuda.decode import Experts
-from halfbyte.engine.backends.cuda.devices import Devices, DeviceState
-from halfbyte.engine.backends.cuda.encode import EncodedStack, LayerEncoder
+from halfbyte.engine.backends.cuda.encode import CopyBack, EncodedStack, LayerEncoder, when_done
+from halfbyte.engine.backends.cuda.experts import Buffers, Experts, Loader, Memory, Stack
 from halfbyte.engine.backends.cuda.forward import DeviceStream, first_hidden
-from halfbyte.engine.backends.cuda.memory import Mode, group_of
 from halfbyte.engine.backends.cuda.observe import DeviceObserver
-from halfbyte.engine.backends.cuda.partition import expert_shares, row_shares, some_rows
-from halfbyte.engine.backends.cuda.pinned_buffers import Slots, slot_nbytes
-from halfbyte.engine.backends.cuda.projections import has_encoder, stacks_by_layer
-from halfbyte.engine.backends.cuda.stacks import Buffers, Loader, Memory, Stack
-from halfbyte.engine.backends.cuda.streams import Mark
-from halfbyte.engine.backends.cuda.timing import Clock
+from halfbyte.engine.backends.cuda.placement import (
+    Mode,
+    expert_shares,
+    group_of,
+    has_encoder,
+    row_shares,
+    some_rows,
+    stacks_by_layer,
+)
+from halfbyte.engine.backends.cuda.streams import Clock, Lane, Mark, Slots, slot_nbytes
 from halfbyte.engine.jobs import JobInputs
 from halfbyte.engine.runner import Runner
 from halfbyte.families.weights import Weights
@@ -49,11 +51,57 @@ from halfbyte.forward.model import DecoderLayer
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import ENCODE, ROUTED, Job
 
-IN_SLOTS, OUT_SLOTS = 4, 4
-READERS = 8
+_IN_SLOTS, _OUT_SLOTS = 4, 4
+_READERS = 8
 KEEP_SECONDS = 60.0  # between snapshots of the hidden states on disk; a kill costs at most this and one layer
 _SWITCH_SECONDS = 1e-3  # the thread that submits work to the device must not wait long for the GIL
-InputsOfStats = Callable[[LayerStats | None], Callable[[Job], JobInputs]]
+_InputsOfStats = Callable[[LayerStats | None], Callable[[Job], JobInputs]]
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
+
+
+@dataclass(eq=False)
+class _DeviceState:
+    """A device with its lanes; `stream` has the hidden states of its rows, if layers run."""
+
+    device: torch.device
+    upload: Lane
+    compute: Lane
+    download: Lane
+    stream: DeviceStream | None = None
+
+
+class _Devices:
+    """All devices of a run. A context manager that stops their threads."""
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self._all = [_DeviceState(device, Lane(device), Lane(device), Lane(device)) for device in devices]
+        # Always the same thread per device, because cuBLAS allocates a workspace for every thread that uses a device.
+        self._threads = [ThreadPoolExecutor(1) for _ in devices]
+
+    def __iter__(self) -> Iterator[_DeviceState]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __enter__(self) -> _Devices:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for thread in self._threads:
+            thread.shutdown(cancel_futures=True)
+
+    def each(self, work: Callable[[_DeviceState, _Argument], _Result], arguments: Sequence[_Argument]) -> list[_Result]:
+        """Call `work` for each device in parallel; a single device uses the calling thread."""
+        if len(self._all) == 1:
+            return [work(self._all[0], arguments[0])]
+        calls = zip(self._threads, self._all, arguments, strict=True)
+        futures = [thread.submit(work, state, argument) for thread, state, argument in calls]
+        wait(futures)  # after a failure, the others may still use memory that would be freed
+        return [future.result() for future in futures]
 
 
 @dataclass(eq=False)
@@ -86,7 +134,7 @@ class _Staged:
 class _Output(NamedTuple):
     """A device's encoded experts, or the encoder that will produce them."""
 
-    state: DeviceState
+    state: _DeviceState
     encoder: LayerEncoder
     encoded: list[list[EncodedStack]]
 
@@ -104,7 +152,7 @@ class DevicePass:
         layers: int,
         calibration: Calibration | None = None,
         store: Store | None = None,
-        inputs_of: InputsOfStats,
+        inputs_of: _InputsOfStats,
         say: Callable[[str], None],
     ) -> None:
         self._plan, self._runner, self._layers, self.mode = plan, runner, layers, mode
@@ -116,15 +164,15 @@ class DevicePass:
         self._jobs: dict[int | None, list[Job]] = {}
         for job in runner.pending():
             self._jobs.setdefault(job.layer, []).append(job)
-        self._devices, device = Devices(devices), devices[0]
+        self._devices, device = _Devices(devices), devices[0]
         self._buffers = Buffers(mode.layers, devices)
         largest = max((linear.parts[s].nbytes for stacks in self._projections for stack in stacks
                        for linear in stack.linears for s in stack.suffixes()), default=1)  # fmt: skip
-        slots = Slots(IN_SLOTS, device, max(largest, slot_nbytes(device)))
-        self._loader = Loader(runner.reader, slots, [state.upload for state in self._devices], READERS, self.clock)
+        slots = Slots(_IN_SLOTS, device, max(largest, slot_nbytes(device)))
+        self._loader = Loader(runner.reader, slots, [state.upload for state in self._devices], _READERS, self.clock)
         self._writing: deque[Future[None]] = deque()
         self._group, nbytes = group_of(self._projections, slot_nbytes(device))
-        out_slots, quantize = Slots(OUT_SLOTS, device, nbytes), plan.recipe.quantize
+        out_slots, quantize = Slots(_OUT_SLOTS, device, nbytes), plan.recipe.quantize
         self._copy_back = CopyBack(runner, out_slots, self._group, quantize, self._writing, self.clock)
         self.measured: dict[int, LayerStats] = {}
         self._last_snapshot = time.monotonic()
@@ -221,7 +269,7 @@ class DevicePass:
             return []
         return self._devices.each(lambda state, copy: self._forward_on(state, copy, staged.index), staged.copies)
 
-    def _forward_on(self, state: DeviceState, copy: _DeviceLayer, layer: int) -> DeviceObserver:
+    def _forward_on(self, state: _DeviceState, copy: _DeviceLayer, layer: int) -> DeviceObserver:
         assert state.stream is not None
         assert copy.decoder is not None
         state.compute.follow(copy.loaded)
@@ -249,7 +297,7 @@ class DevicePass:
         with self.clock("waiting for the host"):
             self._one_output.acquire()
 
-        def encode(state: DeviceState, work: tuple[_DeviceLayer, slice]) -> _Output | None:
+        def encode(state: _DeviceState, work: tuple[_DeviceLayer, slice]) -> _Output | None:
             copy, share = work
             if share.start == share.stop:
                 return None  # more devices than experts
@@ -296,7 +344,7 @@ class DevicePass:
             self._release(others, self._layer_tensors[staged.index])
             for output in outputs:
                 parts = self._groups(output) if self.mode.grouped else output.encoded
-                self._copy_back.write(output.state, parts, encoded, job_inputs)
+                self._copy_back.write(output.state.download, parts, encoded, job_inputs)
         self._settle()
 
     def _groups(self, output: _Output) -> Iterator[list[EncodedStack]]:

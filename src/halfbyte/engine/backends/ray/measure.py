@@ -17,7 +17,7 @@ from halfbyte.calibrate.stats import LayerStats, merge
 from halfbyte.calibrate.store import Statistics, Store
 from halfbyte.calibrate.stream import Calibration
 from halfbyte.checkpoint.atomic_write import PART
-from halfbyte.engine.backends.cuda.partition import some_rows
+from halfbyte.engine.backends.cuda.placement import some_rows
 from halfbyte.engine.backends.ray.calibration_task import STATS_ENTRY, PartSpec, measure_part
 from halfbyte.engine.backends.ray.cluster import Node, nodes
 from halfbyte.engine.backends.ray.task_pool import TaskPool, TaskResources

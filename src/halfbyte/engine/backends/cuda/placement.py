@@ -1,6 +1,11 @@
-"""Compute the device memory of a run from shapes, and choose a mode that fits.
+"""Place a plan on the devices: how experts are stacked, which rows and experts each device has, and memory needs.
 
-The sum covers every allocation. The numbers are GB for Kimi-K2.6 with 262,144 tokens:
+A stack is one projection of all experts of a layer, in one stored format. Experts are in the order of the output file,
+so that a range of a stack is a range of the file. With several devices, rows are split at multiples of `SUM_ROWS`, so
+that statistics are added in the same parts and order as on one device.
+
+The memory needs are computed from shapes before the run and cover every allocation. The numbers are GB for Kimi-K2.6
+with 262,144 tokens:
 
     layers    stored experts of a layer (9.5), for the running layer and the one being loaded
     others    a layer's other weights in BF16 (0.3; 1.0 for the dense layer): loading, running, and just finished
@@ -17,33 +22,178 @@ The sum covers every allocation. The numbers are GB for Kimi-K2.6 with 262,144 t
 Chunks and pieces have the same size in every mode, so modes do not change the results. The slots (page-locked) and, in
 `lean` mode, the hidden states are in host memory.
 
-This module does not import PyTorch, because `halfbyte plan` prints the same numbers.
+This module does not import PyTorch, because `halfbyte plan` uses it and prints the same numbers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from halfbyte.engine.backends.cuda.partition import most_rows
-from halfbyte.engine.backends.cuda.projections import Projection, encodes_experts, is_direct, stacks_by_layer
-from halfbyte.errors import CheckpointError, MachineError
+from halfbyte.calibrate.expert_sums import SUM_ROWS
+from halfbyte.errors import CheckpointError, MachineError, UsageError
+from halfbyte.families.linears import StoredLinear
+from halfbyte.formats.registry import FORMATS
 from halfbyte.methods.rounding import MSE
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import ROUTED
 
+if TYPE_CHECKING:
+    from halfbyte.calibrate.token_rows import Rows
+
+_DTYPES_IN_STACKS = ("I32", "BF16", "U8", "F8_E4M3", "F32")
+SHAPE = "weight_shape"  # also in the headers; checked, not copied
 SLOT_NBYTES = 1 << 28  # 5 ms over PCIe, which hides the latency
 CHUNK_TOKENS = 1 << 14  # per attention call
 EXPERT_TOKENS = 1 << 14  # per expert call: the busiest expert may receive most of the tokens
-GROUPS_AT_ONCE = 3  # output groups in `lean` mode: one being encoded, two being copied
+_GROUPS_AT_ONCE = 3  # output groups in `lean` mode: one being encoded, two being copied
 _SCALARS_NBYTES = 64  # per expert: tensor scales and input scales
 _CUDA_NBYTES = 3 << 29
 _ROUTED_NBYTES = 300
 _TABLE_NBYTES = 16 * 9 * 128 * 8  # per expert, see formats/gpu/encode_int4.py
 _CLOSE_BLOCKS, _BLOCK, _CLOSE_NBYTES = 1 << 24, 16, 8  # see formats/gpu/sweep.py
 _BF16, _F32 = 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """One projection of all experts of a layer, as the checkpoint stores it."""
+
+    name: str  # gate, up or down
+    linears: tuple[StoredLinear, ...]  # in the order of the stack
+
+    @property
+    def format(self) -> str:
+        """Return the stored format."""
+        return self.linears[0].format
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return N and K."""
+        return self.linears[0].shape
+
+    @property
+    def weights(self) -> int:
+        """Return the number of weights per expert."""
+        return self.shape[0] * self.shape[1]
+
+    def suffixes(self) -> list[str]:
+        """Return the suffixes of the tensors that are copied to the device."""
+        return [part.suffix for part in FORMATS[self.format].tensors if part.suffix != SHAPE]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the stack."""
+        return sum(linear.parts[suffix].nbytes for linear in self.linears for suffix in self.suffixes())
+
+    def positions(self) -> dict[int, int]:
+        """Return the position of each expert."""
+        return {int(linear.expert or 0): at for at, linear in enumerate(self.linears)}
+
+
+def projections(linears: Sequence[StoredLinear]) -> list[Projection]:
+    """Return the stacks of a layer's routed experts; none if their formats, shapes or dtypes differ."""
+    by_name: dict[str, list[StoredLinear]] = {}
+    for linear in sorted(linears, key=lambda linear: linear.module):
+        assert linear.projection is not None  # routed experts are MLPs
+        by_name.setdefault(linear.projection, []).append(linear)
+    stacks = [Projection(name, tuple(members)) for name, members in by_name.items()]
+    orders = {tuple(linear.expert for linear in stack.linears) for stack in stacks}
+    return stacks if len(orders) == 1 and all(map(_is_uniform, stacks)) else []
+
+
+def _is_uniform(stack: Projection) -> bool:
+    first = stack.linears[0]
+    stored = first.parts
+    gpu = FORMATS[first.format].gpu
+    return (
+        gpu is not None
+        and gpu.stacks
+        and all(
+            linear.format == first.format
+            and linear.parts.keys() == stored.keys()
+            and "bias" not in linear.parts
+            and all((info.dtype, info.shape) == (stored[s].dtype, stored[s].shape) for s, info in linear.parts.items())
+            and all(info.dtype in _DTYPES_IN_STACKS for s, info in linear.parts.items() if s in stack.suffixes())
+            for linear in stack.linears
+        )
+    )
+
+
+def encodes_experts(plan: Plan) -> bool:
+    """Return whether the device encodes the routed experts of a plan."""
+    quantize = plan.recipe.quantize
+    supported = quantize is not None and has_encoder(quantize.format, quantize.method_of(ROUTED).name)
+    return supported and bool(plan.jobs)  # a plan without jobs only calibrates
+
+
+def has_encoder(format: str, method: str) -> bool:
+    """Whether the device encodes to a format with a method."""
+    gpu = FORMATS[format].gpu
+    return gpu is not None and method in gpu.encodes
+
+
+def is_direct(format: str) -> bool:
+    """Whether encoders read a stored format directly; others go through BF16."""
+    gpu = FORMATS[format].gpu
+    return gpu is not None and gpu.direct
+
+
+def stacks_by_layer(plan: Plan, layers: int, *, forward: bool) -> list[list[Projection]]:
+    """Return the stacks of each layer; none if the device neither runs nor encodes its routed experts."""
+    routed: list[list[StoredLinear]] = [[] for _ in range(layers)]
+    for linear in plan.model.linears.values() if forward or encodes_experts(plan) else ():
+        if linear.role == ROUTED and linear.layer is not None and linear.layer < layers:
+            routed[linear.layer].append(linear)
+    return [projections(linears) if linears else [] for linears in routed]
+
+
+def row_shares(rows: int, devices: int) -> list[slice]:
+    """Return the rows of each device, in order: whole parts, whose counts differ by at most one."""
+    return [
+        slice(share.start * SUM_ROWS, min(share.stop * SUM_ROWS, rows))
+        for share in _even_shares(_row_parts(rows), devices)
+    ]
+
+
+def expert_shares(experts: int, devices: int) -> list[slice]:
+    """Return the experts that each device encodes, in order; some ranges are empty if devices outnumber experts."""
+    return _even_shares(experts, devices)
+
+
+def most_rows(rows: int, devices: int) -> int:
+    """Return the largest number of rows of a device."""
+    return max(share.stop - share.start for share in row_shares(rows, devices))
+
+
+def refuse_too_many(rows: int, devices: int) -> None:
+    """Raise if a device would have no rows."""
+    if _row_parts(rows) < devices > 1:
+        what = f"{rows} rows of tokens cannot be split over {devices} GPUs: each needs at least {SUM_ROWS}"
+        fix = f"use {_row_parts(rows)} of the GPUs, or --samples {SUM_ROWS * devices}"
+        raise UsageError(what, where="--device", fix=fix)
+
+
+def some_rows(rows: Rows, share: slice) -> Rows:
+    """Return a device's rows, without copying."""
+    return replace(
+        rows,
+        tokens=rows.tokens[share],
+        real=rows.real[share],
+        positions=rows.positions[share],
+        documents=rows.documents[share],
+        domains=rows.domains[share],
+    )
+
+
+def _row_parts(rows: int) -> int:
+    return -(-rows // SUM_ROWS)
+
+
+def _even_shares(count: int, devices: int) -> list[slice]:
+    return [slice(count * at // devices, count * (at + 1) // devices) for at in range(devices)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +232,7 @@ class Needs:
 
     def parts(self, mode: Mode) -> dict[str, int]:
         """Return the peak memory by purpose."""
-        output = min(self.output, GROUPS_AT_ONCE * self.group) if mode.grouped else self.output
+        output = min(self.output, _GROUPS_AT_ONCE * self.group) if mode.grouped else self.output
         hidden = 0 if mode.offloads else self.states
         previous = self.output if not mode.grouped else 0  # of the previous layer, while this one runs
         phases = (

@@ -1,19 +1,22 @@
-"""Check the devices for a plan, and run the plan on them."""
+"""Entry points of the GPU backend: check the devices for a plan, run the plan on them, or only calibrate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from halfbyte.checkpoint.atomic_write import Journal
+from halfbyte.checkpoint.reader import shard_stamps
 from halfbyte.engine.backends import local
-from halfbyte.engine.backends.cuda.memory import Mode, Needs, choose_mode, needs_of
-from halfbyte.engine.backends.cuda.partition import most_rows, refuse_too_many
-from halfbyte.engine.backends.cuda.pinned_buffers import slot_nbytes
+from halfbyte.engine.backends.cuda.placement import Mode, Needs, choose_mode, most_rows, needs_of, refuse_too_many
+from halfbyte.engine.backends.cuda.streams import slot_nbytes
+from halfbyte.engine.backends.support import Resources
 from halfbyte.engine.jobs import JobInputs, inputs_from_stats
-from halfbyte.engine.runner import Runner, no_inputs
+from halfbyte.engine.runner import Progress, Runner, no_inputs
 from halfbyte.errors import MachineError
 from halfbyte.machine.device_option import CUDA, device_names
 from halfbyte.machine.library_settings import allow_expandable_segments
@@ -23,10 +26,9 @@ from halfbyte.ui.units import size
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.stats import LayerStats
-    from halfbyte.calibrate.store import Statistics
+    from halfbyte.calibrate.store import Say, Statistics
     from halfbyte.calibrate.stream import Calibration
     from halfbyte.engine.backends.cuda.layer_loop import DevicePass
-    from halfbyte.engine.backends.support import Resources
     from halfbyte.engine.dispatch import Work
 
 _CONTEXT_NBYTES = 600_000_000  # the CUDA context, which PyTorch's allocator does not count
@@ -150,3 +152,30 @@ def run_on_device(
     if calibration is not None and store is not None:
         store.finish()
     return device_pass.measured, device_pass
+
+
+class OnDevice:
+    """A calibration without a checkpoint: a plan without jobs, so the statistics match those of `quantize`.
+
+    The constructor raises if this machine lacks the devices.
+    """
+
+    def __init__(self, empty_plan: Plan, device: str, limit: int | None = None) -> None:
+        self._plan, self._resources = empty_plan, Resources(threads=1, device=device, device_memory=limit)
+        check_resources(self._resources)
+
+    def check(self, statistics: Statistics) -> None:
+        """Raise if the devices do not support the calibration or lack memory."""
+        check_plan(self._plan, statistics, self._resources)
+
+    def run(self, statistics: Statistics, folder: Path, measured: dict[int, LayerStats], say: Say) -> None:
+        """Measure the layers that no earlier run has measured; `measured` is filled during the run."""
+
+        def report(progress: Progress) -> None:
+            say(progress.shard)
+
+        journal = Journal(folder / "journal.jsonl")  # never written: there are no shards
+        seen, resources = shard_stamps(self._plan.checkpoint), Resources(threads=1)
+        with Runner(self._plan, folder, journal, {}, seen=seen, resources=resources, progress=report) as runner:
+            devices, limit = devices_of(self._resources.device), self._resources.device_memory
+            run_on_device(self._plan, runner, statistics, devices, limit, known=measured)

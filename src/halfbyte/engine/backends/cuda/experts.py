@@ -1,4 +1,4 @@
-"""Load a layer's routed experts to the device, stacked into one tensor per projection and stored tensor."""
+"""Routed experts on the device: loaded layer by layer, stacked into one tensor per projection, and decoded to BF16."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,12 +16,20 @@ from numpy.typing import NDArray
 
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.checkpoint.reader import NUMPY_DTYPES, Reader
-from halfbyte.engine.backends.cuda.pinned_buffers import Slot, Slots
-from halfbyte.engine.backends.cuda.projections import SHAPE, Projection
-from halfbyte.engine.backends.cuda.streams import Lane, Mark
-from halfbyte.engine.backends.cuda.timing import Clock
+from halfbyte.engine.backends.cuda.placement import SHAPE, SLOT_NBYTES, Projection, projections
+from halfbyte.engine.backends.cuda.streams import Clock, Lane, Mark, Slot, Slots
 from halfbyte.errors import TensorError
+from halfbyte.families.family import PROJECTIONS
 from halfbyte.families.linears import StoredLinear
+from halfbyte.families.model import Model
+from halfbyte.families.weights import Weights
+from halfbyte.formats.registry import FORMATS
+from halfbyte.forward.experts import Expert
+from halfbyte.forward.experts import Weights as ExpertWeights
+from halfbyte.plan.rules import ROUTED
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _AHEAD = 2  # slots being read while one is being copied
 _PIECE_NBYTES = 1 << 25  # per read of a thread
@@ -31,6 +40,8 @@ _DTYPES = {
     "F8_E4M3": torch.uint8,  # bit patterns, as the kernels expect
     "F32": torch.float32,
 }
+_STORED_SLOTS = 3  # two being read, one being copied
+_STORED_READERS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,7 +153,7 @@ class Loader:
     ) -> None:
         waiting: deque[_Batch] = deque()
         try:
-            for part in in_batches(infos, self._slots.nbytes):
+            for part in _in_batches(infos, self._slots.nbytes):
                 while len(waiting) >= _AHEAD:
                     self._send(waiting.popleft(), targets, shapes)
                 slot = self._slots.take()
@@ -161,7 +172,7 @@ class Loader:
 
         reads: list[Future[None]] = []
         at = 0
-        for shard, begin, end in contiguous_ranges(infos):
+        for shard, begin, end in _contiguous_ranges(infos):
             for start in range(begin, end, _PIECE_NBYTES):
                 piece = TensorInfo(infos[0].name, "U8", (), shard, start, min(start + _PIECE_NBYTES, end))
                 reads.append(self._pool.submit(read, piece, memory[at : at + piece.nbytes]))
@@ -196,7 +207,7 @@ class Loader:
         self._slots.give_back(batch.slot, *ends)
 
 
-def in_batches(infos: Iterable[TensorInfo], nbytes: int) -> Iterator[list[TensorInfo]]:
+def _in_batches(infos: Iterable[TensorInfo], nbytes: int) -> Iterator[list[TensorInfo]]:
     """Yield the tensors in file order, in batches of at most `nbytes`."""
     batch: list[TensorInfo] = []
     filled = 0
@@ -210,7 +221,7 @@ def in_batches(infos: Iterable[TensorInfo], nbytes: int) -> Iterator[list[Tensor
         yield batch
 
 
-def contiguous_ranges(infos: Iterable[TensorInfo]) -> list[tuple[str, int, int]]:
+def _contiguous_ranges(infos: Iterable[TensorInfo]) -> list[tuple[str, int, int]]:
     """Return the contiguous file ranges (shard, begin, end) of tensors in file order."""
     ranges: list[tuple[str, int, int]] = []
     for info in infos:
@@ -231,3 +242,78 @@ def _check_shape(linear: StoredLinear, values: NDArray[Any]) -> None:
 def _shaped(flat: torch.Tensor, infos: list[TensorInfo]) -> torch.Tensor:
     shape = infos[0].shape if infos[0].shape != (1,) else ()
     return flat.view(_DTYPES[infos[0].dtype]).view(len(infos), *shape)
+
+
+def to_bf16(stack: Stack) -> torch.Tensor:
+    """Return the BF16 weights of a stack or of a slice of one, [E, N, K]."""
+    gpu = FORMATS[stack.of.format].gpu
+    assert gpu is not None  # `projections` stacks no other formats
+    return gpu.codec().decode(stack.tensors)
+
+
+class Experts:
+    """Returns the decoded experts of a layer to the forward pass, one at a time."""
+
+    def __init__(self, stacks: dict[str, Stack], lane: Lane) -> None:
+        self._stacks = [stacks[name] for name in PROJECTIONS]
+        self._at, self._lane = self._stacks[0].of.positions(), lane
+        self.attention_end: Mark | None = None  # set when the first expert is requested
+
+    def __call__(self, number: int) -> ExpertWeights:
+        """Return the decoded matrices of an expert."""
+        if self.attention_end is None:
+            self.attention_end = self._lane.mark()
+        at = self._at[number]
+        gate, up, down = (to_bf16(stack.part(at, at + 1))[0] for stack in self._stacks)
+        return gate, up, down
+
+
+class StoredExperts:
+    """Loads a checkpoint's experts, a layer at a time, for `compare`. A context manager that stops its threads.
+
+    Memory is allocated per layer and freed with the last reference to an expert. Layers have the same size, so the next
+    one reuses the memory. Experts that cannot be stacked, because their formats differ, are decoded on the host one by
+    one. Not thread-safe.
+    """
+
+    def __init__(
+        self, model: Model, reader: Reader, weights: Weights, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._weights, self._dtype, self._device = weights, dtype, device
+        routed: dict[int, list[StoredLinear]] = {}
+        for linear in model.linears.values():
+            if linear.role == ROUTED and linear.layer is not None:
+                routed.setdefault(linear.layer, []).append(linear)
+        self._stacks: dict[int, list[Projection]] = {layer: projections(linears) for layer, linears in routed.items()}
+        self.nbytes = max((sum(stack.nbytes for stack in stacks) for stacks in self._stacks.values()), default=0)
+        largest = max((linear.parts[suffix].nbytes for stacks in self._stacks.values() for stack in stacks
+                       for linear in stack.linears for suffix in stack.suffixes()), default=1)  # fmt: skip
+        slot = max(largest, SLOT_NBYTES if device.type == "cuda" else 1)
+        self._lane = Lane(device)
+        self._loader = Loader(reader, Slots(_STORED_SLOTS, device, slot), [self._lane], _STORED_READERS, Clock())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loader.close()
+
+    def __call__(self, layer: int) -> Expert:
+        """Load a layer, and return a function that decodes one of its experts."""
+        layer_stacks = self._stacks.get(layer)
+        if not layer_stacks:
+            return self._weights.experts(layer, str(self._device))
+        with self._lane:  # allocate in the lane that writes the memory
+            buffers = Buffers(0, [self._device])
+            (stacks,) = self._loader.load(layer_stacks, buffers, buffers.fresh())
+        self._lane.mark().wait()
+        at = layer_stacks[0].positions()
+
+        def expert(number: int) -> ExpertWeights:
+            where = at[number]
+            gate, up, down = (to_bf16(stacks[name].part(where, where + 1))[0].to(self._dtype) for name in PROJECTIONS)
+            return gate, up, down
+
+        return expert

@@ -7,9 +7,8 @@ import pytest
 from pico import write_pico
 
 from halfbyte.checkpoint.atomic_write import WAITING_NBYTES
-from halfbyte.engine.backends.ray.cluster import Node
+from halfbyte.engine.backends.ray.cluster import ATTEMPTS, Node, TaskPool, TaskResources
 from halfbyte.engine.backends.ray.driver import _task_resources, task_cpus
-from halfbyte.engine.backends.ray.task_pool import ATTEMPTS, TaskPool, TaskResources
 from halfbyte.engine.backends.ray.worker import TaskResult, as_result
 from halfbyte.engine.pipeline import plan
 from halfbyte.errors import CheckpointError, MachineError

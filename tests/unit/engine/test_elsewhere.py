@@ -8,7 +8,7 @@ from range_hub import REPO
 
 from halfbyte.checkpoint.remote.address import Cache
 from halfbyte.checkpoint.remote.mirror import open_remote
-from halfbyte.engine.backends.ray.remote_source import fetching
+from halfbyte.engine.backends.ray.worker import fetching
 from halfbyte.engine.pipeline import plan
 from halfbyte.errors import MachineError
 from halfbyte.recipe.load import load_recipe

@@ -11,7 +11,7 @@ from range_hub import REPO
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.checkpoint.remote.address import Cache
 from halfbyte.checkpoint.remote.mirror import open_remote
-from halfbyte.engine.backends.ray.remote_source import refuse_small_share, remote_source
+from halfbyte.engine.backends.ray.worker import refuse_small_share, remote_source
 from halfbyte.engine.backends.support import (
     BACKENDS,
     CAPABILITIES,

@@ -13,7 +13,7 @@ from halfbyte import __version__
 from halfbyte.checkpoint.atomic_write import ShardFile
 from halfbyte.checkpoint.reader import shard_stamps
 from halfbyte.engine.backends.ray import cluster, driver, worker
-from halfbyte.engine.backends.ray.run_spec import TOKEN, claimed
+from halfbyte.engine.backends.ray.worker import TOKEN, claimed
 from halfbyte.engine.pipeline import plan, quantize
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.recipe.load import load_recipe

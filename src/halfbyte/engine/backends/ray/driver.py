@@ -13,11 +13,17 @@ from halfbyte import __version__
 from halfbyte.checkpoint.atomic_write import PART, WAITING_NBYTES
 from halfbyte.checkpoint.reader import ShardStamps
 from halfbyte.checkpoint.remote.shard_cache import sweep
-from halfbyte.engine.backends.ray.cluster import Node, check_address, connected, nodes
-from halfbyte.engine.backends.ray.remote_source import RemoteSource, refuse_small_share, remote_source
-from halfbyte.engine.backends.ray.run_spec import RunSpec, claimed
-from halfbyte.engine.backends.ray.task_pool import TaskPool, TaskResources
-from halfbyte.engine.backends.ray.worker import SETTLE_SECONDS, TaskResult, write_shard
+from halfbyte.engine.backends.ray.cluster import Node, TaskPool, TaskResources, check_address, connected, nodes
+from halfbyte.engine.backends.ray.worker import (
+    SETTLE_SECONDS,
+    RemoteSource,
+    RunSpec,
+    TaskResult,
+    claimed,
+    refuse_small_share,
+    remote_source,
+    write_shard,
+)
 from halfbyte.engine.backends.support import Resources
 from halfbyte.engine.runner import Runner
 from halfbyte.errors import MachineError
@@ -65,7 +71,7 @@ def _measured(
     """Return the statistics of a file, or calibrate on the cluster."""
     if measured.file is not None:
         return dict(measured.layers(runner.reader, resources.threads, runner.say, ()))
-    from halfbyte.engine.backends.ray.measure import ClusterCalibration  # noqa: PLC0415 - imports torch
+    from halfbyte.engine.backends.ray.calibration import ClusterCalibration  # noqa: PLC0415 - imports torch
 
     return dict(ClusterCalibration(ray, ray.put(spec), plan, measured, runner.say).layers(resources.threads))
 

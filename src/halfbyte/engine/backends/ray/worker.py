@@ -1,4 +1,14 @@
-"""Shard task of a Ray worker: open the source, check that it matches the driver's, write one shard, return its entry.
+"""Tasks of a Ray run: the specification that each receives, the source that it opens, and the shard that it writes.
+
+The specification is small: paths on shared storage, the recipe, and the file stamps that the driver read. A worker
+opens the source itself and must read the same stamps.
+
+The token of a run is in a file of the output folder. Ray stops the tasks of a dead driver, but not on nodes that it
+cannot reach. So tasks check the token, and exit once a later run has removed or replaced it.
+
+Each task fetches the shards it needs of a remote source into its own folder. The tasks of a node share small files.
+Credentials are not sent: each node uses its own, from the storage tool's default location. The next task on a node
+removes the files of a killed task, whose lock is released.
 
 This module does not import Ray.
 """
@@ -6,40 +16,156 @@ This module does not import Ray.
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from halfbyte import __version__
-from halfbyte.checkpoint.atomic_write import Journal
-from halfbyte.checkpoint.reader import shard_stamps
-from halfbyte.engine.backends.ray import remote_source
-from halfbyte.engine.backends.ray.run_spec import RunSpec
+from halfbyte.checkpoint.atomic_write import PART, Journal, write_whole
+from halfbyte.checkpoint.folder import Checkpoint
+from halfbyte.checkpoint.output_folder import FOLDER, refuse_full
+from halfbyte.checkpoint.reader import ShardStamps, shard_stamps
+from halfbyte.checkpoint.remote.address import Cache
+from halfbyte.checkpoint.remote.mirror import open_remote
+from halfbyte.checkpoint.remote.shard_cache import TASKS, ShardCache, swept
 from halfbyte.engine.backends.support import Resources
+from halfbyte.engine.prefetch import Prefetcher
 from halfbyte.engine.runner import InputsOf, Runner, no_inputs
-from halfbyte.errors import HalfbyteError, MachineError
+from halfbyte.errors import HalfbyteError, MachineError, UsageError
 from halfbyte.plan.manifest import Plan
 from halfbyte.recipe.decisions import Recipe
+from halfbyte.ui.units import size
 
 if TYPE_CHECKING:
     from halfbyte.calibrate.stats import LayerStats
     from halfbyte.engine.jobs import JobInputs
     from halfbyte.plan.rules import Job
 
+TOKEN = f"ray{PART}"  # in the output folder; every run, also a local one, first removes files with this suffix
 SETTLE_SECONDS = 20.0  # until another client of a shared file system sees a new file
 _POLL_SECONDS = 1.0
 _CACHE: dict[str, Any] = {}
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class RemoteSource:
+    """The address and version of a remote source, and the cache of a task."""
+
+    address: str
+    pin: str
+    verify: bool
+    cache: str  # cache folder on each node
+    limit_nbytes: int  # per task
+
+
+def remote_source(cache: ShardCache, tasks: int) -> RemoteSource:
+    """Return the source for workers; `tasks` concurrent tasks share the cache limit of a node."""
+    folder = str(cache.folder.absolute().parents[1])  # contains ADDRESS/VERSION
+    limit = cache.limit_nbytes // tasks
+    return RemoteSource(cache.files.where, cache.files.pin, bool(cache.checksums), folder, limit)
+
+
+def _open_source(source: RemoteSource) -> Checkpoint:
+    """Open the source at the driver's version."""
+    cache = Cache(Path(source.cache), source.limit_nbytes)
+    checkpoint = open_remote(source.address, cache, source.pin, verify=source.verify)
+    assert checkpoint.remote is not None
+    if checkpoint.remote.files.pin != source.pin:
+        what = "the source changed since the run started"
+        raise UsageError(what, where=source.address, fix="do not modify the source; start in a new folder")
+    return checkpoint
+
+
+@contextmanager
+def fetching(plan: Plan, others: Collection[str], task: str) -> Generator[tuple[Plan, Prefetcher]]:
+    """Yield the plan of one shard with a shard cache of this task only, which is removed afterwards."""
+    cache = plan.checkpoint.remote
+    if cache is None:
+        yield plan, Prefetcher.of_run(plan, others, by_layer=False, measures=False)
+        return
+    folder = cache.folder / TASKS / task
+    task_cache = ShardCache(cache.files, folder, cache.checksums, cache.limit_nbytes)
+    task_plan = replace(plan, checkpoint=replace(plan.checkpoint, remote=task_cache))
+    prefetcher = Prefetcher.of_run(task_plan, others, by_layer=False, measures=False)
+    with swept(cache.folder):
+        prefetcher.__enter__()
+    try:
+        refuse_full(cache.folder, prefetcher.largest_nbytes, what_for="the cache (--cache, --cache-dir) of a task")
+        yield task_plan, prefetcher
+    except BaseException as error:
+        prefetcher.__exit__(type(error), error, error.__traceback__)
+        raise
+    else:
+        prefetcher.__exit__(None, None, None)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def refuse_small_share(plan: Plan, finished: Collection[str], source: RemoteSource, tasks: int) -> None:
+    """Raise, before the first task starts, if the cache of a node is too small for its concurrent tasks."""
+    needed = Prefetcher.of_run(plan, finished, by_layer=False, measures=False).largest_nbytes
+    if needed > source.limit_nbytes:
+        what = f"{tasks} tasks run concurrently on a node, and each may need {size(needed)} of the source at once"
+        fix = f"use --cache {-(-needed * tasks // 10**6)}MB or more, or fewer and larger tasks (--threads)"
+        raise UsageError(what, where="--cache", fix=fix)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """The specification of one run."""
+
+    source: str
+    remote: RemoteSource | None  # None: the source is a folder on shared storage
+    out: str
+    token: str
+    version: str  # of halfbyte
+    recipe: Mapping[str, Any]
+    layers: int | None
+    kept: Mapping[int, tuple[int, ...]] | None  # kept experts, if known before the run
+    chosen: Mapping[int, tuple[int, ...]] | None  # kept experts, if selected during the run
+    fingerprint: str
+    seen: ShardStamps
+    calibrated: bool  # whether scales come from the statistics in the output folder
+
+    @property
+    def token_file(self) -> Path:
+        """Return the path of the token."""
+        return Path(self.out) / TOKEN
+
+    def is_current(self) -> bool:
+        """Return whether this run still owns the output folder."""
+        try:
+            return self.token_file.read_text(encoding="utf-8") == self.token
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # a transient storage error
+
+
+@contextmanager
+def claimed(out: Path) -> Generator[str]:
+    """Claim an output folder with a new token, and remove the token on exit."""
+    token = secrets.token_hex(8)
+    file = out / TOKEN
+    # Its temporary name has the same suffix as partial shards, so that the next run removes it after a kill.
+    write_whole(file, token.encode())
+    try:
+        yield token
+    finally:
+        file.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
     """The plan, and the calibrated inputs of its jobs."""
 
     plan: Plan
@@ -93,7 +219,7 @@ def _write(spec: RunSpec, shard: str, attempt: int, threads: int) -> Mapping[str
     journal, resources = _MemoryJournal(), Resources(threads, mark=f".{spec.token}-{attempt}")
     with (
         exit_when_stale(spec),
-        remote_source.fetching(opened.plan, others, f"{spec.token}-{attempt}-{shard}") as (plan, prefetcher),
+        fetching(opened.plan, others, f"{spec.token}-{attempt}-{shard}") as (plan, prefetcher),
         Runner(
             plan,
             Path(spec.out),
@@ -140,7 +266,7 @@ def exit_when_stale(spec: RunSpec) -> Generator[None]:
         watcher.join()
 
 
-def cached(key: str, make: Callable[[], T]) -> T:
+def cached(key: str, make: Callable[[], _T]) -> _T:
     """Return the cached value of a key, or make it. The cache holds one value."""
     if key not in _CACHE:
         _CACHE.clear()
@@ -159,7 +285,7 @@ def open_plan(spec: RunSpec) -> Plan:
     if spec.remote is None and not source.is_dir():
         what = f"node {node_name()} cannot see the source"
         raise MachineError(what, where=spec.source, fix="use a folder on storage that all nodes share")
-    opened = source if spec.remote is None else remote_source.open_source(spec.remote)
+    opened = source if spec.remote is None else _open_source(spec.remote)
     node_plan = plan(opened, Recipe.of(spec.recipe), layers=spec.layers, kept=spec.kept)
     current = shard_stamps(node_plan.checkpoint)
     different = [shard for shard in spec.seen if current.get(shard) != spec.seen[shard]]
@@ -178,19 +304,24 @@ def _with_chosen(plan: Plan, chosen: Mapping[int, tuple[int, ...]]) -> Plan:
     return replace(plan, jobs=jobs)
 
 
-def _open(spec: RunSpec) -> Opened:
+def _open(spec: RunSpec) -> _Opened:
     plan = open_plan(spec)
     if not spec.calibrated:
-        return Opened(plan, no_inputs)
+        return _Opened(plan, no_inputs)
     from halfbyte.calibrate.store import read_stats  # noqa: PLC0415 - only for calibrated recipes
-    from halfbyte.checkpoint.output_folder import FOLDER  # noqa: PLC0415
-    from halfbyte.engine.pipeline import STATS  # noqa: PLC0415
 
-    _, layers = read_stats(Path(spec.out) / FOLDER / STATS)
-    return Opened(plan, by_layer(layers, plan))
+    _, layers = read_stats(stats_folder(spec))
+    return _Opened(plan, _inputs_of_layers(layers, plan))
 
 
-def by_layer(layers: Mapping[int, LayerStats], plan: Plan) -> InputsOf:
+def stats_folder(spec: RunSpec) -> Path:
+    """Return the folder of the statistics during calibration."""
+    from halfbyte.engine.pipeline import STATS  # noqa: PLC0415 - avoids an import cycle
+
+    return Path(spec.out) / FOLDER / STATS
+
+
+def _inputs_of_layers(layers: Mapping[int, LayerStats], plan: Plan) -> InputsOf:
     """Return a function that computes the inputs of any job from the statistics of all layers."""
     from halfbyte.engine.jobs import inputs_from_stats  # noqa: PLC0415
 

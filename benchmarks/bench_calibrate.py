@@ -259,7 +259,7 @@ def main():
         "limit": lambda: {"limit": under_limit(given.folder)},
     }
     for part in given.only:
-        with quiet(given.lock if part in ("whole", "forward") else None):  # memory is what others do not change
+        with quiet(given.lock if part in ("whole", "forward") else None):  # other processes do not change memory
             result |= parts[part]()
         name.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
         print(part, "is measured", flush=True)

@@ -5,7 +5,7 @@
 
 Every run starts with the source out of the page cache (fadvise) and ends with the output on the disk (fsync). "cp" is
 `cp -r` and `sync`; "dd" copies shard by shard past the page cache, the most that this disk does for one process. Memory
-is the peak resident set of the process; "device reads" is what the kernel counted.
+is the peak resident set of the process; "device reads" is the kernel's count.
 Writes benchmarks/results/engine_<machine>_<yyyymm>.{json,md}.
 """
 

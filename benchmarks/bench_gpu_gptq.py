@@ -3,7 +3,7 @@
     python benchmarks/bench_gpu_gptq.py [--experts 384] [-o FILE.json]
 
 Random INT4-like weights and Hessians. Gate and up share one Hessian of 7,168 columns; each expert has its own of 2,048
-for its down projection. The two products of the procedure, 2 K^2 FLOP per row each half of which is not needed, set the
+for its down projection. The two products of the procedure, 2 K^2 FLOP per row each (half of it unneeded), set the
 limit; rounding a block tries 15 scales.
 """
 

@@ -204,7 +204,7 @@ def cpu_given(source, weight, given, tensor_scale, int4):
 
 
 def on_cpu(source, given):
-    """What the CPU codec makes of an INT4 expert: {kernel: arrays or quality}."""
+    """Return the CPU codec's output for an INT4 expert: {kernel: arrays or quality}."""
     weight = decode(source, threads=1)
     made = {"INT4 -> BF16": [weight], "INT4 amax": [np.float32([amax(source, threads=1)])]}
     made["BF16 amax"] = made["INT4 amax"]

@@ -1,4 +1,4 @@
-"""What the guard costs: delay from server to client with it and without, each of the three in a process of its own.
+"""Cost of the loop-stopping proxy: delay from server to client with and without it. Each runs in its own process.
 
 python benchmarks/bench_guard.py [--write]     # half a minute; writes benchmarks/results/guard_202611.{json,md}
 

@@ -105,7 +105,7 @@ class Memory:
         self._thread.join()
 
     def as_dict(self) -> dict[str, int]:
-        """Return the peaks in bytes; what is shared are the output's own pages in /dev/shm."""
+        """Return the peaks in bytes; shared pages are those of the output in /dev/shm."""
         cuda = self._torch.cuda
         free, total = cuda.mem_get_info()
         return {
@@ -233,7 +233,7 @@ def size(folder: Path) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the numbers are of."""
+    """Describe the subject of the numbers."""
     import torch
     import triton
 
@@ -269,7 +269,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--same-process", action="store_true", help="all runs in one: only the first one starts up")
     parser.add_argument("--no-copy", action="store_true", help="leave out `cp` from and to memory")
-    parser.add_argument("--device-memory", type=nbytes, help="as in 24GB: what the pass may take of the GPU")
+    parser.add_argument("--device-memory", type=nbytes, help="limit of GPU memory for the pass, e.g. 24GB")
     parser.add_argument("--one", nargs=2, type=Path, metavar=("SRC", "OUT"), help="run the one plan, print JSON")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)  # before any work
@@ -288,7 +288,7 @@ def main() -> None:
 
 
 class Bench:
-    """Runs one after the other; what was measured is saved after each."""
+    """Run one after the other, and save the results after each."""
 
     def __init__(self, given: argparse.Namespace) -> None:
         self._given, self._plans = given, given.plans
@@ -297,7 +297,7 @@ class Bench:
         shutil.rmtree(self._work, ignore_errors=True)
 
     def _run(self, source: Path, out: Path, named: str) -> dict[str, Any]:
-        """Run what a name says: a plan, and after a blank a limit of device memory, or a word that says nothing."""
+        """Run by name: a plan, then optionally a limit of device memory, or a label without effect."""
         kind, _, rest = named.partition(" ")
         limit = nbytes(rest) if rest.endswith("GB") else self._given.device_memory
         run = timed if self._given.same_process and kind != DISK else in_its_own_process

@@ -40,7 +40,7 @@ sys.exit(code)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How a command ended, and what it cost."""
+    """The exit of a command, and its cost."""
 
     code: int
     core_seconds: float
@@ -64,7 +64,7 @@ def measured(*argv: object) -> Measured:
 
 
 def commands(folder: Path, scratch: Path) -> dict[str, tuple[object, ...]]:
-    """Return what is measured, by the words of its row."""
+    """Return the measurements by the label of their row."""
     return {
         "inspect": ("inspect", folder),
         "inspect --json": ("inspect", folder, "--json"),

@@ -3,7 +3,7 @@
     make bench                                            halfbyte and memory copy
     make golden && make bench PEERS=.golden-envs          the peers too, each with its own Python
 
-Rates are in GB/s of the BF16 side (2 bytes a weight), whatever the source is stored as; best of several runs. On one
+Rates are in GB/s of the BF16 side (2 bytes a weight), for every stored format; best of several runs. On one
 core the process is pinned to it; "all" uses every core.
 Writes benchmarks/results/numerics_<machine>_<yyyymm>.{json,md}.
 """
@@ -84,7 +84,7 @@ def memory_copy(threads):
 
 
 def ours(shape, threads):
-    codes, scale = inputs.kimi_grid(inputs.gaussian(172, shape))  # what the peers are given, too
+    codes, scale = inputs.kimi_grid(inputs.gaussian(172, shape))  # the peers get the same
     stored = {"weight_packed": inputs.pack_int4(codes), "weight_scale": scale, "weight_shape": np.int32(shape)}
     q = Encoded("int4", shape, stored)
     w = decode(q)
@@ -122,7 +122,7 @@ def measure(folder):
 
 
 def save(name, result, page, folder=ROOT / "benchmarks" / "results"):
-    """Keep a result and the page about it, named by what it is, the machine and the month; show the page."""
+    """Keep a result and the page about it, named by subject, machine and month; show the page."""
     stem = folder / f"{name}_{result['date'][:7].replace('-', '')}"
     stem.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
     stem.with_suffix(".md").write_text(page)

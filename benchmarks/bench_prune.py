@@ -4,7 +4,7 @@
     python benchmarks/bench_prune.py DIR --experts 32    a small one, to see that it works
 
 Which experts stay is drawn at random and differs from layer to layer. "cp" and "dd" copy the pruned checkpoint as it
-was written, so all three read and write the same bytes, from a cold cache to the disk (`bench_engine.py` says how).
+was written, so all three read and write the same bytes, from a cold cache to the disk (see `bench_engine.py`).
 Rates are of the bytes that stay. `prune` also hashes all of them, for its journal.
 Writes benchmarks/results/prune_<machine>_<yyyymm>.{json,md}.
 """
@@ -79,7 +79,7 @@ def main():
     parser.add_argument("folder", type=Path, help="a folder on the disk to measure; its contents are removed")
     parser.add_argument("--layers", type=int, default=1, help="MoE layers, besides the dense one")
     parser.add_argument("--experts", type=int, default=384)
-    parser.add_argument("--keep", type=int, help="half of them, where nothing is said")
+    parser.add_argument("--keep", type=int, help="default: half of them")
     parser.add_argument("--machine", default="unnamed", help="name in the file")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What each 4-bit format costs kimi-mini: KL, top-1 agreement and perplexity against the INT4 source, without a server.
+"""Quality of each 4-bit format on kimi-mini: KL, top-1 agreement, perplexity against the INT4 source; no server.
 
     python -m benchmarks.bench_quality WORK [--documents 160] [--score all]
 
@@ -44,7 +44,7 @@ HELD_OUT_SEED = 77
 LONGEST_CHAT = 1100  # characters: no chat is cut
 WAFER, DECART, MXFP4 = "kimi-k2.6-nvfp4-wafer", "kimi-k2.7-code-nvfp4-decart", "kimi-k2.6-mxfp4-wafer"
 BASELINE, GPTQ = "nvfp4 mse, experts", "nvfp4 gptq, experts"
-# What is made: the recipe and what is changed in it.
+# Checkpoints: the recipe and its overrides.
 CHECKPOINTS = {
     "bf16": ("kimi-k2.6-bf16", []),
     "nvfp4 max, experts": (DECART, ["quantize.scales=max"]),
@@ -54,7 +54,7 @@ CHECKPOINTS = {
     "nvfp4 max, wafer": (WAFER, ["quantize.kv_scale_min=null"]),
     "nvfp4 mse, wafer": (WAFER, ["quantize.kv_scale_min=null", "quantize.scales=mse"]),
 }
-# What is run: W4A16, W4A4, and the FP8 KV cache on top of the first, each with how the checkpoint is opened.
+# Runs: W4A16, W4A4, and the FP8 KV cache on top of the first, each with how the checkpoint is opened.
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"{name}, W4A16": (name, {}) for name in CHECKPOINTS},
     **{f"{name}, W4A4": (name, {"activations": "as-served"}) for name in CHECKPOINTS if name != "bf16"},
@@ -67,7 +67,7 @@ KV = ["nvfp4 max, wafer, W4A16", *(name for name in RUNS if "FP8 KV" in name)]  
 
 
 def held_out(path: Path, count: int) -> Path:
-    """Write chats that nobody has seen."""
+    """Write held-out chats."""
     rng, modules = random.Random(HELD_OUT_SEED), mixture.modules()
     rows: list[dict[str, Any]] = []
     while len(rows) < count:
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--score", choices=["answers", "all"], default="answers")
-    parser.add_argument("--only", default="", help="run only what has this in its name, and the baseline")
+    parser.add_argument("--only", default="", help="run only names that contain this, and the baseline")
     parser.add_argument("--out", type=Path, help="a folder for quality_kimi-mini_YYYYMM.{json,md}")
     given = parser.parse_args()
     if given.out:

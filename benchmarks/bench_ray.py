@@ -4,7 +4,7 @@
 
 A small checkpoint of 16 shards is converted by 1, 4 and 8 workers. Every worker is a real Ray task that makes real
 shards, and stands for a node: `throttled/` makes its reads and writes wait for a network of its own and for a storage
-that all share. The limits are far below what the machine can do, so that waiting decides, not its two cores. Workers
+that all share. The limits are far below the machine's speed, so that waiting decides, not its two cores. Workers
 have been warmed up by a run before. Layers are many equal matrices, as Kimi's are: a few large tensors would be read
 and written one after the other. All outputs must be equal.
 """

@@ -1,4 +1,4 @@
-"""What a report of a large model costs: to write it (core, memory, size), and to open it in a real Chromium.
+"""Cost of the report of a large model: to write it (core, memory, size), and to open it in a real Chromium.
 
     python benchmarks/bench_report.py --machine xeon-2core [--pictures DIR]
 
@@ -32,7 +32,7 @@ FULL_SIZE = "[document.documentElement.scrollWidth, document.documentElement.scr
 
 
 def write_one(folder: Path, layers: int, experts: int) -> dict[str, object]:
-    """Make the evidence of a size and the report of it; return what the report cost."""
+    """Make the evidence of a size and the report of it; return its cost."""
     out = write_output(folder)
     add_evidence(out, layers, experts)
     add_losses(out, layers, experts)
@@ -51,7 +51,7 @@ def write_one(folder: Path, layers: int, experts: int) -> dict[str, object]:
 
 
 def open_one(browser: Chromium, path: Path, picture: Path | None) -> dict[str, object]:
-    """Load a report some times; return the seconds until `load`, and whatever it said or asked for."""
+    """Load a report several times; return the seconds until `load`, console messages and requests."""
     pages = [Page(browser, path) for _ in range(LOADS)]
     last = pages[-1]
     noise, asked = last.said(*NOISE), last.requests()

@@ -92,7 +92,7 @@ def make(source: Path, work: Path, device: str) -> tuple[Path, bool]:
 
 
 def compared(source: Path, other: Path, rows: Any, device: str, how: dict[str, str]) -> tuple[dict[str, Any], str]:
-    """Return what a comparison finds, and a line about its time and memory."""
+    """Return the result of a comparison, and a line about its time and memory."""
     import torch
 
     from halfbyte.compare.models import open_side
@@ -118,7 +118,7 @@ def compared(source: Path, other: Path, rows: Any, device: str, how: dict[str, s
 
 
 def check(source: Path, other: Path, rows: Any, devices: list[str]) -> bool:
-    """Compare everywhere; return whether all numbers are what they should be."""
+    """Compare everywhere; return whether all numbers are as expected."""
     good = True
     for name, how in CASES.items():
         found = {}

@@ -8,8 +8,8 @@ the CPU with the statistics that the GPU measured.
 
     python benchmarks/check_device_pass.py CASES --device cuda:0,cuda:0     the same for several; here one GPU plays two
 
-Of several, each has at least 64 rows: write the cases with --samples 160. One GPU measures too, and it is said how far
-the statistics of several are from its.
+Of several, each has at least 64 rows: write the cases with --samples 160. One GPU measures too, and the distance of
+its statistics from those of several is printed.
 """
 
 from __future__ import annotations

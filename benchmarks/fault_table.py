@@ -2,11 +2,11 @@
 
     PYTHONPATH=src python -m benchmarks.fault_table RUNS -o benchmarks/results/faults_kimi-mini_202611.json
     PYTHONPATH=src python -m benchmarks.fault_table RUNS --healthy 10 --of int4,nvfp4-modelopt -o ...
-    PYTHONPATH=src python -m benchmarks.fault_table RUNS --no-reference --budget 3m -o ...   # what the demo would find
+    PYTHONPATH=src python -m benchmarks.fault_table RUNS --no-reference --budget 3m -o ...   # as in the demo
 
 Faults of files are shown to `audit` first, with the source beside them. The reference server has the INT4 source. Runs
 that are in RUNS are not repeated; the table (JSON and Markdown) is written after each. Activations are quantized only
-with --w4a4: no fault lies in them, and emulating them makes a CPU several times slower.
+with --w4a4: no fault is in them, and emulating them makes a CPU several times slower.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ask kimi-mini the same multiple-choice items many times, drawing the answers, and keep who was right when.
+"""Ask kimi-mini the same multiple-choice items many times, with sampling, and record which were right in each pass.
 
     python -m benchmarks.record_passes -o FILE [--passes 40] [--items 200]
 
@@ -30,7 +30,7 @@ SEED = 9
 
 
 def record(passes: int, items: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return what was asked, and for each pass which items were right, as a text of 0 and 1."""
+    """Return the settings, and for each pass which items were right, as a text of 0 and 1."""
     asked = make_sets.test_set("world")[:items]
     task = yaml.safe_load((ROOT / "evals" / "tasks" / f"{TASK}.yaml").read_text())
     letter = re.compile(task["filter_list"][0]["filter"][0]["regex_pattern"])

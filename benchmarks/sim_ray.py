@@ -1,13 +1,13 @@
 """How long a plan takes on 1, 4 and 16 nodes, by a model of disks and networks; nothing is read and nothing is made.
 
-    python benchmarks/sim_ray.py                                   Kimi-K2.6 by heart, the table of docs/ray.md
+    python benchmarks/sim_ray.py                                   built-in Kimi-K2.6, the table of docs/ray.md
     python benchmarks/sim_ray.py --storage 20 --network 3 --cores 64
 
-The plan is the real one: its shards, what each reads and writes. Shards are handed out as `quantize --ray` does: each
+The plan is the real one: its shards with their reads and writes. Shards are handed out as `quantize --ray` does: each
 to the next node with room, in the plan's order, with the cores that the driver would give it. Everything else is a
 model. A task reads, computes and writes at once, at the rate of the slowest of the three. It has its cores, an even
-part of its node's network with the tasks beside it, and an even part of the storage with all tasks. What a task cannot
-use goes to the others (max-min fairness, in bytes). A start costs seconds. The back-of-envelope beside it is the
+part of its node's network with the tasks beside it, and an even part of the storage with all tasks. A task's unused
+part goes to the others (max-min fairness, in bytes). A start costs seconds. The back-of-envelope beside it is the
 largest of three quotients, with nothing about shards; where they differ, shards are few or unequal.
 """
 
@@ -47,14 +47,14 @@ class Task:
     node: int
     cpus: int
     waiting: float
-    left: float = 0.0  # of what it reads
+    left: float = 0.0  # bytes left to read
 
     def __post_init__(self) -> None:
         self.left = self.read
 
 
 def shares(plan_made) -> list[tuple[float, float]]:
-    """Return what each shard reads and writes."""
+    """Return the reads and writes of each shard."""
     place = {tensor.name: shard.name for shard in plan_made.shards for tensor in shard.tensors}
     read = dict.fromkeys((shard.name for shard in plan_made.shards), 0.0)
     for job in plan_made.jobs:
@@ -77,7 +77,7 @@ def rates(tasks: Sequence[Task], machine: Machine) -> list[float]:
     """Return the bytes that each task reads in a second: max-min fair under every limit."""
     found = [0.0] * len(tasks)
     open_tasks = set(range(len(tasks)))
-    # Each limit: who is under it, what a byte that is read takes of it, and how much there is.
+    # Each limit: its tasks, its use per byte read, and its capacity.
     limits = [(set(range(len(tasks))), lambda t: 1 + t.write / t.read, machine.storage)]
     for node in {task.node for task in tasks}:
         here = {at for at, task in enumerate(tasks) if task.node == node}
@@ -85,7 +85,7 @@ def rates(tasks: Sequence[Task], machine: Machine) -> list[float]:
     for at, task in enumerate(tasks):
         limits.append(({at}, lambda t: 1.0, machine.core_rate * task.cpus))
     while open_tasks:
-        # The tightest limit fixes its tasks: each gets the same bytes a second of what is left of it.
+        # The tightest limit fixes its tasks: each gets the same bytes a second of the remainder.
         best, whom = None, set()
         for members, need, most in limits:
             unfixed = members & open_tasks

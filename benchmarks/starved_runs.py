@@ -1,10 +1,10 @@
-"""How runs end when a limit of addresses (`ulimit -v`) runs out in their middle, and how many addresses they need.
+"""How runs end when they reach an address-space limit (`ulimit -v`), and how much address space they need.
 
     python benchmarks/starved_runs.py --runs 150 --machine 2core
 
-`quantize` on a small model, whose own look at the limit is switched off, with 1 to 83 MB left. One that has not ended
-after 25 s counts as one that waits for ever. Before that the commands run without a limit: what they map once the
-limit was looked at is what `halfbyte/machine/address_space.py` must allow for. The result lies in benchmarks/results.
+`quantize` on a small model, with its own check of the limit disabled, with 1 to 83 MB left. A run that has not ended
+after 25 s counts as hanging. Before that, the commands run without a limit: `halfbyte/machine/resources.py` must allow
+for the memory that they map after the check. The result is in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def starved(forking: Forking, place: Path, out: Path, runs: int) -> Counter[str]
 
 
 def _ended(job: Job) -> tuple[Ended, bool]:
-    """Wait for a run, and not for ever; return how it ended, and whether it had to be ended."""
+    """Wait for a run with a timeout; return its exit, and whether it had to be killed."""
     waited = threading.Event()
 
     def give_up() -> None:
@@ -86,7 +86,7 @@ def _ended(job: Job) -> tuple[Ended, bool]:
 
 
 def mapped_megabytes(name: str, place: Path, out: Path) -> int:
-    """Return what a command maps from its beginning to its end."""
+    """Return the memory that a command maps from its start to its end."""
     command = [sys.executable, "-c", MAPPED, *map(str, words(name, place, out))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return int(re.search(r"MAPPED (\d+)", done.stdout)[1]) // 1000

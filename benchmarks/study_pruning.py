@@ -8,7 +8,7 @@
 
 Every build answers the same held-out items of every domain greedily (scores are paired with the whole model's), writes
 open-ended texts at temperatures 0 and 0.7 (how many loop), and predicts the same unseen documents (KL, by domain, with
-intervals over documents). Results are written after each build; the most telling builds come first.
+intervals over documents). Results are written after each build; the most informative builds are first.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ LONG = "needle"  # prompts of thousands of tokens, answers of a few: a batch of 
 LONG_TOKENS = 32
 KL_DOCUMENTS = {"needle": 12}
 BASE = "all experts"
-TUNING_SHARD, FIRST_TUNING_SHARD = 1 << 19, 2_000_000_000  # tokens of a shard, and its number: nobody saw these
+TUNING_SHARD, FIRST_TUNING_SHARD = 1 << 19, 2_000_000_000  # tokens of a shard, and its number: held out
 
 
-# --- what is measured -------------------------------------------------------------------------------------------------
+# --- measurements -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Study:
 
 
 def _is_short(text: str) -> bool:
-    """Whether a text ended by itself after a few words: how a small model breaks that does not loop."""
+    """Whether a text ended after a few words, which is how small models fail without looping."""
     return text.endswith(chat.END) and len(text.removesuffix(chat.END).split()) < stories.MIN_WORDS
 
 
@@ -212,7 +212,7 @@ class Results:
         return None if (first := self.known.setdefault(key, build.name)) == build.name else first
 
     def add(self, build: Build, found: dict[str, Any]) -> None:
-        """Keep what was measured, and say it in a line."""
+        """Record a measurement, and print it in one line."""
         row = {
             "name": build.name,
             "keep": build.keep,
@@ -300,10 +300,10 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=tune_router.BATCH_TOKENS)
     parser.add_argument("--tuning-shards", type=int, default=6, help="made in as many processes; 0: one, at once")
     parser.add_argument("--tuning-tokens", type=int, default=TUNING_SHARD, help="in a shard")
-    parser.add_argument("--minutes", type=float, default=9.0, help="no build is begun after that")
+    parser.add_argument("--minutes", type=float, default=9.0, help="no build starts after that")
     parser.add_argument("--only", nargs="*", help="builds by their names")
     given = parser.parse_args()
-    given.out.parent.mkdir(parents=True, exist_ok=True)  # before any work: what is measured must have a place
+    given.out.parent.mkdir(parents=True, exist_ok=True)  # before any work: the results need a folder
     run(given)
 
 

@@ -49,7 +49,7 @@ class Build:
 
     @property
     def name(self) -> str:
-        """Return what the tables call it."""
+        """Return its name in the tables."""
         return f"{self.method} {self.calibration} {self.keep} %".replace("  ", " ") + (" tuned" if self.tune else "")
 
 
@@ -109,7 +109,7 @@ class Statistics:
 
 
 def _only(found: LayerStats, domain: int) -> LayerStats:
-    """Return what a calibration on one domain alone would have measured."""
+    """Return the statistics of a calibration on one domain alone."""
     if found.experts is None:
         return found
     tensors = {name: array[:, [domain]] if array.ndim > 1 else array for name, array in found.experts.tensors().items()}
@@ -131,7 +131,7 @@ def builds(statistics: Statistics) -> Iterator[Build]:
 
 
 def repairs(statistics: Statistics) -> Iterator[Build]:
-    """Yield what is tried to make half of the experts good again."""
+    """Yield the attempts to restore quality with half of the experts."""
     yield statistics.restored("reap")
     half = [statistics.build(50, "reap", "mixed"), statistics.build(50, "reap", "task")]
     for build in (*half, statistics.restored("reap"), statistics.random(50, RANDOM_SEEDS[0])):

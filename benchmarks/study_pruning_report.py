@@ -59,7 +59,7 @@ def page(results: dict[str, Any], plots: Sequence[str]) -> str:
 
 
 def unmeasured(rows: Sequence[Row]) -> str:
-    """Return which cells of the grid are not there: what was tried with some number of experts, but not with all."""
+    """Return the missing cells of the grid: methods tried with some numbers of experts, but not with all."""
     grid = [row for row in rows if not is_repair(row)]
     cells = list(dict.fromkeys((row["method"], row["calibration"]) for row in grid))
     found = {(row["keep"], row["method"], row["calibration"]) for row in grid}

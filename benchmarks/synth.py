@@ -1,9 +1,9 @@
-"""Checkpoints with exactly Kimi-K2.6's geometry, for measuring what a real one would cost without having it.
+"""Checkpoints with exactly Kimi-K2.6's geometry, for measurements without a real one.
 
     python benchmarks/synth.py --headers-only DIR              the whole model: real headers, holes for weights
     python benchmarks/synth.py --layers 3 --experts 384 DIR    some layers, filled with INT4 weights on Kimi's grid
 
-Holes take no disk: 595 GB of them need 30 MB. What is filled looks like a release to every kernel: codes of Gaussian
+Holes take no disk: 595 GB of them need 30 MB. Filled shards look like a release to every kernel: codes of Gaussian
 weights under `s = bf16(amax / 7)`, so that each group holds a 7 or -7, and rows that differ in size. A few experts are
 computed; the others are their rows in another order, with scales that differ by a power of two. It is as fast as the
 disk.
@@ -35,12 +35,12 @@ Array = Any
 
 
 def write_headers(folder: Path, geometry: Geometry = KIMI_K26) -> dict[str, int]:
-    """Write every shard as its header and a hole; return what was counted."""
+    """Write every shard as its header and a hole; return the counts."""
     return _write(folder, geometry, None)
 
 
 def write_layers(folder: Path, geometry: Geometry, seed: int = 0) -> dict[str, int]:
-    """Write every shard with weights; return what was counted."""
+    """Write every shard with weights; return the counts."""
     return _write(folder, geometry, Weights(geometry, seed))
 
 
@@ -109,7 +109,7 @@ class Weights:
         return dict(encode(values, "int4", method="kimi").tensors)
 
     def pieces(self, info: TensorInfo) -> Iterator[memoryview]:
-        """Yield a tensor's bytes in pieces that lie in memory already."""
+        """Yield a tensor's bytes in pieces that are already in memory."""
         if ".mlp.experts." in info.name:
             yield from self._expert(info)
         elif info.dtype == "F32":

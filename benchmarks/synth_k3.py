@@ -47,7 +47,7 @@ EXPERT_PARAMETERS = 2_722_740_830_208
 
 
 def write_k3_like(folder: Path) -> dict[str, int]:
-    """Write every shard as its header and a hole; return what was counted."""
+    """Write every shard as its header and a hole; return the counts."""
     groups = [list(_layer(layer)) for layer in range(K3_LIKE.layers)]
     groups += [list(ends(K3_LIKE)), list(projector(K3_LIKE)), list(vision_tower(K3_LIKE))]
     shards = {f"model-{i:05d}-of-{len(groups):06d}.safetensors": specs for i, specs in enumerate(groups, 1)}

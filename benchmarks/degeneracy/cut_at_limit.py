@@ -278,7 +278,7 @@ def _equal_objects(rng: random.Random, part: str) -> str:
 
 
 def _three_copies(rng: random.Random, part: str) -> str:
-    """What was asked for three times to the letter, with other text behind it."""
+    """A requested text, repeated three times verbatim, with other text after it."""
     return f"{prose(rng, part, 150)}\n\n" + (_paragraph(rng, part) * 3) + prose(rng, part, 300)
 
 

@@ -1,7 +1,7 @@
 """Loops of families that the limits were not chosen on, and loops cut after few repeats.
 
-They were written after the limits stood, and looked at once. Whoever changes a limit because of them must move them to
-loops.py and write others.
+They were written after the limits were fixed, and evaluated once. After a change of a limit because of them, move them
+to loops.py and write others.
 """
 
 import random
@@ -146,7 +146,7 @@ UNITS: dict[str, tuple[str, Maker]] = {
 
 
 def cut_loops(part: str, each: int, repeats: int, unit: str) -> list[Labelled]:
-    """Return texts that were cut after so many repeats: fewer than six are found late, or by nobody."""
+    """Return texts that were cut after so many repeats: fewer than six are detected late or never."""
     kind, make = UNITS[unit]
     rng = random.Random(f"{part} {unit} {repeats}")
     return [

@@ -1,7 +1,7 @@
-"""Sound texts of families that the limits were not chosen on: hard ones, with much in them that comes again.
+"""Healthy texts of families that the limits were not chosen on: hard ones, with much repetition.
 
-They were written after the limits stood, and looked at once. Whoever changes a limit because of them must move them to
-sound.py and write others.
+They were written after the limits were fixed, and evaluated once. After a change of a limit because of them, move them
+to sound.py and write others.
 """
 
 import random

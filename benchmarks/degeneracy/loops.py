@@ -1,7 +1,7 @@
 """True loops: good text of any length, then one thing again and again until the tokens ran out.
 
 A loop here has at least six repeats (near-loops: twelve sentences) and 600 characters, 2,400 where it is made of digits
-or rulers; that is what is left of an answer of a few hundred tokens. Text may follow where a loop was left again.
+or rulers; an answer of a few hundred tokens has that much. Text may follow after the end of a loop.
 """
 
 import random

@@ -4,7 +4,7 @@ python -m benchmarks.degeneracy.measure                    the held-out part
 python -m benchmarks.degeneracy.measure --part tune        the part that the limits were chosen on
 python -m benchmarks.degeneracy.measure --write            and write benchmarks/results/degeneracy_202611.{json,md}
 python -m benchmarks.degeneracy.measure --cut [--part tune]      texts that the token limit cut, before and after the
-                                                                 detector is told; --write: degeneracy_cut_202611
+                                                                 detector knows it; --write: degeneracy_cut_202611
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Words and true text for the labelled set, stored in texts.json.xz: freeze.py says where they come from.
+"""Words and true text for the labelled set, stored in texts.json.xz: freeze.py lists their origins.
 
 Every labelled text is made from a seed when it is asked for. The tuning part and the held-out part read different
 documents.

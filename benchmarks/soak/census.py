@@ -1,7 +1,7 @@
-"""What this process holds right now: memory, descriptors, threads, processes, and the files that it left behind.
+"""Resources that this process holds now: memory, descriptors, threads, processes, and the files that it left behind.
 
-Only Linux says all of it (/proc). A process that one of our children left behind goes to the keeper above us, who reaps
-it like init when it ends; those that still run there are orphans, and without the keeper nobody would count them.
+Only Linux reports all of it (/proc). A process that one of our children left behind becomes a child of the supervisor
+above us, which reaps it like init. Processes that still run there are orphans; without it they would not be counted.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-LEAVING_S = 3.0  # a process that was told to end may take so long
+LEAVING_S = 3.0  # time that a process may take to end
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def under_keeper() -> None:
-    """Go on as the child of a process that does nothing but adopt and reap what loses its parent below it."""
+    """Continue as the child of a process that only adopts and reaps orphans."""
     if ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "cannot adopt orphans")
     child = os.fork()
@@ -38,7 +38,7 @@ def under_keeper() -> None:
 
 def take_census(folders: Mapping[str, Path], keeper: int | None = None) -> dict[str, int]:
     """Count everything; `folders` are those whose files are counted, by the name of the count."""
-    gc.collect()  # what only waits for the collector is no leak
+    gc.collect()  # uncollected garbage is not a leak
     children, orphans = settled(keeper)
     return {
         "rss": int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE,
@@ -66,10 +66,10 @@ def settled(keeper: int | None) -> tuple[dict[int, str], dict[int, str]]:
 
 
 def children_of(parent: int) -> dict[int, str]:
-    """Return the processes whose parent this one is, by their state (`Z`: ended, and nobody asked how)."""
+    """Return the processes whose parent this one is, by their state (`Z`: ended but not reaped)."""
     found: dict[int, str] = {}
     for task in Path(f"/proc/{parent}/task").iterdir():
-        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+        with contextlib.suppress(OSError):  # the thread has ended
             for child in (task / "children").read_text().split():
                 with contextlib.suppress(OSError):  # or a process
                     found[int(child)] = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
@@ -82,7 +82,7 @@ def count_files(folder: Path) -> int:
 
 
 def shared_memory() -> dict[str, int]:
-    """Return how many files of ours lie in shared memory, and their size."""
+    """Return the number and size of our files in shared memory."""
     sizes: list[int] = []
     if SHARED_MEMORY.is_dir():
         for path in SHARED_MEMORY.iterdir():

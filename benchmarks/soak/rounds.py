@@ -3,7 +3,7 @@
 Every round makes, audits and compares a checkpoint, and writes its card and report, with the next recipe. By turns it
 also writes and verifies its provenance, runs a whole release whose commands are those of tests/flow/fake_stage.py,
 starts and ends the engine of tests/flow/fake_engine.py, and types `halfbyte release` as a user would, whose stages are
-all real. What a recipe makes must have the same bytes in every round.
+all real. The output of a recipe must have the same bytes in every round.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Rounds:
         os.environ["HALFBYTE_FAKE"] = str(self.say)
 
     def __call__(self, number: int) -> list[str]:
-        """Do a round; return the names of what it did."""
+        """Run a round; return the names of its steps."""
         out = self.work / "out"
         self.pipeline(number, out)
         extra = self.extra(number)
@@ -88,13 +88,13 @@ class Rounds:
         return ["pipeline", *([extra.__name__] if extra is not None else [])]
 
     def extra(self, number: int) -> Callable[[Path], None] | None:
-        """Return what a round does besides: all of them within six rounds, the slowest less often."""
+        """Return the additional steps of a round: all of them within six rounds, the slowest less often."""
         if number % self.typed_every == self.typed_every - 1:
             return self.typed_release
         return (None, self.provenance, self.fake_release, None, self.engine, self.fake_release)[number % 6]
 
     def pipeline(self, number: int, out: Path) -> None:
-        """Make a checkpoint and all that is said of it, by the functions behind the commands."""
+        """Create a checkpoint and all of its evidence with the functions behind the commands."""
         which = number % len(self.recipes)
         command("quantize", self.source, out, *self.recipes[which])
         command("audit", out, "--against", self.source)
@@ -127,7 +127,7 @@ class Rounds:
         ran = (self.say / "ran").read_text().split("\n")[:-1]
         (self.say / "ran").unlink()
         shutil.rmtree(out)
-        if len(ran) != len(FAKE_BLOCK) + 1:  # the gates are no stage; quantize and the source's server are two more
+        if len(ran) != len(FAKE_BLOCK) + 1:  # the gates are not a stage; quantize and the source's server are two more
             raise RoundFailedError(f"the fake release ran {ran}")
 
     def engine(self, _: Path) -> None:
@@ -158,7 +158,7 @@ class Rounds:
 
 
 def command(*words: object) -> None:
-    """Run a command in this process; what it says is shown only if it fails."""
+    """Run a command in this process; show its output only if it fails."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = cli.run([str(word) for word in words])

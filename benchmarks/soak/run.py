@@ -31,7 +31,7 @@ MARKS = {"good": "✓", "bad": "✗", "open": "!"}
 
 @dataclass
 class Soak:
-    """Rounds until the time is over, and what was counted after each."""
+    """Rounds until the time is over, and the counts after each."""
 
     seconds: float
     folders: Mapping[str, Path]
@@ -44,7 +44,7 @@ class Soak:
     _said: float = 0.0
 
     def run(self, one_round: Callable[[int], list[str]]) -> None:
-        """Do rounds; Ctrl-C ends them after the last whole one."""
+        """Run rounds; Ctrl-C stops after the current one."""
         try:
             while self.elapsed < self.seconds and self.count != self.rounds:
                 for name in one_round(self.count):
@@ -96,7 +96,7 @@ class Soak:
 
 
 def show_verdict(result: Mapping[str, object]) -> int:
-    """Print what was found; return the exit code."""
+    """Print the result; return the exit code."""
     minutes = float(str(result["seconds"])) / 60
     print(f"\n{result['rounds']} rounds in {minutes:.1f} min, ended by {result['ended']}: {result['did']}")
     bad = 0 if result["rounds"] else 1

@@ -1,7 +1,7 @@
-"""Is it flat? Two rules, for what must not grow at all and for memory, which never stands quite still.
+"""Decide whether a series is flat: one rule for counts that must not grow, and one for memory, which always varies.
 
-A count may go up and come down again, and other programs have files in shared memory too; so what is compared is the
-lowest count of the first third and of the last third after the warm-up. A floor that has risen does not come down.
+A count may go up and come down again, and other programs have files in shared memory too. The lowest counts of the
+first third and of the last third after the warm-up are compared: a leak raises the minimum for good.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FEWEST_FOR_COUNTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found of one series."""
+    """The result of one series."""
 
     name: str
     level: str  # good, bad, or open where there were too few rounds

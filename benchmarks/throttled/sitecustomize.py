@@ -1,8 +1,8 @@
-"""Slow disks and networks for Ray's workers, which begin with this file on their path.
+"""Slow disks and networks for Ray's workers, which start with this file on their path.
 
-A worker stands for a node. What it reads and what it writes each pass a network of its own, and both pass the storage
-that all share: its clock is a file. Who has moved so many bytes waits until that much time has passed on each. A fifth
-of a second that went by unused may be made up for, since a busy machine wakes sleepers late.
+A worker stands for a node. Reads and writes each use a network of the worker's own, and both use the storage that all
+share, whose clock is a file. A worker waits until the time for its bytes has passed on each. Up to a fifth of a second
+of unused time carries over, because a busy machine wakes sleepers late.
 """
 
 import fcntl

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from halfbyte.calibrate.tokenizer import CONFIG
 from halfbyte.checkpoint.untrusted_files import parsed as parsed_json
 from halfbyte.checkpoint.untrusted_files import plain_text, read_json
 from halfbyte.errors import CheckpointError
@@ -35,6 +34,7 @@ _MOST_ANSWER_NBYTES = 1 << 28  # per answer
 _PASSED = ("PATH", "PYTHONPATH", "PYTHONHOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "SYSTEMROOT")
 
 FILE = "chat_template.jinja"
+CONFIG = "tokenizer_config.json"
 _MOST_NBYTES = 1 << 20  # Kimi's template has 4 kB
 _DEFAULT = "default"  # name of the chat template if a checkpoint has several
 

@@ -21,12 +21,12 @@ from typing import Any, cast
 import tiktoken
 import tokenizers
 
+from halfbyte.calibrate.chat import CONFIG
 from halfbyte.checkpoint.untrusted_files import plain_bytes, read_json
 from halfbyte.errors import CheckpointError
 
 TIKTOKEN = "tiktoken.model"
 TOKENIZERS = "tokenizer.json"
-CONFIG = "tokenizer_config.json"
 
 # Kimi's words: runs of Han characters; letters, capitals first, with one preceding character and a contraction; up to
 # three digits; punctuation; line ends; spaces. Only tiktoken supports the class intersections (&&).

@@ -253,6 +253,7 @@ class Rehearsal:
         found |= {"narrow": self._given.narrow, "layers": self._given.layers, "seconds_of_row": _since(began)}
         title = f"{name}, narrow {self._given.narrow}, {self._given.layers or 'all'} layers"
         title += f", {self._given.device}" if name in RECIPES else ""
+        title += f", {self._given.tokens:,} tokens" if name in RECIPES and name != "mxfp4" else ""
         title += ", killed and resumed" if found.get("kills") else ""
         self.found["rows"][title] = found
         self._compare(title)
@@ -473,7 +474,7 @@ def _arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--work", type=Path, default=Path("/dev/shm/rehearsal"), help="folder in memory for cache, output and results")
     add("--plans", type=Path, help="folder of plans from --write-plans")
-    add("--write-plans", type=Path, metavar="PLANS", help="write the plans of all recipes, and run nothing")
+    add("--write-plans", type=Path, metavar="PLANS", help="write the plans of --rows, or of all recipes")
     add("--machine", default=platform.machine(), help="for the names of the results")
     add("--out", type=Path, help="folder for rehearsal_MACHINE_YYYYMM.json and .md")
     add("--child", nargs=2, type=Path, help=argparse.SUPPRESS)
@@ -490,7 +491,7 @@ def main() -> None:
     if given.child:
         child(given)
     elif given.write_plans:
-        for row in RECIPES:
+        for row in [row for row in given.rows if row in RECIPES] or RECIPES:
             write_plan(given.write_plans / plan_name(row, given), row, given)
     else:
         rehearsal = Rehearsal(given)

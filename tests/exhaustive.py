@@ -36,6 +36,7 @@ EXHAUSTIVE = (
     "tests/flow/test_ray_remote.py::*",
     # long runs, large models, and a real vLLM
     "tests/flow/test_calibrated_runs.py::test_memory_does_not_grow*",
+    "tests/flow/test_full_tensor_count.py::*",
     "tests/flow/test_large_headers.py::*",
     "tests/flow/test_prune_loops.py::test_a_real_model*",
     "tests/flow/test_soak.py::*",

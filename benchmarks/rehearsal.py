@@ -128,24 +128,26 @@ def child(given: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def _device_clock(device: str) -> Any:
     """Yield a function that returns the seconds of each kind of work of a GPU run."""
-    passes: list[Any] = []
     if device == "cpu":
         yield dict
         return
-    from halfbyte.engine.backends.cuda import setup
+    from halfbyte.engine.backends.support import Resources
+    from halfbyte.engine.dispatch import backend_of
 
-    run = setup.run_on_device
+    passes: list[Any] = []
+    backend: Any = backend_of(Resources(device=device))
+    run = backend.run_on_device
 
     def watched(*positional: Any, **named: Any) -> Any:
         result, passing = run(*positional, **named)
         passes.append(passing)
         return result, passing
 
-    setup.run_on_device = watched
+    backend.run_on_device = watched
     try:
         yield lambda: passes[0].clock.as_dict() if passes else {}
     finally:
-        setup.run_on_device = run
+        backend.run_on_device = run
 
 
 class Watch:

@@ -29,10 +29,10 @@ from pathlib import Path
 from halfbyte.ui.console import Output
 from halfbyte.serve.loop_proxy.server import running_proxy
 from halfbyte.serve.run import run_engine
-log, engine, front, *command = sys.argv[1:]
-with running_proxy(f"http://127.0.0.1:{engine}", int(front)) as guard:
+log, engine, proxy, *command = sys.argv[1:]
+with running_proxy(f"http://127.0.0.1:{engine}", int(proxy)) as guard:
     sys.exit(run_engine(command, {}, f"http://127.0.0.1:{engine}", log=Path(log), out=Output(), served_name="fake",
-                        patience=0.1, front=guard))
+                        patience=0.1, proxy=guard))
 """
 
 
@@ -59,9 +59,9 @@ def answers(port: int) -> bool:
 
 @contextlib.contextmanager
 def running(folder: Path, ports: list[int], *faults: str):
-    engine, front = ports
+    engine, proxy = ports
     said = folder / "said"
-    words = [sys.executable, "-c", RUNNER, str(folder / "log"), str(engine), str(front), *command(engine, *faults)]
+    words = [sys.executable, "-c", RUNNER, str(folder / "log"), str(engine), str(proxy), *command(engine, *faults)]
     process = subprocess.Popen(words, stdout=said.open("wb"), stderr=subprocess.STDOUT, env=os.environ)
     try:
         soon(lambda: "Ctrl-C" in said.read_text() or process.poll() is not None)
@@ -73,15 +73,15 @@ def running(folder: Path, ports: list[int], *faults: str):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_guard_answers_at_the_url_that_is_said_and_stopping_ends_both(tmp_path, ports, number):
-    engine, front = ports
+    engine, proxy = ports
     with running(tmp_path, ports) as (process, said):
         text = said.read_text()
-        assert f"curl http://127.0.0.1:{front}/v1/chat/completions" in text
+        assert f"curl http://127.0.0.1:{proxy}/v1/chat/completions" in text
         assert f"curl http://127.0.0.1:{engine}" not in text
-        assert answers(front) and listening_process(front) not in (None, listening_process(engine))
+        assert answers(proxy) and listening_process(proxy) not in (None, listening_process(engine))
         process.send_signal(number)
         assert process.wait(SOON_S) == 128 + number
-    assert listener_on(engine) is None and listener_on(front) is None
+    assert listener_on(engine) is None and listener_on(proxy) is None
     assert "Traceback" not in said.read_text()
 
 
@@ -93,29 +93,29 @@ def test_both_end_when_halfbyte_is_killed(tmp_path, ports):
 
 
 def test_an_engine_that_dies_and_a_guard_that_dies_are_errors(tmp_path, ports):
-    engine, front = ports
+    engine, proxy = ports
     with running(tmp_path, ports, "dies") as (process, said):
         assert process.wait(SOON_S) != 0
-        assert "out of ideas" in said.read_text() and listener_on(front) is None
+        assert "out of ideas" in said.read_text() and listener_on(proxy) is None
     with running(tmp_path, ports) as (process, said):
-        guard = int(listening_process(front).name)
+        guard = int(listening_process(proxy).name)
         os.kill(guard, signal.SIGKILL)
         assert process.wait(SOON_S) != 0
         assert "the loop-stopping proxy exited" in said.read_text() and listener_on(engine) is None
 
 
 def test_what_is_run_then_gets_the_guards_url(tmp_path, ports):
-    engine, front = ports
+    engine, proxy = ports
     url, got = f"http://127.0.0.1:{engine}", []
 
     def then(given: str) -> int:
-        got.append((given, answers(front)))
+        got.append((given, answers(proxy)))
         return 7
 
-    with running_proxy(url, front) as guard:
+    with running_proxy(url, proxy) as guard:
         options = {"log": tmp_path / "log", "out": Output(quiet=True), "served_name": "fake", "patience": 0.1}
-        assert run_engine(command(engine), {}, url, then=then, front=guard, **options) == 7
-    assert got == [(f"http://127.0.0.1:{front}", True)]
+        assert run_engine(command(engine), {}, url, then=then, proxy=guard, **options) == 7
+    assert got == [(f"http://127.0.0.1:{proxy}", True)]
 
 
 def test_until_the_engine_answers_the_guard_says_so(ports):

@@ -26,7 +26,7 @@ OPTIONS = (
     {"ep": True, "concurrency": 2},
     {"dcp": 2, "context": 65_536},
     {"text_only": True, "docker": True},
-    {"given": ["moe_backend=emulation", "enforce_eager=true", "kv_cache_dtype=auto"]},
+    {"settings": ["moe_backend=emulation", "enforce_eager=true", "kv_cache_dtype=auto"]},
     {"hub": "organisation/name@" + "a" * 40},
     {"emulate": True},
 )

@@ -207,7 +207,12 @@ def _run(out: Output, served: Served, options: ServeOptions, commands: dict[str,
 
 
 def _start(
-    out: Output, planned: Launch, options: ServeOptions, command: Path, commands: list[list[str]], front: int | None
+    out: Output,
+    planned: Launch,
+    options: ServeOptions,
+    command: Path,
+    commands: list[list[str]],
+    proxy_port: int | None,
 ) -> int:
     from contextlib import nullcontext
 
@@ -225,9 +230,9 @@ def _start(
     log = options.log or default_log(planned.port)
     url = f"http://{HOST}:{planned.port}"
     hub = loads_from_hub(planned)
-    with nullcontext() if front is None else running_proxy(url, front) as guard:
+    with nullcontext() if proxy_port is None else running_proxy(url, proxy_port) as proxy:
         return run_engine(
-            words, environment, url, log=log, out=out, served_name=planned.name, then=then, hub=hub, front=guard
+            words, environment, url, log=log, out=out, served_name=planned.name, then=then, hub=hub, proxy=proxy
         )
 
 

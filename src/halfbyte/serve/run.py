@@ -47,13 +47,13 @@ def run_engine(  # noqa: PLR0913 - the parts of a launch
     served_name: str,
     then: FollowUp | None = None,
     hub: bool = False,
-    front: ProxyAddress | None = None,
+    proxy: ProxyAddress | None = None,
     silent_s: float = SILENT_S,
     patience: float = 1.0,
 ) -> int:
     """Start an engine and wait until it is healthy; then call `then`, or serve until Ctrl-C. Return the exit code.
 
-    `environment` is added to ours. With `hub` the engine may load files from the Hub. The URL of a `front` proxy is
+    `environment` is added to ours. With `hub` the engine may load files from the Hub. The URL of `proxy` is
     printed and passed to `then` instead of the engine's. Raise MachineError if the engine fails to start or exits.
     """
     full_environment = engine_environment(Path(command[0]), environment, hub=hub)
@@ -63,7 +63,7 @@ def run_engine(  # noqa: PLR0913 - the parts of a launch
         try:
             out.note(f"starting {url}, log: {log}")
             wait_until_healthy(engine, url, EngineLog(log), served_name, out=out, silent_s=silent_s)
-            shown = front or ProxyAddress(url)
+            shown = proxy or ProxyAddress(url)
             record_boot(Boot(shown.url, round(time.monotonic() - start, 1), cached))
             if then is None:
                 code = _serve(engine, shown, log, out, served_name)
@@ -153,19 +153,19 @@ def _show_progress(line: StatusLine, log: EngineLog, seconds: float, silent: flo
     line.show(log.phase + (f" (no new log line for {minutes} min)" if minutes else ""), seconds)
 
 
-def _serve(engine: EngineProcess, front: ProxyAddress, path: Path, out: Output, served_name: str) -> int:
+def _serve(engine: EngineProcess, proxy: ProxyAddress, path: Path, out: Output, served_name: str) -> int:
     """Print the URL and an example request; raise MachineError when the engine or its proxy exits."""
     body = json.dumps({"model": served_name, "messages": [{"role": "user", "content": "Hello!"}]})
-    ask = f"curl {front.url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
-    value = {"url": front.url, "model": served_name, "log": str(path)}
+    ask = f"curl {proxy.url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    value = {"url": proxy.url, "model": served_name, "log": str(path)}
     out.facts({**value, "boot": os.environ.get(VARIABLE)}, list(value.items()))
     out.note(f"try: {ask}")  # not wrapped, so that it can be copied
     out.note("Ctrl-C stops it")
     sys.stdout.flush()  # a pipe needs it: nothing more is printed
     while engine.exit_code() is None:
-        if front.ended():
+        if proxy.ended():
             what = "the loop-stopping proxy exited"
-            raise MachineError(what, where=front.url, fix="start it again, or leave out --guard")
+            raise MachineError(what, where=proxy.url, fix="start it again, or leave out --guard")
         time.sleep(POLL_S)
     raise _exited_while_serving(engine, path)
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from given import given
+from encode_arguments import encode_arguments
 
 from halfbyte.errors import TensorError, UsageError
 from halfbyte.formats.codec import decode, encode
@@ -67,7 +67,7 @@ def test_what_pytorch_holds_can_be_decoded(format):
 def test_uniform_tensors_of_any_size_are_decodable_or_refused(format, method, pattern):
     w = np.full((1, 32), pattern, np.uint16)
     try:
-        made = encode(w, format, **given(method, 32))
+        made = encode(w, format, **encode_arguments(method, 32))
     except TensorError as error:
         assert (format, method) in [("nvfp4_ct", "max"), ("nvfp4_ct", "mse")]
         assert "overflows FP32" in str(error)
@@ -87,7 +87,7 @@ def test_choices_that_a_format_does_not_read_are_refused():
 
 
 def test_gptq_and_factors_belong_together():
-    factors = given("gptq", 64)["factors"]
+    factors = encode_arguments("gptq", 64)["factors"]
     for arguments in ({"method": "gptq"}, {"method": "mse", "factors": factors}):
         with pytest.raises(UsageError, match="method 'gptq' requires factors, and factors require that method"):
             encode(POWERS, "nvfp4", **arguments)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from given import given
+from encode_arguments import encode_arguments
 
 from halfbyte.formats.codec import amax, decode, encode
 from halfbyte.formats.cpu import fp4
@@ -62,7 +62,7 @@ def reference(w, format, method):
     if method == "compressed-tensors":
         return nvfp4.encode_compressed_tensors(w, nvfp4.global_scale(top))
     if method == "gptq":
-        factors = given(method, w.shape[1])["factors"]
+        factors = encode_arguments(method, w.shape[1])["factors"]
         return gptq.compensate(floats.bf16_to_f32(w).astype(float), factors, gptq.tensor_scale(top))
     scale_2 = nvfp4.tensor_scale(top)
     if method == "max":
@@ -93,7 +93,7 @@ METHODS = [(name, method) for name, row in FORMATS.items() for method in row.enc
 @pytest.mark.parametrize(("format", "method"), METHODS)
 def test_kernel_equals_reference(format, method, matrix):
     w = MATRICES[matrix]
-    made = encode(w, format, **given(method, w.shape[1]))
+    made = encode(w, format, **encode_arguments(method, w.shape[1]))
     first, second, *_ = made.tensors.values()
     codes, scale = reference(w, format, method)
     np.testing.assert_array_equal(second, scale)
@@ -106,7 +106,7 @@ def test_kernel_equals_reference(format, method, matrix):
 @pytest.mark.parametrize(("format", "method"), METHODS)
 def test_quality_is_what_the_reference_decode_shows(format, method):
     w = MATRICES["hostile"]
-    made = encode(w, format, **given(method, w.shape[1]))
+    made = encode(w, format, **encode_arguments(method, w.shape[1]))
     if format in ("int4", "fp8_channel"):
         decoded = floats.bf16_to_f32(reference_decode(made))
     else:  # block formats are measured before the last rounding to BF16, as the engines multiply them
@@ -151,15 +151,15 @@ def test_saturation_is_counted():
     assert encode(w, "mxfp4").quality.saturated == 0
     w = bf16([[1.7] * 3 + [0.1] * 29])  # mantissa 1.7 stays below 1.75: 6.8 quarter steps, clipped to 6
     assert encode(w, "mxfp4").quality.saturated == 3
-    given = encode(bf16([[1.7] * 3 + [0.1] * 29]), "int4")
-    assert encode(given, "mxfp4").quality.saturated == 3
+    source = encode(bf16([[1.7] * 3 + [0.1] * 29]), "int4")
+    assert encode(source, "mxfp4").quality.saturated == 3
 
 
 @pytest.mark.parametrize(("format", "method"), [m for m in METHODS if FORMATS[m[0]].element is E2M1])
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_fused_from_int4_equals_through_bf16(format, method, group):
     stored = encode(bf16(RNG.standard_normal((40, 512)) * 0.02), "int4", group=group)
-    fused, plain = (encode(w, format, **given(method, 512)) for w in (stored, decode(stored)))
+    fused, plain = (encode(w, format, **encode_arguments(method, 512)) for w in (stored, decode(stored)))
     for suffix in plain.tensors:
         np.testing.assert_array_equal(fused.tensors[suffix], plain.tensors[suffix])
     for field in ("signal", "error"):  # the same terms in another order
@@ -176,7 +176,7 @@ def test_fused_from_int4_with_negative_zero_and_subnormal_scales():
     )
     for format, method in METHODS:
         if FORMATS[format].element is E2M1:
-            fused, plain = (encode(w, format, **given(method, 64)) for w in (stored, decode(stored)))
+            fused, plain = (encode(w, format, **encode_arguments(method, 64)) for w in (stored, decode(stored)))
             for suffix in plain.tensors:
                 np.testing.assert_array_equal(
                     fused.tensors[suffix], plain.tensors[suffix], err_msg=f"{format} {method}"
@@ -241,7 +241,7 @@ def test_threads_change_neither_bytes_nor_sums(monkeypatch):
     stored = encode(w, "int4", threads=1)
     for format, method in METHODS:
         for source in (w, stored):
-            one, four = (encode(source, format, **given(method, 64), threads=t) for t in (1, 4))
+            one, four = (encode(source, format, **encode_arguments(method, 64), threads=t) for t in (1, 4))
             assert one.quality == four.quality
             for suffix in one.tensors:
                 np.testing.assert_array_equal(one.tensors[suffix], four.tensors[suffix])

@@ -9,7 +9,7 @@ import numpy as np
 from halfbyte.formats.reference import gptq
 
 
-def given(method: str, columns: int) -> dict[str, Any]:
+def encode_arguments(method: str, columns: int) -> dict[str, Any]:
     """Return the arguments of `encode` for a method, on inputs with correlated channels of different size."""
     if method != "gptq":
         return {"method": method}

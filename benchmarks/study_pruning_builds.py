@@ -70,7 +70,7 @@ class Statistics:
         select: Any = "max_min" if calibration == "max_min" else "mean"
         tokens = self.about["domains"]
         blend = {name: 1 / tokens[name] for name in domains} if calibration == "even" else None
-        rule = Prune(method=method, statistics="given", keep=keep, select=select, blend=blend)  # type: ignore[arg-type]
+        rule = Prune(method=method, statistics="file", keep=keep, select=select, blend=blend)  # type: ignore[arg-type]
         return choose(layers, domains, rule, self.router, layers_expected=self.moe)
 
     def knows_public(self) -> bool:
@@ -89,7 +89,7 @@ class Statistics:
 
     def coverage(self, kept: Kept) -> float:
         """Return how much of the worst domain kept experts cover, by REAP's scores on the mixed text."""
-        rule = Prune(method="reap", statistics="given", keep=KEEP[100])
+        rule = Prune(method="reap", statistics="file", keep=KEEP[100])
         scores = {layer: layer_scores(layer, self.layers[layer], self.domains, rule, self.router) for layer in self.moe}
         found = coverage_of(kept, scores, self.domains, self.router)["domains"]
         return min(domain["mean"] for domain in found.values() if domain)

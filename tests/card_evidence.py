@@ -72,8 +72,8 @@ COMPARE: dict[str, Any] = {
     "domains": {"news": {"documents": 7, "tokens": 2001, "kl": {"value": 0.0513, "low": 0.0411, "high": 0.0622},
                          "top1": {"value": 0.913, "low": 0.88, "high": 0.94}, "perplexity_first": 8.125,
                          "perplexity_second": 8.375, "perplexity_ratio": {"value": 1.0308, "low": None, "high": None}}},
-    "layers": [{"layer": 0, "relative_error": 0.0318, "cosine": 0.9995, "routed_alike": None},
-               {"layer": 2, "relative_error": 0.1452, "cosine": 0.9878, "routed_alike": 0.9153}],
+    "layers": [{"layer": 0, "relative_error": 0.0318, "cosine": 0.9995, "routing_agreement": None},
+               {"layer": 2, "relative_error": 0.1452, "cosine": 0.9878, "routing_agreement": 0.9153}],
 }  # fmt: skip
 
 
@@ -90,9 +90,9 @@ def _paired(ours: float, theirs: float, interval: list[float], flips: tuple[int,
             "mcnemar_mid_p": None, "tango": interval, "bootstrap": interval, "bootstrap_seed": 0, "clusters": None,
             "unpaired_z": -0.37, "unpaired_p": None, "flips": sum(flips) / 1319, "confidence": 0.95,
             "verdict": {"label": "ACCEPT", "difference": ours - theirs, "lower": interval[0], "upper": interval[1],
-                        "p_worse": 0.5, "margin": 0.01, "loss_is_sure": False, "beyond_margin": False, "items": 1319,
-                        "items_if_equal": None, "items_if_as_seen": None, "alpha": 0.05, "power": 0.8,
-                        "items_to_decide": None}}  # fmt: skip
+                        "p_worse": 0.5, "margin": 0.01, "significant_loss": False, "beyond_margin": False,
+                        "items": 1319, "items_if_no_loss": None, "items_if_as_observed": None, "alpha": 0.05,
+                        "power": 0.8, "items_to_decide": None}}  # fmt: skip
 
 
 def _side(samples: int, by_metric: dict[str, Any], truncated: int = 0, empty: int = 0) -> dict[str, Any]:
@@ -108,27 +108,27 @@ def evaluation(label: str = "ACCEPT") -> dict[str, Any]:
         "reference": {"by_seed": [0.9345, 0.9401, 0.9442], "mean": 0.9396, "stdev": 0.0049,
                       "population_stdev": 0.0049},
         "z_sample": -0.94, "z_population": None, "z_p": None, "welch_p": 0.4,
-        "decides": _paired(0.9355, 0.9396, [-0.0121, 0.0039], (23, 29), 0.488),
+        "paired": _paired(0.9355, 0.9396, [-0.0121, 0.0039], (23, 29), 0.488),
     }  # fmt: skip
     gsm8k = {
-        "task": "gsm8k_cot", "asked_as": "completions, no template", "shots": 8, "label": label,
+        "task": "gsm8k_cot", "prompt_format": "completions, no template", "shots": 8, "label": label,
         "primary": "exact_match,strict-match",
         "candidate": _side(1319, {"exact_match,strict-match": _score(0.9136, 0.0077, 1319)}, 2, 1),
         "reference": _side(1319, {"exact_match,strict-match": _score(0.9151, 0.0077, 1319)}),
-        "compared": {"exact_match,strict-match": _paired(0.9136, 0.9151, [-0.0112, 0.0082], (31, 33), 0.9007)},
+        "comparisons": {"exact_match,strict-match": _paired(0.9136, 0.9151, [-0.0112, 0.0082], (31, 33), 0.9007)},
         "anomalies": [], "notes": ["3 programs reached a limit"], "worst_case_difference": None,
     }  # fmt: skip
     by_seeds = {
-        "task": "gsm8k", "asked_as": "chat, with the server's template", "shots": None, "label": "INCONCLUSIVE",
+        "task": "gsm8k", "prompt_format": "chat, with the server's template", "shots": None, "label": "INCONCLUSIVE",
         "primary": "exact_match,none",
         "candidate": _side(3957, {"exact_match,none": _score(0.9355, 0.0068, 1319)}),
         "reference": _side(3957, {"exact_match,none": _score(0.9396, 0.0066, 1319)}),
-        "compared": {"exact_match,none": seeds}, "anomalies": [], "notes": [], "worst_case_difference": None,
+        "comparisons": {"exact_match,none": seeds}, "anomalies": [], "notes": [], "worst_case_difference": None,
     }  # fmt: skip
     alone = {
-        "task": "mmlu", "asked_as": "completions, no template", "shots": 0, "label": "SCORED", "primary": "acc,none",
-        "candidate": _side(57, {"acc,none": _score(0.25, 0.05, 57) | {"standard_error": None}}),
-        "reference": None, "compared": {}, "anomalies": [], "notes": [], "worst_case_difference": None,
+        "task": "mmlu", "prompt_format": "completions, no template", "shots": 0, "label": "SCORED",
+        "primary": "acc,none", "candidate": _side(57, {"acc,none": _score(0.25, 0.05, 57) | {"standard_error": None}}),
+        "reference": None, "comparisons": {}, "anomalies": [], "notes": [], "worst_case_difference": None,
     }  # fmt: skip
     return {
         "format": 1, "halfbyte": "0.1.0", "lm_eval": "0.4.13",
@@ -137,25 +137,26 @@ def evaluation(label: str = "ACCEPT") -> dict[str, Any]:
                       "baseline": "/srv/out/halfbyte/eval-source", "suite": "kimi-card", "folder": "eval",
                       "data_dir": None, "model": None, "concurrency": None, "timeout_s": 60.0, "same_server": False},
         "sandbox": None, "baseline": None, "requests_sent": 5333, "concurrency": 4,
-        "seeds": {"shown_examples": [{"python": 0, "fewshot": 1234}], "requests": 1234},
+        "seeds": {"fewshot": [{"python": 0, "fewshot": 1234}], "requests": 1234},
         "candidate": {"url": "http://127.0.0.1:8000", "model": "pico", "max_context": 4096,
-                      "told": {"root": "/srv/out/Pico-NVFP4", "owned_by": "vllm", "version": "0.32.0"},
-                      "prompt_tokens": {}, "probes": [], "checks": [], "fingerprint": None},
-        "reference": None, "differences": [], "alike": "", "started": "2026-11-16T01:00:00+00:00", "seconds": 36.3,
-        "label": "REGRESSION" if label == "REGRESSION" else "INCONCLUSIVE", "tasks": [gsm8k, by_seeds, alone],
+                      "reported": {"root": "/srv/out/Pico-NVFP4", "owned_by": "vllm", "version": "0.32.0"},
+                      "prompt_tokens": {}, "fingerprint_replies": [], "checks": [], "fingerprint": None},
+        "reference": None, "differences": [], "same_checkpoint_warning": "", "started": "2026-11-16T01:00:00+00:00",
+        "seconds": 36.3, "label": "REGRESSION" if label == "REGRESSION" else "INCONCLUSIVE",
+        "tasks": [gsm8k, by_seeds, alone],
     }  # fmt: skip
 
 
 def _probe(name: str, title: str, verdict: str, measured: str, threshold: str, shown: Any = ()) -> dict[str, Any]:
     return {"name": name, "group": "card", "title": title, "reason": "a reason", "gate": True, "verdict": verdict,
-            "measured": measured, "threshold": threshold, "numbers": {}, "shown": list(shown), "cause": None,
+            "measured": measured, "threshold": threshold, "numbers": {}, "excerpts": list(shown), "cause": None,
             "seconds": 1.0, "traces": []}  # fmt: skip
 
 
 PROBE: dict[str, Any] = {
     "format": 1, "halfbyte": "0.1.0", "profile": "mini", "seed": 7, "context": 4096, "reference": None,
     "endpoint": {"url": "http://127.0.0.1:8000", "model": "pico", "max_context": 4096,
-                 "told": {"owned_by": "vllm", "version": "0.32.0"}},
+                 "reported": {"owned_by": "vllm", "version": "0.32.0"}},
     "sandbox": "isolated by bubblewrap 0.11.0 around /usr/bin/python3.11 as user 65534",
     "started": "2026-11-15T23:34:48+00:00", "seconds": 375.5, "accepted": False,
     "counts": {"passed": 2, "failed": 1, "broken": 0, "skipped": 2}, "budget_s": 375.0,
@@ -163,7 +164,7 @@ PROBE: dict[str, Any] = {
         _probe("json", "ASCII JSON", "passed", "6 / 6 right", "5 / 6"),
         _probe("vision", "vision smoke", "skipped", "the profile mini has no such questions", ""),
         _probe("math", "math", "failed", "3 / 8 right", "7 / 8",
-               [{"text": "First the bowls: 997+1027=2024.\n#### 2024", "what": "2024 where 36432 is right"}]),
+               [{"text": "First the bowls: 997+1027=2024.\n#### 2024", "problem": "2024 where 36432 is right"}]),
         _probe("context-near", "near-limit context", "passed", "3 / 3 right at 259,943 tokens of 262,144", "2 / 3"),
         _probe("prose-loops-long", "long prose", "skipped", "does not fit the budget: needs about 4 min, 9 s are left",
                ""),
@@ -175,13 +176,13 @@ BENCH: dict[str, Any] = {
                       "version": "0.32.0", "device": "gpu", "emulated": True, "local": True, "kv_tokens": None,
                       "started": None, "settings": {}, "no_claim_because": "the server emulates its number format",
                       "boot": {"url": "http://127.0.0.1:9201", "seconds": 131.0, "cached": None, "kind": "unknown"}}},
-    "differences": [], "same_server": False, "slo": {}, "comparisons": [], "not_compared": [], "same_pace": [],
+    "differences": [], "same_server": False, "slo": {}, "comparisons": [], "not_compared": [], "equal_tpot": [],
     "roofline": [], "roofline_missing": "", "design": "abba",
     "no_claim_because": "the server emulates its number format",
-    "points": [{"arm": "A", "where": "concurrency 8, 128 in / 64 out", "requests": 64, "failed": 0, "blocks": 6,
+    "points": [{"arm": "A", "label": "concurrency 8, 128 in / 64 out", "requests": 64, "failed": 0, "blocks": 6,
                 "point": {"prompt": 128, "output": 64, "concurrency": 8, "content": "random", "chat": False},
                 "errors": {}, "requests_per_second": None, "steady_tokens_per_second": None, "itl": None, "e2e": None,
-                "goodput_per_second": None, "good_share": None, "drift": None, "client_share": 0.1, "doubt": "",
+                "goodput_per_second": None, "goodput_share": None, "drift": None, "client_cpu_share": 0.1, "doubt": "",
                 "error_rate": 0.0,
                 "tokens_per_second": 452.7958, "tokens_per_second_per_user": 59.8166,
                 "prefill_tokens_per_second": 2562.957, "ttft": {"p50": 0.04994, "p99": 0.05247},
@@ -220,14 +221,14 @@ RELEASE: dict[str, Any] = {
     "format": 1, "halfbyte": "0.1.0", "plan": "c329ccd8791be902", "recipe": "kimi-k2.6-nvfp4-wafer",
     "forced": False, "headline": "ACCEPT", "verdict": "ACCEPT", "why": ["Every gate passed."],
     "next": ["halfbyte publish OUT REPO"],
-    "gates": [{"name": "eval", "wanted": "no REGRESSION", "measured": "ACCEPT", "outcome": "passed", "why": ""}],
+    "gates": [{"name": "eval", "required": "no REGRESSION", "measured": "ACCEPT", "outcome": "passed", "why": ""}],
     "stages": [{"name": "quantize", "command": ["halfbyte", "quantize", "/srv/models/kimi-pico", "{out}", "-r",
                                                  "kimi-k2.6-nvfp4-wafer"], "key": "k", "state": "done",
                 "started": "2026-11-16T00:00:00+00:00"}],
 }  # fmt: skip
 
 PROVENANCE: dict[str, Any] = {
-    "format": 1, "halfbyte": "0.1.0", "made": "2026-11-16T02:00:00+00:00",
+    "format": 1, "halfbyte": "0.1.0", "created": "2026-11-16T02:00:00+00:00",
     "code": {"version": "0.1.0", "commit": "f77e10c"},
     "source": {"name": "moonshotai/Kimi-Pico", "revision": "7eb5002", "shards": {}, "identity": {}, "hashes": {}},
     "recipe": {"name": "kimi-k2.6-nvfp4-wafer", "sha256": SHA["a"]}, "plan": "c329ccd8791be902", "statistics": None,

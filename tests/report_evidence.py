@@ -37,7 +37,7 @@ def add_evidence(out: Path, layers: int, experts: int, text: str = QUIET) -> Non
         "eval/eval.json": evaluation(text), "bench/bench.json": bench(text), "release.json": release(text),
         "prune-plan.json": prune(layers, experts),
         "provenance.json": PROVENANCE
-        | {"made": text, "plan": None, "source": PROVENANCE["source"] | {"name": None}, "data": {text: text}},
+        | {"created": text, "plan": None, "source": PROVENANCE["source"] | {"name": None}, "data": {text: text}},
         "loops.json": LOOPS | {"loops": 1, "texts": 32, "flagged": False},
     }  # fmt: skip
     kinds = {place.file: kind for kind, place in KINDS.items()}
@@ -100,11 +100,11 @@ def compare(layers: int, text: str) -> dict:
         "perplexity_ratio": {"value": 1.01, "low": 1.0, "high": 1.02},
     }  # fmt: skip
     by_layer = [
-        {"layer": n, "relative_error": 0.01 + 0.002 * n, "cosine": 0.999, "routed_alike": 0.9}
+        {"layer": n, "relative_error": 0.01 + 0.002 * n, "cosine": 0.999, "routing_agreement": 0.9}
         for n in range(layers + 1)
     ]
     head = COMPARE | {"first": text, "second": "out", "rows": [8, 512]}
-    positions = {"begin": [0, 1, 2, 4, 8], "tokens": [8, 8, 16, 32, 64], "kl": [0.2, 0.15, 0.1, 0.07, 0.05]}
+    positions = {"start": [0, 1, 2, 4, 8], "tokens": [8, 8, 16, 32, 64], "kl": [0.2, 0.15, 0.1, 0.07, 0.05]}
     return {**head, "total": total, "domains": {text: total}, "layers": by_layer, "by_position": positions}
 
 
@@ -112,8 +112,8 @@ def probe(text: str) -> dict:
     probes = [
         {"name": f"p{n}", "group": "card", "title": f"{n} {text}", "reason": text, "gate": True,
          "verdict": ("passed", "failed", "skipped")[n % 3], "measured": text, "threshold": "5 / 6", "numbers": {},
-         "shown": [{"text": text, "what": text, "start": 0, "end": 1, "trace": f"t{n}"}], "cause": text, "seconds": 1.0,
-         "traces": [f"t{n}"]}
+         "excerpts": [{"text": text, "problem": text, "start": 0, "end": 1, "trace": f"t{n}"}], "cause": text,
+         "seconds": 1.0, "traces": [f"t{n}"]}
         for n in range(58)
     ]  # fmt: skip
     counts = {"passed": 20, "failed": 19, "broken": 0, "skipped": 19}
@@ -126,12 +126,12 @@ def evaluation(text: str) -> dict:
 
     def task(name: str, difference: float) -> dict:
         found = whole["tasks"][0]
-        (score,), (pair,) = found["candidate"]["by_metric"].values(), found["compared"].values()
+        (score,), (pair,) = found["candidate"]["by_metric"].values(), found["comparisons"].values()
         mine = score | {"items": 400, "value": 0.8 + difference, "interval": [0.76, 0.84]}
         between = [difference - 0.02, difference + 0.02]
         verdict = pair["verdict"] | {"margin": 0.02}
         one = pair | {"reference": 0.8, "difference": difference, "interval": between, "verdict": verdict}
-        return found | {"task": name, "label": "SCORED", "primary": "acc,none", "compared": {"acc,none": one},
+        return found | {"task": name, "label": "SCORED", "primary": "acc,none", "comparisons": {"acc,none": one},
                         "candidate": found["candidate"] | {"by_metric": {"acc,none": mine}}, "anomalies": [text],
                         "notes": []}  # fmt: skip
 
@@ -145,18 +145,19 @@ def bench(text: str) -> dict:
     (point,) = BENCH["points"]
     points = [
         point | {"arm": arm, "point": point["point"] | {"concurrency": users},
-                 "where": f"concurrency {users}, 128 in / 64 out", "requests": 24,
+                 "label": f"concurrency {users}, 128 in / 64 out", "requests": 24,
                  "tokens_per_second": speed * users**0.8, "tokens_per_second_per_user": speed / users**0.2,
                  "ttft": {"p50": 0.05, "p99": 0.2}, "tpot": {"p50": 0.01}}
         for arm, speed in (("A", 80.0), ("B", 60.0)) for users in (1, 2, 4, 8, 16)
     ]  # fmt: skip
     ratio = {"design": "abba", "ratio": 1.3, "interval": None, "bootstrap": None, "units": [6, 6], "drift": None,
-             "drift_p": None, "refused": text, "confidence": 0.95, "drifts": False, "headline": None}  # fmt: skip
-    compared = {"point": text, "measure": text, "alone": ratio, "together": ratio, "sentence": text}
+             "drift_p": None, "no_claim_because": text, "confidence": 0.95, "drift_significant": False,
+             "headline": None}  # fmt: skip
+    compared = {"point": text, "measure": text, "individual": ratio, "simultaneous": ratio, "sentence": text}
     return BENCH | {"no_claim_because": text, "points": points, "headlines": [text], "comparisons": [compared]}
 
 
 def release(text: str) -> dict:
-    gate = {"name": "audit", "wanted": "passed", "measured": "passed", "outcome": "passed", "why": text}
+    gate = {"name": "audit", "required": "passed", "measured": "passed", "outcome": "passed", "why": text}
     gates = [gate, {**gate, "outcome": "failed"}]
     return RELEASE | {"plan": None, "verdict": "REGRESSION", "why": [text], "next": [text], "gates": gates}

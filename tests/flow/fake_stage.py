@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 SAY = Path(os.environ["HALFBYTE_FAKE"])
-POINT = {"failed": 0, "requests": 4, "tokens_per_second": 1.0, "where": "x"}
+POINT = {"failed": 0, "requests": 4, "tokens_per_second": 1.0, "label": "x"}
 MEASURED = ("audit", "compare", "probe", "eval", "bench")
 LOADED = (".safetensors", ".json", ".jinja", ".py", ".model")
 WHOLE = json.loads(

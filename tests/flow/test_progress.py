@@ -23,7 +23,7 @@ MARKUP = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
 
 @dataclass
-class Shown:
+class Excerpt:
     """The stderr of a command, each piece with its time, and the run time."""
 
     pieces: list[tuple[float, str]]
@@ -40,7 +40,7 @@ class Shown:
         return next(second for second, piece in self.pieces if MARKUP.sub("", piece).strip())
 
 
-def shown(*words: object, terminal: bool) -> Shown:
+def shown(*words: object, terminal: bool) -> Excerpt:
     """Run a command with a terminal or a pipe as stderr, and record when it writes."""
     ours, theirs = pty.openpty() if terminal else os.pipe()
     begin = time.monotonic()
@@ -64,7 +64,7 @@ def shown(*words: object, terminal: bool) -> Shown:
         assert process.stdout is not None
         printed = process.stdout.read().decode()
     os.close(ours)
-    return Shown(pieces, time.monotonic() - begin, process.returncode, printed)
+    return Excerpt(pieces, time.monotonic() - begin, process.returncode, printed)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from halfbyte.recipe.load import load_recipe
 KEEP = 4
 REAP = "kimi-k2.6-nvfp4-reap192"
 WAFER = "kimi-k2.6-nvfp4-wafer"
-GIVEN = Prune(method="reap", statistics="given", keep=KEEP)
+GIVEN = Prune(method="reap", statistics="file", keep=KEEP)
 DTYPES = {"F32": torch.float32, "F16": torch.float16}
 COUNTS = {"qwen3_moe": "num_experts"}
 DECODED = {f"roles.{role}=bf16" for role in ("dense_mlp", "shared_experts", "attention")}

@@ -175,7 +175,7 @@ def test_a_plan_of_other_weights_is_applied_with_a_word(place, tmp_path, capsys)
 
 
 def test_a_recipe_that_prunes_by_given_statistics_needs_them(place, tmp_path, capsys):
-    options = ["-r", REAP, "--set", "prune.keep=4", "--set", "prune.statistics=given"]
+    options = ["-r", REAP, "--set", "prune.keep=4", "--set", "prune.statistics=file"]
     recipe = tmp_path / "recipe.yaml"
     from halfbyte.recipe.load import recipe_text
 

@@ -129,7 +129,7 @@ def test_release_json_is_what_the_contract_says(flow):
     eval_stage = next(stage for stage in found["stages"] if stage["name"] == "eval")
     assert eval_stage["command"] == ["halfbyte", "eval", "URL", "--suite", "mini", "--limit", "4", "--baseline",
                                      "OUT/halfbyte/eval-source", "-o", "OUT/halfbyte/eval"]  # fmt: skip
-    assert eval_stage.keys() == {"name", "command", "key", "result", "sha256", "made", "exit_code", "started",
+    assert eval_stage.keys() == {"name", "command", "key", "result", "sha256", "outputs_sha256", "exit_code", "started",
                                  "seconds", "state", "why"}  # fmt: skip
     assert str(flow.out) not in json.dumps(found)
 

@@ -49,7 +49,7 @@ def bench(url: str, against: str, folder: Path, capsys, *options: str) -> dict:
 
 def test_a_proxy_that_slows_it_by_30_percent_is_found(server, slow, tmp_path, capsys):
     found = bench(server.url, slow, tmp_path / "slow", capsys)
-    node, user = (one["alone"] for one in found["comparisons"])
+    node, user = (one["individual"] for one in found["comparisons"])
     assert node["interval"][0] > 1, found["comparisons"]
     assert node["interval"][0] < FACTOR < node["interval"][1] * 1.1
     assert user["ratio"] > 1
@@ -66,7 +66,7 @@ def test_a_proxy_that_slows_it_by_30_percent_is_found(server, slow, tmp_path, ca
 def test_the_server_equals_itself(server, tmp_path, capsys):
     found = bench(server.url, server.url, tmp_path / "same", capsys, "--content", "prose")
     for one in found["comparisons"]:
-        low, high = one["together"]["interval"]
+        low, high = one["simultaneous"]["interval"]
         assert low < 1 < high, one
     assert found["differences"] == []
     assert found["headlines"] == []

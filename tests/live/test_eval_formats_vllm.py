@@ -69,7 +69,7 @@ def labels(run) -> dict[str, str]:
 
 def compared(run, task: str) -> dict:
     (found,) = (one for one in run[2]["tasks"] if one["task"] == task)
-    return found["compared"][found["primary"]]
+    return found["comparisons"][found["primary"]]
 
 
 def test_the_reference_is_a_score(runs):

@@ -144,4 +144,4 @@ def test_a_model_against_itself_is_no_regression(server, whole, tmp_path):
     printed = finished(evaluate(server, tmp_path, "--baseline", str(whole)))
     assert "REGRESSION" not in printed and "INCONCLUSIVE" in printed
     found = json.loads((tmp_path / "eval.json").read_text())
-    assert all(one["compared"][one["primary"]]["difference"] == 0 for one in found["tasks"])
+    assert all(one["comparisons"][one["primary"]]["difference"] == 0 for one in found["tasks"])

@@ -132,14 +132,14 @@ class Diff:
         return self.explained is not None and not self.explained.unexplained
 
     @property
-    def alike(self) -> bool:
+    def kept_equal(self) -> bool:
         """Whether there are no differences apart from dropped experts."""
         return not (self.different or self.only_a or self.only_b)
 
     @property
     def equal(self) -> bool:
         """Whether both are the same model."""
-        return self.alike and self.renumbered is None
+        return self.kept_equal and self.renumbered is None
 
     def verdict(self) -> str:
         """Describe how two unequal checkpoints differ."""
@@ -147,7 +147,7 @@ class Diff:
             number = len(self.explained.unexplained)
             noun = "difference" if number == 1 else "differences"
             return f"{number:,} {noun} not explained by the plan of {self.explained.output}"
-        if self.renumbered is None or not self.alike:
+        if self.renumbered is None or not self.kept_equal:
             return "the checkpoints are not the same model"
         return (
             f"{self.renumbered.pruned} is {self.renumbered.whole} without some experts; all kept tensors are the same"
@@ -160,7 +160,9 @@ class Diff:
         ]
         return {
             "equal": self.equal,
-            "renumbered": None if self.renumbered is None else {**self.renumbered.as_dict(), "alike": self.alike},
+            "renumbered": None
+            if self.renumbered is None
+            else {**self.renumbered.as_dict(), "kept_equal": self.kept_equal},
             "same_bytes": self.same_bytes,
             "same_value": self.same_value,
             "different": different,
@@ -187,7 +189,7 @@ class Diff:
     def _pruned(self, renumbered: Renumbered) -> str:
         """Describe the dropped experts and whether the kept tensors are the same."""
         kept = "the kept tensors differ"
-        if self.alike:
+        if self.kept_equal:
             kept = f"all kept {'values' if self.same_value else 'bytes'} equal"
         return f"{renumbered.pruned}: {renumbered.sentence()}; {kept}"
 
@@ -280,10 +282,10 @@ def _compare(name: str, a: Side, b: Side) -> Difference | bool:
     parts_a, parts_b = _parts(item_a), _parts(item_b)
     if item_a.shape != item_b.shape:
         return Difference(name, f"shape {list(item_a.shape)} and {list(item_b.shape)}", None)
-    alike = parts_a.keys() == parts_b.keys() and all(
+    same_parts = parts_a.keys() == parts_b.keys() and all(
         (info.dtype, info.shape) == (parts_b[suffix].dtype, parts_b[suffix].shape) for suffix, info in parts_a.items()
     )
-    if alike and all(same_bytes(reader_a, info, reader_b, parts_b[suffix]) for suffix, info in parts_a.items()):
+    if same_parts and all(same_bytes(reader_a, info, reader_b, parts_b[suffix]) for suffix, info in parts_a.items()):
         return True
     largest = 0.0
     squares = np.zeros(3)

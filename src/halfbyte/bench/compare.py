@@ -30,8 +30,8 @@ class Comparison:
 
     point: Point
     measure: str
-    alone: Speedup
-    together: Speedup
+    individual: Speedup
+    simultaneous: Speedup
     looked_at: int  # number of ratios
 
     def as_dict(self) -> dict[str, Any]:
@@ -39,14 +39,14 @@ class Comparison:
         return {
             "point": str(self.point),
             "measure": MEASURES[self.measure][0],
-            "alone": self.alone.as_dict(),
-            "together": self.together.as_dict(),
+            "individual": self.individual.as_dict(),
+            "simultaneous": self.simultaneous.as_dict(),
             "sentence": self.sentence(),
         }
 
     def sentence(self) -> str:
         """Return the result as a sentence."""
-        return f"{self.point}, {MEASURES[self.measure][0]}: {self.alone.sentence()}"
+        return f"{self.point}, {MEASURES[self.measure][0]}: {self.individual.sentence()}"
 
 
 def compare(blocks: Sequence[Block], summaries: Sequence[Summary], no_claim: str, design: Design) -> list[Comparison]:
@@ -63,11 +63,11 @@ def compare(blocks: Sequence[Block], summaries: Sequence[Summary], no_claim: str
                 continue  # the errors are reported
             ratios = len(points) * len(MEASURES)
             wider = 1 - (1 - CONFIDENCE) / ratios
-            alone, together = (
+            individual, simultaneous = (
                 throughput_ratio(*speeds, design, no_claim_because=why, confidence=level)
                 for level in (CONFIDENCE, wider)
             )
-            comparisons.append(Comparison(point, measure, alone, together, ratios))
+            comparisons.append(Comparison(point, measure, individual, simultaneous, ratios))
     return comparisons
 
 
@@ -107,22 +107,22 @@ def headlines(comparisons: Sequence[Comparison]) -> list[str]:
     """Return the claims that hold: the best of each measure, with its point."""
     claims: list[str] = []
     for measure, (words, _) in MEASURES.items():
-        holds = [row for row in comparisons if row.measure == measure and row.together.headline]
-        up = [row for row in holds if row.together.ratio > 1]
-        down = [row for row in holds if row.together.ratio < 1]
+        holds = [row for row in comparisons if row.measure == measure and row.simultaneous.headline]
+        up = [row for row in holds if row.simultaneous.ratio > 1]
+        down = [row for row in holds if row.simultaneous.ratio < 1]
         if up:
-            best = max(up, key=lambda row: row.together.interval or (0.0, 0.0))
-            claims.append(f"A gives {best.together.headline} {words} at {best.point}{_interval(best)}")
+            best = max(up, key=lambda row: row.simultaneous.interval or (0.0, 0.0))
+            claims.append(f"A gives {best.simultaneous.headline} {words} at {best.point}{_interval(best)}")
         if down:
-            worst = min(down, key=lambda row: row.together.ratio)
-            claims.append(f"A gives {worst.together.headline} {words} at {worst.point}{_interval(worst)}")
+            worst = min(down, key=lambda row: row.simultaneous.ratio)
+            claims.append(f"A gives {worst.simultaneous.headline} {words} at {worst.point}{_interval(worst)}")
     return claims
 
 
 def _interval(comparison: Comparison) -> str:
-    low, high = comparison.together.interval or (0.0, 0.0)
+    low, high = comparison.simultaneous.interval or (0.0, 0.0)
     of = f" for all {comparison.looked_at} ratios together"
-    return f" ({comparison.together.ratio:.2f}x, {100 * CONFIDENCE:.0f} % interval{of} {low:.2f} to {high:.2f})"
+    return f" ({comparison.simultaneous.ratio:.2f}x, {100 * CONFIDENCE:.0f} % interval{of} {low:.2f} to {high:.2f})"
 
 
 # Compare the throughput of A and B at equal interactivity (TPOT).
@@ -137,7 +137,7 @@ Curve = Sequence[tuple[float, float]]  # TPOT in seconds, output tokens per seco
 
 
 @dataclass(frozen=True, slots=True)
-class EqualPace:
+class EqualTpot:
     """The throughput ratio of one shape at equal TPOT, or why there is none."""
 
     shape: str
@@ -148,7 +148,7 @@ class EqualPace:
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison for JSON."""
         speedup = self.speedup.as_dict() if self.speedup else None
-        return {"shape": self.shape, "tpot": self.tpot, "found": speedup, "sentence": self.sentence()}
+        return {"shape": self.shape, "tpot": self.tpot, "speedup": speedup, "sentence": self.sentence()}
 
     def sentence(self) -> str:
         """Return the result as a sentence."""
@@ -157,7 +157,7 @@ class EqualPace:
         return f"{self.shape}, both at {self.tpot * 1e3:.3g} ms per token: {self.speedup.sentence()}"
 
 
-def equal_pace(blocks: Sequence[Block], no_claim: str) -> list[EqualPace]:
+def equal_tpot(blocks: Sequence[Block], no_claim: str) -> list[EqualTpot]:
     """Compare each shape that both servers were measured with. `no_claim` is a reason that forbids every headline."""
     shapes: dict[tuple[int, int, str], list[Block]] = {}
     for block in whole_pairs([block for block in blocks if block.turn != WARM_UP], "AB"):
@@ -166,23 +166,23 @@ def equal_pace(blocks: Sequence[Block], no_claim: str) -> list[EqualPace]:
     return [_compare(group, no_claim) for group in shapes.values()]
 
 
-def _compare(blocks: Sequence[Block], no_claim: str) -> EqualPace:
+def _compare(blocks: Sequence[Block], no_claim: str) -> EqualTpot:
     shape = _name(blocks[0].point)
     arms = [[block for block in blocks if block.arm == arm] for arm in "AB"]
     whole = [_of_all_turns(arm_blocks) for arm_blocks in arms]
     if any(len(curve) < _FEWEST for curve in whole):
-        return EqualPace(shape, why_not="a curve needs at least two concurrencies")
+        return EqualTpot(shape, why_not="a curve needs at least two concurrencies")
     low, high = max(min(curve)[0] for curve in whole), min(max(curve)[0] for curve in whole)
     if low > high:
         paces = " and ".join(f"{min(curve)[0] * 1e3:.3g} to {max(curve)[0] * 1e3:.3g}" for curve in whole)
-        return EqualPace(shape, why_not=f"TPOT ranges do not overlap ({paces} ms); measure more concurrencies")
+        return EqualTpot(shape, why_not=f"TPOT ranges do not overlap ({paces} ms); measure more concurrencies")
     tpot = math.sqrt(low * high)  # geometric middle of the common range
     first, second = (_by_turn(arm_blocks, tpot) for arm_blocks in arms)
     turns = sorted(first.keys() & second.keys())
     if len(turns) < _FEWEST:
-        return EqualPace(shape, why_not=f"only {len(turns)} turns of both reach {tpot * 1e3:.3g} ms per token")
+        return EqualTpot(shape, why_not=f"only {len(turns)} turns of both reach {tpot * 1e3:.3g} ms per token")
     a, b = ([side[turn] for turn in turns] for side in (first, second))
-    return EqualPace(shape, tpot, throughput_ratio(a, b, "abba", no_claim_because=no_claim))
+    return EqualTpot(shape, tpot, throughput_ratio(a, b, "abba", no_claim_because=no_claim))
 
 
 def _of_all_turns(blocks: Sequence[Block]) -> Curve:
@@ -201,11 +201,11 @@ def _by_turn(blocks: Sequence[Block], tpot: float) -> dict[int, float]:
     curves: dict[int, list[tuple[float, float]]] = {}
     for block in blocks:
         curves.setdefault(block.turn, []).append((1 / block.per_user, block.throughput))
-    speeds = {turn: at_pace(curve, tpot) for turn, curve in curves.items()}
+    speeds = {turn: at_tpot(curve, tpot) for turn, curve in curves.items()}
     return {turn: speed for turn, speed in speeds.items() if speed is not None}
 
 
-def at_pace(curve: Curve, tpot: float) -> float | None:
+def at_tpot(curve: Curve, tpot: float) -> float | None:
     """Interpolate the throughput at a TPOT linearly. Return None outside the measured range."""
     points = sorted(curve)
     for (left, low), (right, high) in pairwise(points):

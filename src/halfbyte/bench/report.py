@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from halfbyte.bench.compare import Comparison, EqualPace, compare, equal_pace, headlines, not_compared
+from halfbyte.bench.compare import Comparison, EqualTpot, compare, equal_tpot, headlines, not_compared
 from halfbyte.bench.records import Block, Point
 from halfbyte.bench.roofline import decode_limit, prefill_limit
 from halfbyte.bench.server import EMULATED, Server, differences
@@ -22,7 +22,7 @@ from halfbyte.ui.console import Column, Level
 
 COLUMNS = (
     Column("arm", "server"),
-    Column("where", "point"),
+    Column("label", "point"),
     Column("requests_per_second", "req/s", number=True),
     Column("tokens_per_second", "tok/s", number=True),
     Column("per_user", "tok/s/user", number=True),
@@ -45,7 +45,7 @@ class Report:
     servers: Mapping[str, Server]
     summaries: tuple[Summary, ...]
     comparisons: tuple[Comparison, ...]
-    same_pace: tuple[EqualPace, ...]
+    equal_tpot: tuple[EqualTpot, ...]
     design: Design
     no_claim_because: str
     limits: tuple[Mapping[str, Any], ...]
@@ -66,10 +66,10 @@ class Report:
             "design": self.design,
             "no_claim_because": self.no_claim_because,
             "slo": dict(self.slo),
-            "points": [{**summary.as_dict(), "where": str(summary.point)} for summary in self.summaries],
+            "points": [{**summary.as_dict(), "label": str(summary.point)} for summary in self.summaries],
             "comparisons": [comparison.as_dict() for comparison in self.comparisons],
             "not_compared": not_compared(self.summaries),
-            "same_pace": [comparison.as_dict() for comparison in self.same_pace],
+            "equal_tpot": [comparison.as_dict() for comparison in self.equal_tpot],
             "headlines": headlines(self.comparisons),
             "roofline": [dict(limit) for limit in self.limits],
             "roofline_missing": self.roofline_missing,
@@ -104,7 +104,7 @@ class Report:
             notes += _server_sentences(summary)
         notes += [limit["sentence"] for limit in self.limits]
         notes += not_compared(self.summaries)
-        notes += [comparison.sentence() for comparison in (*self.comparisons, *self.same_pace)]
+        notes += [comparison.sentence() for comparison in (*self.comparisons, *self.equal_tpot)]
         claims = headlines(self.comparisons)
         if self.comparisons and not claims:
             notes.append("no headline: no significant difference, or no claim is allowed")
@@ -144,7 +144,7 @@ def make_report(
     limits, missing = _limits(summaries, servers, gpus)
     comparisons = tuple(compare(blocks, summaries, no_claim, design))
     why = next(filter(None, [no_claim, *(summary.no_claim_because for summary in summaries)]), "")
-    pace = tuple(equal_pace(blocks, why)) if design == "abba" else ()
+    pace = tuple(equal_tpot(blocks, why)) if design == "abba" else ()
     return Report(servers, summaries, comparisons, pace, design, no_claim, limits, slo, missing)
 
 
@@ -186,7 +186,7 @@ def _limit(summary: Summary, checkpoint: Served, machine: Gpus, kv: str) -> dict
     sentence += f", {read:.1%} of it reached" if read is not None else ""
     return {
         "arm": summary.arm,
-        "where": str(summary.point),
+        "label": str(summary.point),
         "gpus": str(machine),
         "kv_dtype": kv,
         "decode": decode.as_dict(),
@@ -222,7 +222,7 @@ def _server_sentences(summary: Summary) -> list[str]:
 def _row(summary: Summary) -> dict[str, Any]:
     return {
         "arm": summary.arm,
-        "where": str(summary.point),
+        "label": str(summary.point),
         "requests_per_second": summary.requests_per_second,
         "tokens_per_second": summary.tokens_per_second,
         "per_user": summary.tokens_per_second_per_user,

@@ -81,10 +81,10 @@ class Summary:
     tpot: Spread
     e2e: Spread
     goodput_per_second: float | None
-    good_share: float | None
+    goodput_share: float | None
     drift: float | None
     """Relative change of the throughput over the blocks; None unless it is large and significant."""
-    client_share: float
+    client_cpu_share: float
     server: Mapping[str, Any]
     gpus: Mapping[str, Any] | None
     doubt: str = ""
@@ -100,8 +100,8 @@ class Summary:
         if self.failed or not self.requests:
             most = next(iter(self.errors), "no measurements")
             return f"{self.failed} of {self.requests} requests of {self.arm} failed: {most}"
-        if self.client_share > BUSY_CLIENT:
-            return f"the load generator used {self.client_share:.0%} of a core and may be the bottleneck"
+        if self.client_cpu_share > BUSY_CLIENT:
+            return f"the load generator used {self.client_cpu_share:.0%} of a core and may be the bottleneck"
         known = self.server.get("prefix_hit_share") or 0.0
         if known > KNOWN_PREFIX:
             return f"{self.arm}'s prefix cache hit rate is {known:.0%}; use another --seed for new prompts"
@@ -141,9 +141,9 @@ def summarize(blocks: Sequence[Block], slo: Mapping[str, float]) -> Summary:
         tpot=_spread(paces),
         e2e=_spread([request.latency for request in good]),
         goodput_per_second=len(within) / seconds if slo and good and seconds else None,
-        good_share=len(within) / len(requests) if slo and requests else None,
+        goodput_share=len(within) / len(requests) if slo and requests else None,
         drift=_drift(measured),
-        client_share=max((block.processor_share for block in whole), default=0.0),
+        client_cpu_share=max((block.processor_share for block in whole), default=0.0),
         server=_server([block.server for block in whole]),
         gpus=_gpus([block.gpus for block in whole if block.gpus]),
         doubt=next((doubt for doubt in [doubt_of(block) for block in whole] if doubt), ""),

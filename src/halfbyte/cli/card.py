@@ -33,7 +33,9 @@ def card_command(out: Output, options: CardOptions) -> None:
     unmeasured = to_measure(evidence)
     missing = {kind: {"why": step.why, "command": step.command} for kind, step in unmeasured.items()}
     lines = [(f"not measured: {kind}", step.command) for kind, step in unmeasured.items()]
-    out.facts({"card": str(path), "found": sorted(evidence.found), "missing": missing}, [("card", str(path)), *lines])
+    out.facts(
+        {"card": str(path), "present": sorted(evidence.records), "missing": missing}, [("card", str(path)), *lines]
+    )
     for field, option in unstated(read_card(path)[0]):
         out.note(f"the card does not state the {field}: halfbyte card {pasted(out_folder)} {option}")
     out.hint(f"halfbyte report {pasted(out_folder)}")

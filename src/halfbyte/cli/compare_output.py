@@ -22,8 +22,8 @@ def steps(activity: Activity) -> Callable[[Step], None]:
     def show(step: Step) -> None:
         layer = step.differences[0]
         line = f"layer {layer.layer}  {step.done} of {step.layers}  relative error {_error(layer)}"
-        if layer.routed_alike is not None:
-            line += f"  same routing {layer.routed_alike:.2%}"
+        if layer.routing_agreement is not None:
+            line += f"  same routing {layer.routing_agreement:.2%}"
         line += f"  {duration(step.seconds)}"
         if _TIMED <= step.done < step.layers:
             line += f", about {duration(step.seconds / step.done * (step.layers - step.done))} left"
@@ -76,12 +76,12 @@ def _tables(out: Output, result: Report) -> None:
             "layer": layer.layer,
             "error": _error(layer),
             "cosine": f"{layer.cosine:.5f}",
-            "alike": None if layer.routed_alike is None else f"{layer.routed_alike:.2%}",
+            "routing": None if layer.routing_agreement is None else f"{layer.routing_agreement:.2%}",
         }
         for layer in result.layers
     ]
     columns = [Column("layer", "layer"), Column("error", "relative error"), Column("cosine", "cosine")]
-    out.table(layers, [*columns, Column("alike", "same routing")])
+    out.table(layers, [*columns, Column("routing", "same routing")])
     if len(result.domains) > 1:
         out.table([_row(name, part) for name, part in result.domains.items()], _DOMAIN)
 

@@ -23,6 +23,6 @@ def diff_command(out: Output, options: DiffOptions) -> None:
     if result.planned or (result.equal and result.explained is None):
         return
     fix = "the names above differ; --json has all of them"
-    if result.alike and result.explained is None and result.renumbered is not None:
+    if result.kept_equal and result.explained is None and result.renumbered is not None:
         fix = f"none needed: experts are missing as recorded in {result.renumbered.pruned}"
     raise CheckFailedError(result.verdict(), where=f"{options.a} and {options.b}", fix=fix)

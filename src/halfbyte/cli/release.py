@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from halfbyte.release.run import Ended, Release
     from halfbyte.release.stages import Stage
 
-_GATES = (Column("name", "gate"), Column("wanted", "wanted"), Column("measured", "measured"), Column("outcome", ""))
+_GATES = (Column("name", "gate"), Column("required", "required"), Column("measured", "measured"), Column("outcome", ""))
 _STAGES = (Column("stage", "stage"), Column("state", ""), Column("command", "command"))
 _REQUIREMENTS = (Column("mark", ""), Column("stage", "stage"), Column("needs", "needs"), Column("here", "here"),
                  Column("fix", "fix"))  # fmt: skip

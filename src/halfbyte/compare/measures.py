@@ -81,7 +81,7 @@ class Choices:
         del gate_weights, given, act, out
         self._chosen[:, expert].index_fill_(0, tokens, True)
 
-    def alike(self, other: Choices, real: torch.Tensor) -> float:
+    def agreement(self, other: Choices, real: torch.Tensor) -> float:
         """Return the share of (token, expert) pairs that another router has too."""
         own, others = self._chosen[real], other._chosen[real]
         return int((own & others).sum()) / int(own.sum())

@@ -19,16 +19,16 @@ _POSITIVE = (0.0, math.inf)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Positions:
-    """Sums over the predicted tokens by position in the document; each bin starts at `begin`."""
+    """Sums over the predicted tokens by position in the document; each bin starts at `start`."""
 
-    begin: NDArray[np.int64]
+    start: NDArray[np.int64]
     tokens: NDArray[np.int64]
     kl: NDArray[np.float64]
 
     def means(self) -> evidence.Positions:
         """Return the non-empty bins with their mean KL."""
         some = self.tokens > 0
-        columns = (self.begin[some], self.tokens[some], self.kl[some] / self.tokens[some])
+        columns = (self.start[some], self.tokens[some], self.kl[some] / self.tokens[some])
         return evidence.Positions(*(tuple(column.tolist()) for column in columns))
 
 

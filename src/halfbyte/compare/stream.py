@@ -269,8 +269,8 @@ class _Run:
                 what = f"non-finite values after layer {index}"
                 raise CheckpointError(what, where=f"{self.sides[0].name} or {side.name}", fix="audit both checkpoints")
             same_experts = reference is not None and routing is not None and reference.experts == routing.experts
-            alike = reference.alike(routing, real) if reference and routing and same_experts else None
-            differences.append(LayerDifference(index, apart.relative_error, apart.mean_cosine, alike))
+            agreement = reference.agreement(routing, real) if reference and routing and same_experts else None
+            differences.append(LayerDifference(index, apart.relative_error, apart.mean_cosine, agreement))
         return tuple(differences)
 
     def _advance(self, side: Side, hidden: torch.Tensor, index: int) -> Choices | None:

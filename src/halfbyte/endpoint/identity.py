@@ -86,11 +86,11 @@ class Identity:
     url: str
     model: str
     max_context: int | None
-    told: Mapping[str, str]
+    reported: Mapping[str, str]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the identity for JSON."""
-        return asdict(self) | {"told": dict(self.told)}
+        return asdict(self) | {"reported": dict(self.reported)}
 
 
 def identify(endpoint: Endpoint, model: str | None, *, any_name: bool = False) -> Identity:
@@ -164,11 +164,11 @@ def _flat(value: Mapping[str, Any], name: str) -> dict[str, str]:
 
 def differences(a: Identity, b: Identity) -> list[str]:
     """Return the unexpected differences of two servers, which may affect scores besides the checkpoint."""
-    names = sorted(name for name in {*a.told, *b.told} if name.rsplit(".", 1)[-1] not in EXPECTED)
+    names = sorted(name for name in {*a.reported, *b.reported} if name.rsplit(".", 1)[-1] not in EXPECTED)
     return [
-        f"{name}: {a.told.get(name, 'not reported')} against {b.told.get(name, 'not reported')}"
+        f"{name}: {a.reported.get(name, 'not reported')} against {b.reported.get(name, 'not reported')}"
         for name in names
-        if a.told.get(name) != b.told.get(name)
+        if a.reported.get(name) != b.reported.get(name)
     ]
 
 
@@ -194,7 +194,7 @@ def has_logprobs(probes: Sequence[dict[str, Any]]) -> bool:
 
 def is_identifiable(identity: Identity, probes: Sequence[dict[str, Any]]) -> bool:
     """Return whether a later run can recognize this server."""
-    return has_logprobs(probes) or "started" in identity.told
+    return has_logprobs(probes) or "started" in identity.reported
 
 
 def fingerprint(
@@ -205,10 +205,10 @@ def fingerprint(
     With `trusted`, the user asserts that a server without log-probabilities is the one of the earlier run.
     """
     stable: dict[str, Any] = {"url": identity.url, "model": identity.model}
-    stable |= {key: identity.told.get(key) for key in ("version", "root", "max_model_len")}
+    stable |= {key: identity.reported.get(key) for key in ("version", "root", "max_model_len")}
     exact = stable
     if not has_logprobs(probes):
-        exact = stable | {"started": identity.told.get("started") or f"not told, {secrets.token_hex(8)}"}
+        exact = stable | {"started": identity.reported.get("started") or f"not reported, {secrets.token_hex(8)}"}
     for record in known:
         recorded = {key: value for key, value in record["stable"].items() if not trusted or key in stable}
         if recorded == (stable if trusted else exact) and same_probes(record["probes"], probes):

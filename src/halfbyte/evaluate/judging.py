@@ -49,28 +49,30 @@ class Judged:
     label: Label
     candidate: Scored
     reference: Scored | None
-    compared: dict[str, Paired | Seeds]
+    comparisons: dict[str, Paired | Seeds]
     worst_case: float | None  # the difference if every missing answer counted against the candidate
     anomalies: list[str]
     notes: list[str]
 
     @property
-    def decides(self) -> Paired | None:
+    def paired(self) -> Paired | None:
         """The comparison of the primary metric."""
-        primary = self.compared.get(self.task.primary)
+        primary = self.comparisons.get(self.task.primary)
         return _decides(primary) if primary else None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict for JSON."""
         return {
             "task": self.task.task,
-            "asked_as": "chat, with the server's template" if self.task.api == "chat" else "completions, no template",
+            "prompt_format": "chat, with the server's template"
+            if self.task.api == "chat"
+            else "completions, no template",
             "shots": self.task.shots,
             "label": self.label,
             "primary": self.task.primary,
             "candidate": self.candidate.as_dict(),
             "reference": self.reference.as_dict() if self.reference else None,
-            "compared": {name: comparison.as_dict() for name, comparison in self.compared.items()},
+            "comparisons": {name: comparison.as_dict() for name, comparison in self.comparisons.items()},
             "worst_case_difference": self.worst_case,
             "anomalies": self.anomalies,
             "notes": self.notes,
@@ -84,7 +86,7 @@ def judge(suite: Suite, candidate: Sequence[Sample], reference: Sequence[Sample]
         ours = [sample for sample in candidate if sample.task == task.task]
         theirs = None if reference is None else [sample for sample in reference if sample.task == task.task]
         judged.append(_judge_task(task, ours, theirs, margin))
-    valid = {row.task.task: row.decides.verdict for row in judged if row.label != "ANOMALOUS" and row.decides}
+    valid = {row.task.task: row.paired.verdict for row in judged if row.label != "ANOMALOUS" and row.paired}
     corrected = judge_suite(valid).verdicts if valid else {}
     return [_with_label(row, corrected.get(row.task.task)) for row in judged]
 
@@ -93,7 +95,7 @@ def _with_label(judged: Judged, corrected: Label | None) -> Judged:
     if corrected is None or judged.label != "REGRESSION" or corrected == judged.label:
         return judged
     notes = [*judged.notes, f"{judged.label} alone, but not after Holm's correction for the number of tasks"]
-    return Judged(judged.task, corrected, judged.candidate, judged.reference, judged.compared, judged.worst_case,
+    return Judged(judged.task, corrected, judged.candidate, judged.reference, judged.comparisons, judged.worst_case,
                   judged.anomalies, notes)  # fmt: skip
 
 
@@ -145,7 +147,7 @@ def _ended_programs(samples: list[Sample], side: str) -> list[str]:
 
 
 def _decides(comparison: Paired | Seeds) -> Paired:
-    return comparison.decides if isinstance(comparison, Seeds) else comparison
+    return comparison.paired if isinstance(comparison, Seeds) else comparison
 
 
 def _holds(comparison: Paired | Seeds, worst: float, margin: float) -> bool:

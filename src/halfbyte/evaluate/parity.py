@@ -37,7 +37,7 @@ def known_then(baseline: Evaluation) -> Known:
     """Return the facts about the candidate of an earlier run."""
     side = baseline.candidate
     settings = {"concurrency": baseline.concurrency, "lm_eval": baseline.lm_eval}
-    return Known(side.identity, side.prompt_tokens, settings, [asdict(reply) for reply in side.probes])
+    return Known(side.identity, side.prompt_tokens, settings, [asdict(reply) for reply in side.fingerprint_replies])
 
 
 def parity(candidate: Known, reference: Known) -> list[Finding]:
@@ -54,7 +54,7 @@ def parity(candidate: Known, reference: Known) -> list[Finding]:
     return [Finding("parity", "note", f"the servers differ in more than the checkpoint: {text}") for text in different]
 
 
-def alike(candidate: Known, reference: Known) -> str | None:
+def same_checkpoint_warning(candidate: Known, reference: Known) -> str | None:
     """Return the caveat for two sides that cannot be distinguished, or None."""
     if not same_probes(candidate.probes, reference.probes):
         return None
@@ -63,7 +63,7 @@ def alike(candidate: Known, reference: Known) -> str | None:
             "candidate and reference have the same fingerprint (equal answers with equal log-probabilities): this "
             "compares a checkpoint with itself (A/A test), so the verdict says nothing about another one"
         )
-    if candidate.identity.url == reference.identity.url or candidate.identity.told == reference.identity.told:
+    if candidate.identity.url == reference.identity.url or candidate.identity.reported == reference.identity.reported:
         return (
             "candidate and reference cannot be distinguished (equal answers, no log-probabilities): this may compare "
             "a checkpoint with itself (A/A test)"
@@ -102,8 +102,10 @@ def server_changes(before: Preflight, suite: Suite) -> str | None:
     then = before.identity
     names = _STEADY if has_logprobs(before.probes) else (*_STEADY, "started")
     for name in names:
-        if now.told.get(name) != then.told.get(name):
-            return f"{name} was {then.told.get(name, 'not reported')} and is {now.told.get(name, 'not reported')}"
+        if now.reported.get(name) != then.reported.get(name):
+            return (
+                f"{name} was {then.reported.get(name, 'not reported')} and is {now.reported.get(name, 'not reported')}"
+            )
     try:
         for _ in range(TRIES):
             replies = [

@@ -175,7 +175,12 @@ class Preflight:
     def as_dict(self) -> dict[str, Any]:
         """Return the preflight for JSON."""
         checks = [{"check": row.check, "level": row.level, "sentence": row.sentence} for row in self.findings]
-        return {**self.identity.as_dict(), "prompt_tokens": self.prompt_tokens, "probes": self.probes, "checks": checks}
+        return {
+            **self.identity.as_dict(),
+            "prompt_tokens": self.prompt_tokens,
+            "fingerprint_replies": self.probes,
+            "checks": checks,
+        }
 
 
 def preflight(endpoint: Endpoint, model: str | None, suite: Suite, *, any_name: bool = False) -> Preflight:

@@ -42,7 +42,9 @@ def show(out: Output, evaluation: Evaluation) -> None:
     compared = any(task.reference for task in evaluation.judged)
     rows = [row for task in evaluation.judged for row in _rows(task)]
     out.table(rows, _COMPARED if compared else _ALONE)
-    same: list[tuple[Level, str]] = [("note", evaluation.head["alike"])] if evaluation.head["alike"] else []
+    same: list[tuple[Level, str]] = (
+        [("note", evaluation.head["same_checkpoint_warning"])] if evaluation.head["same_checkpoint_warning"] else []
+    )
     out.verdicts([*(sentence for task in evaluation.judged for sentence in _sentences(task)), *same])
 
 
@@ -65,11 +67,11 @@ def _rows(judged: Judged) -> list[dict[str, Any]]:
 
 def _difference(judged: Judged, metric: str, other: Accuracy | None) -> dict[str, Any]:
     empty = {"other": None, "difference": None, "apart": None, "mcnemar": None, "z": None}
-    comparison = judged.compared.get(metric)
+    comparison = judged.comparisons.get(metric)
     if comparison is None or other is None:
         return empty
     pair, z = (
-        (comparison.decides, comparison.z_sample)
+        (comparison.paired, comparison.z_sample)
         if isinstance(comparison, Seeds)
         else (comparison, comparison.unpaired_z)
     )
@@ -97,7 +99,7 @@ def _sentences(judged: Judged) -> list[tuple[Level, str]]:
     notes: list[tuple[Level, str]] = [("note", f"{name}: {note}") for note in judged.notes]
     if judged.anomalies:
         return [*((level, f"{name}: ANOMALOUS, invalid score: {reason}") for reason in judged.anomalies), *notes]
-    comparison = judged.compared.get(judged.task.primary)
+    comparison = judged.comparisons.get(judged.task.primary)
     if comparison is None:
         missing = _missing(judged.candidate)
         return [*notes, ("note", f"{name}: {missing}")] if missing else notes

@@ -25,10 +25,10 @@ from halfbyte.evaluate.harness import (
 from halfbyte.evaluate.judging import judge
 from halfbyte.evaluate.parity import (
     Known,
-    alike,
     known_now,
     known_then,
     parity,
+    same_checkpoint_warning,
     server_changes,
 )
 from halfbyte.evaluate.preflight import Preflight, preflight
@@ -154,11 +154,11 @@ def evaluate(options: EvalOptions, out: Output, progress: Callable[[str, int, in
         "arguments": arguments,
         "concurrency": run.concurrency,
         "sandbox": harness.sandbox,
-        "seeds": {"shown_examples": [seeds.model_dump() for seeds in suite.passes], "requests": suite.request_seed},
+        "seeds": {"fewshot": [seeds.model_dump() for seeds in suite.passes], "requests": suite.request_seed},
         "candidate": {**ready.as_dict(), "fingerprint": ours.fingerprint},
         "reference": {**reference.as_dict(), "fingerprint": theirs.fingerprint} if reference and theirs else None,
         "baseline": earlier.about if earlier else None,
-        "alike": alike(here, there) if there else None,
+        "same_checkpoint_warning": same_checkpoint_warning(here, there) if there else None,
         "differences": [finding.sentence for finding in common if finding.level != "good"],
         "started": started.isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - clock, 1),

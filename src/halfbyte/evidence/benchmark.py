@@ -87,15 +87,15 @@ class BenchPoint:
     tpot: Spread  # time per output token
     e2e: Spread
     goodput_per_second: float | None
-    good_share: float | None
+    goodput_share: float | None
     drift: float | None
-    client_share: float  # of a core, used by the load generator
+    client_cpu_share: float  # of a core, used by the load generator
     server: ServerCounters
     gpus: Mapping[str, Any] | None  # mean power, use and memory
     doubt: str
     error_rate: float
     no_claim_because: str
-    where: str  # the point in words
+    label: str  # the point in words
 
     @property
     def watts(self) -> float | None:
@@ -115,9 +115,9 @@ class SpeedRatio:
     units: tuple[int, int]  # blocks or server starts of each arm
     drift: float | None
     drift_p: float | None
-    refused: str  # why there is no headline
+    no_claim_because: str  # why there is no headline
     confidence: float
-    drifts: bool
+    drift_significant: bool
     headline: str | None
 
 
@@ -127,18 +127,18 @@ class PointRatio:
 
     point: str
     measure: str
-    alone: SpeedRatio
-    together: SpeedRatio
+    individual: SpeedRatio
+    simultaneous: SpeedRatio
     sentence: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EqualPaceRatio:
+class EqualTpotRatio:
     """The throughput ratio of one shape at equal time per output token."""
 
     shape: str
     tpot: float | None
-    found: SpeedRatio | None
+    speedup: SpeedRatio | None
     sentence: str
 
 
@@ -160,7 +160,7 @@ class Benchmark(MeasuredRecord):
     points: tuple[BenchPoint, ...]
     comparisons: tuple[PointRatio, ...]
     not_compared: tuple[str, ...]
-    same_pace: tuple[EqualPaceRatio, ...]
+    equal_tpot: tuple[EqualTpotRatio, ...]
     headlines: tuple[str, ...]
     roofline: tuple[Mapping[str, Any], ...]
     roofline_missing: str

@@ -37,14 +37,14 @@ class LayerDifference:
     layer: int
     relative_error: float | None  # ||a - b|| / ||a||; None if the reference is zero and the other is not
     cosine: float  # mean over tokens
-    routed_alike: float | None  # share of (token, expert) pairs with the same routing; null without a router
+    routing_agreement: float | None  # share of (token, expert) pairs with the same routing; null without a router
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Mean KL by position of the predicted token; each bin starts at `begin`."""
+    """Mean KL by position of the predicted token; each bin starts at `start`."""
 
-    begin: tuple[int, ...]
+    start: tuple[int, ...]
     tokens: tuple[int, ...]
     kl: tuple[float, ...]
 

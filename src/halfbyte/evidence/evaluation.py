@@ -41,11 +41,11 @@ class NonInferiority:
     upper: float | None  # one-sided 95 % bound
     p_worse: float | None
     margin: float
-    loss_is_sure: bool
+    significant_loss: bool
     beyond_margin: bool
     items: int
-    items_if_equal: int | None
-    items_if_as_seen: int | None
+    items_if_no_loss: int | None
+    items_if_as_observed: int | None
     alpha: float
     power: float
     items_to_decide: int | None
@@ -97,7 +97,7 @@ class OverSeeds:
     z_population: float | None
     z_p: float | None
     welch_p: float | None
-    decides: PairedScores  # over the average of the seeds
+    paired: PairedScores  # over the average of the seeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,21 +117,21 @@ class TaskResult:
     """One task: both sides, their difference by metric, and the verdict of the primary metric."""
 
     task: str
-    asked_as: str
+    prompt_format: str
     shots: int | None
     label: Label
     primary: str  # metric
     candidate: SideScores
     reference: SideScores | None
-    compared: Mapping[str, PairedScores | OverSeeds]
+    comparisons: Mapping[str, PairedScores | OverSeeds]
     worst_case_difference: float | None  # if every missing answer counted against the candidate
     anomalies: tuple[str, ...]
     notes: tuple[str, ...]
 
     def deciding(self, metric: str) -> PairedScores | None:
         """Return the comparison that decides a metric: with several seeds, the one over their average."""
-        compared = self.compared.get(metric)
-        return compared.decides if isinstance(compared, OverSeeds) else compared
+        compared = self.comparisons.get(metric)
+        return compared.paired if isinstance(compared, OverSeeds) else compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,16 +149,16 @@ class Side:
     url: str
     model: str
     max_context: int | None
-    told: Mapping[str, str]  # its options and version, by name
+    reported: Mapping[str, str]  # its options and version, by name
     prompt_tokens: Mapping[str, tuple[int | None, ...]]  # of the parity prompts, by API
-    probes: tuple[FingerprintReply, ...]
+    fingerprint_replies: tuple[FingerprintReply, ...]
     checks: tuple[Mapping[str, str], ...]
     fingerprint: str | None
 
     @property
     def identity(self) -> Identity:
         """The server's own report of its options and version."""
-        return Identity(self.url, self.model, self.max_context, self.told)
+        return Identity(self.url, self.model, self.max_context, self.reported)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ class SuiteFacts:
 class Seeds:
     """Seeds of the few-shot examples of each pass, and of the requests."""
 
-    shown_examples: tuple[Mapping[str, int], ...]
+    fewshot: tuple[Mapping[str, int], ...]
     requests: int | None
 
 
@@ -217,7 +217,7 @@ class Evaluation(MeasuredRecord):
     candidate: Side
     reference: Side | None
     baseline: Mapping[str, Any] | None  # the earlier run that --baseline names
-    alike: str | None  # caveat if both sides may be the same checkpoint
+    same_checkpoint_warning: str | None  # caveat if both sides may be the same checkpoint
     differences: tuple[str, ...]  # between the servers
     started: str  # ISO 8601, UTC
     seconds: float

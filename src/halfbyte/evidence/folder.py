@@ -54,12 +54,12 @@ class Evidence:
     """The evidence of an output folder: the record of each kind, or why it is missing."""
 
     out: Path
-    found: Mapping[str, Record]
+    records: Mapping[str, Record]
     missing: Mapping[str, Missing]
 
     def get(self, kind: type[_R]) -> _R | None:
         """Return the record of a kind, or None if it is missing."""
-        record = self.found.get(kind.kind)
+        record = self.records.get(kind.kind)
         return record if isinstance(record, kind) else None
 
     def path(self, kind: type[Record]) -> Path:

@@ -17,11 +17,11 @@ ProbeVerdict = Literal["passed", "failed", "broken", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Excerpt:
     """An offending text."""
 
     text: str
-    what: str  # its fault
+    problem: str
     start: int = 0
     end: int = 0
     trace: str = ""  # its row in probe.jsonl
@@ -40,7 +40,7 @@ class ProbeResult:
     measured: str  # such as "996 / 1,000 valid", or the reason why it was skipped
     threshold: str
     numbers: Mapping[str, Any]
-    shown: tuple[Shown, ...]
+    excerpts: tuple[Excerpt, ...]
     cause: str | None  # a key of probe/data/causes.yaml
     seconds: float
     traces: tuple[str, ...]  # rows in probe.jsonl

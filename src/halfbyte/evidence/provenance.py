@@ -15,7 +15,7 @@ class CodeFacts:
 
     version: str
     commit: str | None
-    changed: bool | None = field(default=None, metadata=OMIT)  # whether the source tree had changes
+    dirty: bool | None = field(default=None, metadata=OMIT)  # whether the source tree had changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Provenance(Record):
     measured = "outputs"
 
     halfbyte: str  # version
-    made: str  # ISO 8601, UTC
+    created: str  # ISO 8601, UTC
     code: CodeFacts
     source: SourceFacts
     recipe: RecipeFacts

@@ -17,7 +17,7 @@ class GateResult:
     """The result of one gate."""
 
     name: str
-    wanted: str
+    required: str
     measured: str
     outcome: Outcome
     why: str
@@ -32,7 +32,7 @@ class StageRecord:
     key: str  # digest of its inputs; a stage with the same key is not run again
     result: str | None = None  # the file it writes, relative to the output folder
     sha256: str | None = None  # of that file
-    made: str | None = None  # of `quantize`: the digest of its output files
+    outputs_sha256: str | None = None  # of `quantize`: the digest of its output files
     exit_code: int | None = None
     started: str | None = None  # ISO 8601, UTC
     seconds: float | None = None

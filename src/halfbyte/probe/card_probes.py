@@ -16,12 +16,12 @@ from halfbyte.probe import checks
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.checks import code_of, lacks_sandbox
 from halfbyte.probe.judging import defects, each, first_difference, judged, whole
-from halfbyte.probe.probe import Finding, Probe, Setting, Shown
+from halfbyte.probe.probe import Excerpt, Finding, Probe, Setting
 from halfbyte.probe.profiles import Item, Items, costs_items, lacks_section
 from halfbyte.sandbox.process import Limits, Ran
 from halfbyte.sandbox.tiers import Tier, run_python
 
-Check = Callable[[Item, Answer], Sequence[Shown]]
+Check = Callable[[Item, Answer], Sequence[Excerpt]]
 
 
 def ask_items(setting: Setting, name: str, check: Check, *, cause: str, what: str = "right") -> Finding:
@@ -45,31 +45,31 @@ def probe_of_items(name: str, title: str, reason: str, check: Check, cause: str 
     return Probe(name, "card", title, reason, True, run, costs_items(name), lacks_section(name))
 
 
-def _ascii_json(item: Item, answer: Answer) -> list[Shown]:
+def _ascii_json(item: Item, answer: Answer) -> list[Excerpt]:
     return [*checks.healthy(answer, "json"), *checks.same_json(answer, item.answer), *checks.ascii_only(answer)]
 
 
-def _math(item: Item, answer: Answer) -> list[Shown]:
+def _math(item: Item, answer: Answer) -> list[Excerpt]:
     return [*checks.healthy(answer), *checks.last_number(answer, float(item.answer))]
 
 
-def _echo(item: Item, answer: Answer) -> list[Shown]:
+def _echo(item: Item, answer: Answer) -> list[Excerpt]:
     return [*checks.healthy(answer), *checks.same_text(answer, str(item.answer))]
 
 
-def same_json(item: Item, answer: Answer) -> list[Shown]:
+def same_json(item: Item, answer: Answer) -> list[Excerpt]:
     """Check that an answer is the JSON of its item."""
     return [*checks.healthy(answer, "json"), *checks.same_json(answer, item.answer)]
 
 
-def _structured(item: Item, answer: Answer) -> list[Shown]:
+def _structured(item: Item, answer: Answer) -> list[Excerpt]:
     """Check JSON from guided decoding, which has no code fence or words around it."""
     if answer.text.lstrip().startswith("```"):
-        return [Shown(answer.text, "a code fence around the JSON", 0, 3, answer.id)]
+        return [Excerpt(answer.text, "a code fence around the JSON", 0, 3, answer.id)]
     return same_json(item, answer)
 
 
-def _prose(item: Item, answer: Answer) -> list[Shown]:
+def _prose(item: Item, answer: Answer) -> list[Excerpt]:
     terms: list[Any] = item.answer or []
     return [*checks.healthy(answer, "prose"), *checks.has_all(answer, [str(term) for term in terms])]
 
@@ -175,16 +175,16 @@ class Task(Item):
     prints: str | None = None
 
 
-def valid_python(item: Item, answer: Answer) -> list[Shown]:
+def valid_python(item: Item, answer: Answer) -> list[Excerpt]:
     """Check that an answer is valid Python and defines what its item asks for."""
     return [*checks.healthy(answer, "code"), *checks.python(answer, item.answer)]
 
 
-def _ascii_python(item: Item, answer: Answer) -> list[Shown]:
+def _ascii_python(item: Item, answer: Answer) -> list[Excerpt]:
     return [*valid_python(item, answer), *checks.ascii_only(answer)]
 
 
-def _runs(setting: Setting, task: Task, answer: Answer) -> list[Shown]:
+def _runs(setting: Setting, task: Task, answer: Answer) -> list[Excerpt]:
     wrong = [*defects(answer, "code"), *checks.ended(answer), *checks.python(answer, task.answer)]
     if wrong:
         return wrong
@@ -194,7 +194,7 @@ def _runs(setting: Setting, task: Task, answer: Answer) -> list[Shown]:
         silent = "ended before its tests" if ran.succeeded else f"ended by {ran.ended}"
         last = (ran.stderr.strip().splitlines() or [silent])[-1]
         test = next((line.strip() for line in ran.stderr.splitlines() if 'File "test ' in line), "")
-        return [Shown(source, f"{last} {test}".strip(), 0, len(source), answer.id)]
+        return [Excerpt(source, f"{last} {test}".strip(), 0, len(source), answer.id)]
     if task.prints is not None:
         shown = first_difference(task.prints.strip(), ran.stdout.strip(), answer.id)
         return [shown] if shown else []
@@ -254,7 +254,7 @@ class Call(Item):
     tools: list[dict[str, Any]] = Field(min_length=1)
 
 
-def _wrong_call(expected: dict[str, Any], answer: Answer) -> list[Shown]:
+def _wrong_call(expected: dict[str, Any], answer: Answer) -> list[Excerpt]:
     faults = defects(answer)
     if faults:
         return faults
@@ -263,19 +263,19 @@ def _wrong_call(expected: dict[str, Any], answer: Answer) -> list[Shown]:
     function: dict[str, Any] = answer.tool_calls[0].get("function") or {}
     if function.get("name") != expected["name"]:
         return [
-            Shown(str(function), f"{function.get('name')} was called instead of {expected['name']}", 0, 0, answer.id)
+            Excerpt(str(function), f"{function.get('name')} was called instead of {expected['name']}", 0, 0, answer.id)
         ]
     text = str(function.get("arguments"))
     try:
         arguments = json.loads(text)
     except ValueError as error:
         at = getattr(error, "pos", 0)
-        return [Shown(text, f"arguments are not valid JSON: {error}", at, at + 1, answer.id)]
+        return [Excerpt(text, f"arguments are not valid JSON: {error}", at, at + 1, answer.id)]
     if arguments != expected["arguments"]:
         right = json.dumps(expected["arguments"], ensure_ascii=False)
-        return [Shown(text, f"expected {right}", 0, len(text), answer.id)]
+        return [Excerpt(text, f"expected {right}", 0, len(text), answer.id)]
     if answer.finish_reason != "tool_calls":
-        return [Shown(text, f"finish_reason is {answer.finish_reason}, not tool_calls", 0, 0, answer.id)]
+        return [Excerpt(text, f"finish_reason is {answer.finish_reason}, not tool_calls", 0, 0, answer.id)]
     return []
 
 

@@ -27,10 +27,10 @@ from halfbyte.probe.drift_measures import (
 from halfbyte.probe.judging import MOST_SHOWN
 from halfbyte.probe.probe import (
     Cost,
+    Excerpt,
     Finding,
     Probe,
     Setting,
-    Shown,
     Verdict,
     broken,
     skipped,
@@ -70,7 +70,7 @@ def _run(setting: Setting) -> Finding:
     if (unanswered := without_answers(sides, "of a prompt")) is not None:
         return unanswered
     steps: list[Step] = []
-    shown: list[tuple[float, Shown]] = []
+    shown: list[tuple[float, Excerpt]] = []
     for ours, theirs in zip(*sides, strict=True):
         our_places, their_places = read_places(ours.logprobs), read_places(theirs.logprobs)
         if our_places is None or their_places is None:
@@ -115,20 +115,20 @@ def _different_tokens(names: list[list[str]], answer: Answer) -> Finding:
     text = "".join(names[0])
     start = len("".join(names[0][:at]))
     what = f"token {at + 2} is {tokens[0]}, but {tokens[1]} at the reference"
-    shown = Shown(text, what, start, start + len(names[0][at]) if at < len(names[0]) else start, answer.id)
+    shown = Excerpt(text, what, start, start + len(names[0][at]) if at < len(names[0]) else start, answer.id)
     return Finding(Verdict.FAILED, "the text is tokenized differently", "the same tokens", {}, (shown,), "tokenizer")
 
 
-def worst_step(steps: list[Step], answer: Answer) -> tuple[float, Shown]:
+def worst_step(steps: list[Step], answer: Answer) -> tuple[float, Excerpt]:
     """Return the largest difference of a text, and the text with that token marked."""
     at = max(range(len(steps)), key=lambda n: (steps[n].plausible, steps[n].kl, steps[n].error))
     worst, text = steps[at], "".join(part.token for part in steps)
     start = len("".join(part.token for part in steps[:at]))
     what = f"KL at least {worst.kl:.2g} nat; log-probability {worst.ours:.2f}, {worst.theirs:.2f} at the reference"
-    return worst.kl * worst.plausible, Shown(text, what, start, start + len(worst.token), answer.id)
+    return worst.kl * worst.plausible, Excerpt(text, what, start, start + len(worst.token), answer.id)
 
 
-def judge_drift(section: Limits, steps: list[Step], worst: list[tuple[float, Shown]]) -> Finding:
+def judge_drift(section: Limits, steps: list[Step], worst: list[tuple[float, Excerpt]]) -> Finding:
     """Compare the metrics with the limits; show the texts with the largest differences."""
     numbers = summary(steps)
     shown = [text for _, text in sorted(worst, key=lambda pair: -pair[0])]
@@ -208,8 +208,8 @@ def _run_decode(setting: Setting) -> Finding:
     if (unanswered := without_answers(sides, "of generated tokens")) is not None:
         return unanswered
     steps: list[Step] = []
-    worst: list[tuple[float, Shown]] = []
-    not_top1: list[Shown] = []
+    worst: list[tuple[float, Excerpt]] = []
+    not_top1: list[Excerpt] = []
     written = 0
     for ours, theirs in zip(*sides, strict=True):
         our_places, their_places = (read_places(answer.logprobs, written=True) for answer in (ours, theirs))
@@ -226,7 +226,7 @@ def _run_decode(setting: Setting) -> Finding:
     judged = judge_drift(section, steps, worst)
     return Finding(
         judged.verdict, f"{judged.measured}; {len(steps):,} of {written:,} generated tokens compared", judged.threshold,
-        {**judged.numbers, "written": written, "alike": len(steps)}, judged.shown, judged.cause,
+        {**judged.numbers, "generated": written, "compared": len(steps)}, judged.excerpts, judged.cause,
     )  # fmt: skip
 
 
@@ -242,7 +242,7 @@ def same_text(ours: list[Place], theirs: list[Place]) -> list[Step]:
     return steps
 
 
-def _not_top1(places: list[Place], answer: Answer) -> list[Shown]:
+def _not_top1(places: list[Place], answer: Answer) -> list[Excerpt]:
     """Return the first greedy token that its own server finds clearly less likely than another."""
     for at, place in enumerate(places):
         first = max(place.top, key=place.top.__getitem__)
@@ -250,11 +250,11 @@ def _not_top1(places: list[Place], answer: Answer) -> list[Shown]:
             start = len("".join(before.token for before in places[:at]))
             what = f"token {at + 1} was chosen, but {first!r} is {place.top[first] - place.logprob:.2f} nat more likely"
             text = "".join(each.token for each in places)
-            return [Shown(text, what, start, start + len(place.token), answer.id)]
+            return [Excerpt(text, what, start, start + len(place.token), answer.id)]
     return []
 
 
-def _changed_choice(not_top1: list[Shown], of: int) -> Finding:
+def _changed_choice(not_top1: list[Excerpt], of: int) -> Finding:
     measured = f"{len(not_top1)} of {of} greedy texts have a token that is not top-1"
     numbers = {"texts": of, "not_likeliest": len(not_top1)}
     shown = tuple(not_top1[:MOST_SHOWN])

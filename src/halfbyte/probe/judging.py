@@ -12,7 +12,7 @@ from halfbyte.degeneracy.rules import KindOfText
 from halfbyte.degeneracy.watch import LoopWatch, find_loop
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.client import Watch
-from halfbyte.probe.probe import Finding, Shown, Verdict
+from halfbyte.probe.probe import Excerpt, Finding, Verdict
 from halfbyte.statistics.proportions import sign_test, wilson
 
 _TOKEN_0 = "!" * 16
@@ -23,7 +23,7 @@ def share_of(part: int, count: int) -> dict[str, Any]:
     """Return a rate for probe.json with its Wilson interval: 0 of 40 only means less than 9 %."""
     low, high = wilson(part, count)
     share = part / count if count else None
-    return {"found": part, "of": count, "share": share, "low": round(low, 4), "high": round(high, 4)}
+    return {"count": part, "total": count, "share": share, "low": round(low, 4), "high": round(high, 4)}
 
 
 def no_answers(answers: Sequence[Answer]) -> Finding | None:
@@ -37,7 +37,7 @@ def no_answers(answers: Sequence[Answer]) -> Finding | None:
 
 def judged(
     answers: Sequence[Answer],
-    wrongs: Sequence[Sequence[Shown]],
+    wrongs: Sequence[Sequence[Excerpt]],
     *,
     what: str = "right",
     needed: int | None = None,
@@ -56,7 +56,7 @@ def judged(
     faults = [list(wrong) for wrong in wrongs]
     missing = [place for place, answer in enumerate(answers) if answer.error and not faults[place]]
     for place in missing:
-        faults[place].append(Shown(answers[place].error or "", NO_ANSWER, 0, 0, answers[place].id))
+        faults[place].append(Excerpt(answers[place].error or "", NO_ANSWER, 0, 0, answers[place].id))
     right, needed = sum(not wrong for wrong in faults), len(answers) if needed is None else needed
     shown = tuple(fault for wrong in faults for fault in wrong)
     hard = _cause_of(shown)
@@ -73,12 +73,12 @@ def judged(
     )
 
 
-def _cause_of(shown: Sequence[Shown]) -> str | None:
+def _cause_of(shown: Sequence[Excerpt]) -> str | None:
     """Return the cause that a defect itself indicates, for any probe."""
     for fault in shown:
-        if fault.what == NO_ANSWER:
+        if fault.problem == NO_ANSWER:
             continue
-        kind = fault.what.partition(":")[0]
+        kind = fault.problem.partition(":")[0]
         if _TOKEN_0 in fault.text:
             return "exclamation-marks"
         if kind in {"loop", "repeated-character"}:
@@ -88,7 +88,7 @@ def _cause_of(shown: Sequence[Shown]) -> str | None:
     return None
 
 
-def each(answers: Sequence[Answer], wrong: Callable[[int, Answer], Sequence[Shown]]) -> list[list[Shown]]:
+def each(answers: Sequence[Answer], wrong: Callable[[int, Answer], Sequence[Excerpt]]) -> list[list[Excerpt]]:
     """Apply a check to every answer without an error."""
     return [[] if answer.error else list(wrong(number, answer)) for number, answer in enumerate(answers)]
 
@@ -101,7 +101,7 @@ LONGEST_MARK = 160
 MOST_SHOWN = 5  # per probe; the trace has all
 
 
-def marked(shown: Shown) -> str:
+def marked(shown: Excerpt) -> str:
     """Return one line: some text before, the wrong part in brackets, some text after."""
     start, end = max(0, shown.start), min(len(shown.text), max(shown.start, shown.end))
     before, wrong, after = shown.text[:start], shown.text[start:end], shown.text[end:]
@@ -121,13 +121,13 @@ def visible(text: str) -> str:
     )  # fmt: skip
 
 
-def first_difference(right: str, got: str, trace: str = "") -> Shown | None:
+def first_difference(right: str, got: str, trace: str = "") -> Excerpt | None:
     """Mark the first difference of two texts, with character names: a Persian yeh looks like an Arabic one."""
     if right == got:
         return None
     at = next((i for i, (a, b) in enumerate(zip(right, got, strict=False)) if a != b), min(len(right), len(got)))
     what = f"{_named(got, at)} instead of {_named(right, at)}"
-    return Shown(got, what, at, min(at + 1, len(got)), trace)
+    return Excerpt(got, what, at, min(at + 1, len(got)), trace)
 
 
 def _named(text: str, at: int) -> str:
@@ -136,20 +136,20 @@ def _named(text: str, at: int) -> str:
     return f"U+{ord(text[at]):04X} {unicodedata.name(text[at], 'unnamed')}"
 
 
-def defects(answer: Answer, kind: KindOfText = "any") -> list[Shown]:
+def defects(answer: Answer, kind: KindOfText = "any") -> list[Excerpt]:
     """Return defects that no healthy answer has, in content and reasoning."""
     return [
-        Shown(text, f"{defect.kind}: {defect.detail}", defect.start, defect.end, answer.id)
+        Excerpt(text, f"{defect.kind}: {defect.detail}", defect.start, defect.end, answer.id)
         for name, text in answer.written
         for defect in find_defects(text, kind_of_text=kind, cut=answer.cut_in == name)
         if defect.severity is Severity.HARD
     ]
 
 
-def whole(answer: Answer, what: str) -> Shown:
+def whole(answer: Answer, what: str) -> Excerpt:
     """Mark a whole answer as wrong."""
     text = answer.text or answer.reasoning or answer.error or ""
-    return Shown(text, what, 0, len(text), answer.id)
+    return Excerpt(text, what, 0, len(text), answer.id)
 
 
 # Cancel streams as soon as they loop: a loop that runs to the end of the context costs minutes.
@@ -169,13 +169,13 @@ def cancel_on_loop(kind: KindOfText = "prose") -> Watch:
     return watch
 
 
-def loops(answer: Answer, kind: KindOfText = "prose") -> list[Shown]:
+def loops(answer: Answer, kind: KindOfText = "prose") -> list[Excerpt]:
     """Return the loops in the content and the reasoning of an answer."""
-    shown: list[Shown] = []
+    shown: list[Excerpt] = []
     for name, text in answer.written:
         loop = find_loop(text, kind, cut=answer.cut_in == name)
         if loop is not None:
-            shown.append(Shown(text, f"loop: in the {name}, {loop.sentence}", loop.start, loop.end, answer.id))
+            shown.append(Excerpt(text, f"loop: in the {name}, {loop.sentence}", loop.start, loop.end, answer.id))
     return shown
 
 

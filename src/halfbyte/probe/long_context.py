@@ -25,10 +25,10 @@ from halfbyte.probe.context import (
 from halfbyte.probe.judging import each, judged, whole
 from halfbyte.probe.probe import (
     Cost,
+    Excerpt,
     Finding,
     Probe,
     Setting,
-    Shown,
 )
 from halfbyte.probe.profiles import Item, Items, lacks_section
 
@@ -94,7 +94,7 @@ def _finding(setting: Setting, share: float) -> Finding:
     )
 
 
-def _wrong(expected: Hidden, answer: Answer) -> Sequence[Shown]:
+def _wrong(expected: Hidden, answer: Answer) -> Sequence[Excerpt]:
     faults = checks.healthy(answer)
     if not faults and not re.search(rf"(?<!\d){expected.value}(?!\d)", answer.text):
         faults = [whole(answer, f"expected {expected.value} for {expected.key}")]
@@ -190,7 +190,7 @@ def _healthy(kind: str) -> Check:
     return lambda _, answer: checks.healthy(answer, kind)
 
 
-def _terms(item: Item, answer: Answer) -> list[Shown]:
+def _terms(item: Item, answer: Answer) -> list[Excerpt]:
     return [*checks.healthy(answer), *checks.has_all(answer, list(item.answer or []))]
 
 

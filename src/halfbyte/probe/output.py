@@ -11,7 +11,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from halfbyte.probe.judging import MOST_SHOWN, marked, visible
-from halfbyte.probe.probe import Probe, Shown, Verdict
+from halfbyte.probe.probe import Excerpt, Probe, Verdict
 from halfbyte.probe.profiles import Questions
 from halfbyte.probe.report import Report, Result
 from halfbyte.ui.console import SYMBOLS, Column, Level, Output
@@ -77,18 +77,18 @@ def _printable(value: Any) -> Any:
 def _explained(result: Result) -> str:
     finding = result.finding
     lines = [f"{result.probe.name}: {visible(finding.measured)}", f"why it matters: {result.probe.reason}"]
-    lines += [_line(shown) for shown in finding.shown[:MOST_SHOWN]]
-    if len(finding.shown) > MOST_SHOWN:
-        lines.append(f"and {len(finding.shown) - MOST_SHOWN:,} more in probe.json")
+    lines += [_line(shown) for shown in finding.excerpts[:MOST_SHOWN]]
+    if len(finding.excerpts) > MOST_SHOWN:
+        lines.append(f"and {len(finding.excerpts) - MOST_SHOWN:,} more in probe.json")
     known = causes().get(finding.cause or "")
     if known:
         lines += [f"known cause: {known.known}", f"try: {known.fix}"]
     return "\n".join(lines)
 
 
-def _line(shown: Shown) -> str:
+def _line(shown: Excerpt) -> str:
     row = f"  (row {shown.trace})" if shown.trace else ""
-    return f"{visible(shown.what)}{row}\n    {marked(shown)}"
+    return f"{visible(shown.problem)}{row}\n    {marked(shown)}"
 
 
 # Progress of a run: one line when a probe starts, with the remaining time, and one when it ends.

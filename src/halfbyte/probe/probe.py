@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from halfbyte.evidence.probes import Shown
+from halfbyte.evidence.probes import Excerpt
 
 if TYPE_CHECKING:
     from halfbyte.probe.client import Client
@@ -62,7 +62,7 @@ class Finding:
     measured: str  # "996 / 1,000 valid"
     threshold: str = ""  # "99.5 %"
     numbers: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    shown: tuple[Shown, ...] = ()
+    excerpts: tuple[Excerpt, ...] = ()
     cause: str | None = None  # a key of causes.yaml
 
 

@@ -32,10 +32,10 @@ from halfbyte.probe.judging import (
 )
 from halfbyte.probe.probe import (
     Cost,
+    Excerpt,
     Finding,
     Probe,
     Setting,
-    Shown,
     Verdict,
 )
 from halfbyte.probe.profiles import Questions, lacks_section
@@ -59,7 +59,7 @@ class Prose(Questions):
         return random.Random(seed).sample(self.prompts, min(self.take, len(self.prompts)))
 
 
-Bad = Callable[[Answer], list[Shown]]
+Bad = Callable[[Answer], list[Excerpt]]
 
 
 def _asks(client: Client, prose: Prose, seed: int) -> list[Ask]:
@@ -77,7 +77,7 @@ def _answers(client: Client, prose: Prose, seed: int) -> list[Answer]:
     return client.ask_all(_asks(client, prose, seed))
 
 
-def _rate(answers: Sequence[Answer], each: int, bad: Bad) -> tuple[Rate, list[Shown]]:
+def _rate(answers: Sequence[Answer], each: int, bad: Bad) -> tuple[Rate, list[Excerpt]]:
     """Count bad answers by prompt; answers with errors are left out, also of the interval."""
     faults = [None if answer.error else bad(answer) for answer in answers]
     prompts = [faults[at : at + each] for at in range(0, len(faults), each)]
@@ -85,12 +85,12 @@ def _rate(answers: Sequence[Answer], each: int, bad: Bad) -> tuple[Rate, list[Sh
     return rate_of(flags), [fault for shown in faults for fault in shown or ()]
 
 
-def _unfinished(answer: Answer) -> list[Shown]:
+def _unfinished(answer: Answer) -> list[Excerpt]:
     """Return a text that the token limit cut; loops are counted by the other probe."""
     if answer.finish_reason != "length" or loops(answer):
         return []
     text = answer.text or answer.reasoning or ""
-    return [Shown(text, "does not end", max(0, len(text) - 40), len(text), answer.id)]
+    return [Excerpt(text, "does not end", max(0, len(text) - 40), len(text), answer.id)]
 
 
 def _judged(setting: Setting, bad: Bad, tolerated: float, what: str, cause: str) -> Finding:
@@ -187,7 +187,7 @@ def _copying(setting: Setting) -> Finding:
     prompts = [section.ask[at % len(section.ask)].replace("{text}", text) for at, text in enumerate(texts)]
     answers = client.ask_all([client.chat_ask(prompt, max_tokens=section.max_tokens) for prompt in prompts])
 
-    def wrong(number: int, answer: Answer) -> list[Shown]:
+    def wrong(number: int, answer: Answer) -> list[Excerpt]:
         return same_text(answer, texts[number])
 
     needed = len(texts) - section.allowed
@@ -238,12 +238,12 @@ class Language(Questions):
     max_tokens: int = Field(gt=0)
 
 
-def wrong_text(answer: Answer) -> list[Shown]:
+def wrong_text(answer: Answer) -> list[Excerpt]:
     """Return faults that no model with finite logits has."""
     for text in (answer.text, answer.reasoning or ""):
         match = _RUN.search(text)
         if match:
-            return [Shown(text, "repeated-character: a run of token 0", *match.span(), answer.id)]
+            return [Excerpt(text, "repeated-character: a run of token 0", *match.span(), answer.id)]
     faults = defects(answer, "prose")
     if faults:
         return faults
@@ -280,11 +280,11 @@ def _language(setting: Setting) -> Finding:
     prompts = [(script, prompt) for script, group in section.prompts.items() for prompt in group]
     answers = client.ask_all([client.chat_ask(prompt, max_tokens=section.max_tokens) for _, prompt in prompts])
 
-    def wrong(number: int, answer: Answer) -> list[Shown]:
+    def wrong(number: int, answer: Answer) -> list[Excerpt]:
         if not answer.text.strip():
             return [whole(answer, "no content")]
         drift = script_drift(answer.text, prompts[number][0])
-        return [Shown(answer.text, f"{it.kind}: {it.detail}", it.start, it.end, answer.id) for it in drift]
+        return [Excerpt(answer.text, f"{it.kind}: {it.detail}", it.start, it.end, answer.id) for it in drift]
 
     return judged(answers, each(answers, wrong), what="keep the language", cause="language")
 

@@ -36,7 +36,7 @@ class Result:
             measured=finding.measured,
             threshold=finding.threshold,
             numbers=finding.numbers,
-            shown=finding.shown,
+            excerpts=finding.excerpts,
             cause=finding.cause,
             seconds=round(self.seconds, 2),
             traces=self.traces,

@@ -123,7 +123,7 @@ def _server_identity(endpoint: Endpoint, identity: Identity) -> dict[str, Any]:
         started = read_page(page).started if isinstance(page, str) else None
     except EndpointError:
         pass
-    facts = {key: identity.told.get(key) for key in ("version", "root", "max_model_len")}
+    facts = {key: identity.reported.get(key) for key in ("version", "root", "max_model_len")}
     return {"url": identity.url, "model": identity.model, "started": started, **facts}
 
 

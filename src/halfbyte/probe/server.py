@@ -16,7 +16,7 @@ from halfbyte.probe.client import Ask
 from halfbyte.probe.context import Turns
 from halfbyte.probe.judging import each, first_difference, judged, no_answers, share_of, whole
 from halfbyte.probe.long_context import long_turns
-from halfbyte.probe.probe import Cost, Finding, Probe, Setting, Shown, Verdict, skipped
+from halfbyte.probe.probe import Cost, Excerpt, Finding, Probe, Setting, Verdict, skipped
 from halfbyte.probe.profiles import Questions
 
 SECTION = "server"
@@ -85,12 +85,12 @@ def _stop_strings(setting: Setting) -> Finding:
     asks = [client.chat_ask(prompt, max_tokens=section.max_tokens, stop=[_stop(text)]) for prompt, text in pairs]
     answers = client.ask_all(asks)
 
-    def wrong(number: int, answer: Answer) -> Sequence[Shown]:
+    def wrong(number: int, answer: Answer) -> Sequence[Excerpt]:
         text = pairs[number][1]
         stop = _stop(text)
         at = answer.text.find(stop)
         if at >= 0:
-            return [Shown(answer.text, f"contains the stop string {stop!r}", at, at + len(stop), answer.id)]
+            return [Excerpt(answer.text, f"contains the stop string {stop!r}", at, at + len(stop), answer.id)]
         if answer.finish_reason != "stop":
             return [whole(answer, f"finish_reason is {answer.finish_reason}, not stop")]
         before = text[: text.find(stop)]
@@ -112,7 +112,7 @@ def _max_tokens(setting: Setting) -> Finding:
     client, prompt = setting.client, questions(setting).endless
     answers = client.ask_all([client.chat_ask(prompt, max_tokens=tokens) for tokens in _LENGTHS])
 
-    def wrong(number: int, answer: Answer) -> Sequence[Shown]:
+    def wrong(number: int, answer: Answer) -> Sequence[Excerpt]:
         tokens = _LENGTHS[number]
         if not answer.usage and answer.finish_reason != "length":  # no usage: an endless text must have been cut
             return [whole(answer, f"not cut at {tokens} tokens: finish_reason is {answer.finish_reason}")]
@@ -136,7 +136,7 @@ def _logprobs(setting: Setting) -> Finding:
     )
 
 
-def _inconsistent(answer: Answer) -> list[Shown]:
+def _inconsistent(answer: Answer) -> list[Excerpt]:
     tokens = answer.token_logprobs
     if not tokens:
         return [whole(answer, "no log-probabilities")]
@@ -164,7 +164,7 @@ def _usage(setting: Setting) -> Finding:
     streamed = client.ask_all([client.chat_ask(text, max_tokens=16, stream=True) for text in section.prompts])
     counted = [setting.lengths.count([{"role": "user", "content": text}]) for text in section.prompts]
 
-    def wrong(number: int, answer: Answer) -> Sequence[Shown]:
+    def wrong(number: int, answer: Answer) -> Sequence[Excerpt]:
         if not answer.usage:
             return [whole(answer, "no usage")]
         prompt, total = answer.prompt_tokens or 0, answer.usage.get("total_tokens")
@@ -221,11 +221,11 @@ def _malformed(setting: Setting) -> Finding:
     invalid = bodies(client.model, setting.context)
     answers = [client.ask(Ask(path, body, timeout_s=_SOME_S)) for path, body in invalid.values()]
     after = client.chat(questions(setting).prompts[0], max_tokens=8, repetition=500, always=True)
-    faults: list[list[Shown]] = []
+    faults: list[list[Excerpt]] = []
     for what, answer in zip(invalid, answers, strict=True):
         right = answer.status in _CLIENT_ERRORS or (what == _ANY_MODEL and not answer.error)
         outcome = answer.error if answer.error else "answered as if it were valid"
-        faults.append([] if right else [Shown(answer.text, f"{what}: {outcome}", 0, len(answer.text), answer.id)])
+        faults.append([] if right else [Excerpt(answer.text, f"{what}: {outcome}", 0, len(answer.text), answer.id)])
     # Here a refusal is the right answer, not an error.
     refused = [replace(answer, error=None) if answer.status is not None else answer for answer in answers]
     faults.append([whole(after, "no answer to a valid request afterwards")] if after.error else [])
@@ -284,16 +284,16 @@ def compare(pairs: Sequence[tuple[Answer, Answer]], what: str, *, needed_share: 
     if unusable:
         return unusable
     equal, ties = 0, 0
-    shown: list[Shown] = []
+    shown: list[Excerpt] = []
     for a, b in pairs:
         if a.error or b.error:
-            shown.append(Shown(a.error or b.error or "", "no usable answer", 0, 0, (a if a.error else b).id))
+            shown.append(Excerpt(a.error or b.error or "", "no usable answer", 0, 0, (a if a.error else b).id))
             continue
         difference = first_difference(_full_text(a), _full_text(b), b.id)
         if difference is None and (a.finish_reason, len(a.tool_calls)) == (b.finish_reason, len(b.tool_calls)):
             equal += 1
             continue
-        difference = difference or Shown(_full_text(b), f"{b.finish_reason} instead of {a.finish_reason}", 0, 0, b.id)
+        difference = difference or Excerpt(_full_text(b), f"{b.finish_reason} instead of {a.finish_reason}", 0, 0, b.id)
         margin = _margin(a, difference.start)
         if margin is not None and margin < SURE:
             ties += 1  # nearly equally likely: not counted against the server

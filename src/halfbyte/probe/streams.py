@@ -12,9 +12,9 @@ from halfbyte.probe.answers import Answer
 from halfbyte.probe.client import Client
 from halfbyte.probe.judging import each, first_difference, judged, no_answers, whole
 from halfbyte.probe.probe import (
+    Excerpt,
     Finding,
     Setting,
-    Shown,
     Verdict,
     skipped,
 )
@@ -28,13 +28,13 @@ _LOOK_S = 0.5
 _REPLACEMENT = "\ufffd"
 
 
-def _stream_faults(answer: Answer) -> list[Shown]:
+def _stream_faults(answer: Answer) -> list[Excerpt]:
     """Return the faults of a stream as such."""
     if answer.bad_utf8:
         return [whole(answer, f"{answer.bad_utf8} events are not valid UTF-8")]
     at = answer.text.find(_REPLACEMENT)
     if at >= 0:
-        return [Shown(answer.text, "U+FFFD: a character was split between two chunks", at, at + 1, answer.id)]
+        return [Excerpt(answer.text, "U+FFFD: a character was split between two chunks", at, at + 1, answer.id)]
     if not answer.ended:
         return [whole(answer, "the stream ends without [DONE]")]
     if answer.finish_reason is None:
@@ -42,14 +42,14 @@ def _stream_faults(answer: Answer) -> list[Shown]:
     return []
 
 
-def _differences(plain: Answer, streamed: Answer) -> list[Shown]:
+def _differences(plain: Answer, streamed: Answer) -> list[Excerpt]:
     faults = _stream_faults(streamed)
     for a, b, what in (
         (plain.text, streamed.text, "content"), (plain.reasoning or "", streamed.reasoning or "", "reasoning")
     ):  # fmt: skip
         difference = first_difference(a, b, streamed.id)
         if difference:
-            faults.append(Shown(b, f"{what}: {difference.what}", difference.start, difference.end, streamed.id))
+            faults.append(Excerpt(b, f"{what}: {difference.problem}", difference.start, difference.end, streamed.id))
     if plain.finish_reason != streamed.finish_reason:
         faults.append(
             whole(streamed, f"finish_reason {streamed.finish_reason}, {plain.finish_reason} when not streamed")
@@ -57,7 +57,7 @@ def _differences(plain: Answer, streamed: Answer) -> list[Shown]:
     return faults
 
 
-def _pairs(setting: Setting, prompts: Sequence[str], at_once: int) -> tuple[list[Answer], list[list[Shown]]]:
+def _pairs(setting: Setting, prompts: Sequence[str], at_once: int) -> tuple[list[Answer], list[list[Excerpt]]]:
     client, tokens = setting.client, questions(setting).max_tokens
     plain = [client.chat(prompt, max_tokens=tokens, repetition=200) for prompt in prompts]
     asks = [client.chat_ask(prompt, max_tokens=tokens, stream=True, repetition=200) for prompt in prompts]
@@ -101,7 +101,7 @@ def _concurrent(setting: Setting) -> Finding:
     return judged(answers, wrongs, what="streams complete", cause="streaming")
 
 
-def _mixed_up(answer: Answer, plain: Sequence[str], own: int) -> list[Shown]:
+def _mixed_up(answer: Answer, plain: Sequence[str], own: int) -> list[Excerpt]:
     """Return a fault if a stream starts like the plain answer to another prompt instead of its own.
 
     In a batch, an answer may diverge from its plain version, but it does not become the answer to another prompt.
@@ -161,7 +161,7 @@ def _cancellation(setting: Setting) -> Finding:
     remaining = "the server does not report running requests" if left is None else f"{left:.0f} requests still running"
     shown = [whole(after, "no answer after the canceled requests")] if after.error else []
     if left is not None and left > calm:
-        shown.append(Shown("", f"{remaining} {_CALM_S:.0f} s after they were canceled"))
+        shown.append(Excerpt("", f"{remaining} {_CALM_S:.0f} s after they were canceled"))
     return Finding(
         Verdict.FAILED if shown else Verdict.PASSED,
         f"{sum(answer.cut_by is not None for answer in cancelled)} of {_CANCELLED} canceled, {remaining}",

@@ -14,10 +14,10 @@ from halfbyte.probe.answers import Answer
 from halfbyte.probe.judging import cancel_on_loop, each, judged, loops, whole
 from halfbyte.probe.probe import (
     Cost,
+    Excerpt,
     Finding,
     Probe,
     Setting,
-    Shown,
     skipped,
 )
 from halfbyte.probe.profiles import Questions, lacks_section
@@ -37,15 +37,15 @@ class Thinking(Questions):
     needed: int = Field(gt=0)  # of the answers with thinking; without thinking, all must be right
 
 
-def _leaks(answer: Answer) -> list[Shown]:
+def _leaks(answer: Answer) -> list[Excerpt]:
     return [
-        Shown(text, f"{match.group()} in the {name}", match.start(), match.end(), answer.id)
+        Excerpt(text, f"{match.group()} in the {name}", match.start(), match.end(), answer.id)
         for name, text in (("content", answer.text), ("reasoning", answer.reasoning or ""))
         for match in _MARKUP.finditer(text)
     ]
 
 
-def thinking_faults(answer: Answer) -> list[Shown]:
+def thinking_faults(answer: Answer) -> list[Excerpt]:
     """Return the faults of an answer with thinking on."""
     faults = [*loops(answer, "any"), *_leaks(answer)]
     if faults:
@@ -56,13 +56,13 @@ def thinking_faults(answer: Answer) -> list[Shown]:
         what = "the thought does not end, and the content is empty"
         if answer.finish_reason != "length":
             what = "the thought ends, but the content is empty"
-        return [Shown(reasoning, what, max(0, end - 40), end, answer.id)]
+        return [Excerpt(reasoning, what, max(0, end - 40), end, answer.id)]
     if not reasoning:
         return [whole(answer, NO_THOUGHT if answer.text else "neither reasoning nor content")]
     return []
 
 
-def faults_without_thinking(answer: Answer) -> list[Shown]:
+def faults_without_thinking(answer: Answer) -> list[Excerpt]:
     """Return the faults of an answer with thinking off."""
     faults = [*loops(answer, "any"), *_leaks(answer)]
     if faults:
@@ -93,9 +93,9 @@ def _on(setting: Setting) -> Finding:
     return judged(answers, wrongs, what="answered after a thought", needed=section.needed, cause="thinking-open")
 
 
-def _plain(answer: Answer, wrong: list[Shown]) -> bool:
+def _plain(answer: Answer, wrong: list[Excerpt]) -> bool:
     """Whether the missing thought is the only fault of an answer."""
-    return not answer.error and [fault.what for fault in wrong] == [NO_THOUGHT]
+    return not answer.error and [fault.problem for fault in wrong] == [NO_THOUGHT]
 
 
 def _off(setting: Setting) -> Finding:

@@ -13,10 +13,10 @@ from halfbyte.probe.answers import Answer
 from halfbyte.probe.judging import each, judged, no_answers, share_of, whole
 from halfbyte.probe.probe import (
     Cost,
+    Excerpt,
     Finding,
     Probe,
     Setting,
-    Shown,
     Verdict,
     skipped,
 )
@@ -139,10 +139,10 @@ def _parallel(setting: Setting) -> Finding:
         return skipped("no request expects parallel calls")
     answers = ask_plain(setting, setting.client, cases)
 
-    def wrong(number: int, answer: Answer) -> list[Shown]:
+    def wrong(number: int, answer: Answer) -> list[Excerpt]:
         expected = [(call["name"], call["arguments"]) for call in cases[number].calls or ()]
         calls = [values_of(call) for call in answer.tool_calls]
-        return [] if calls == expected else [Shown(str(calls), f"expected {expected}", 0, len(str(calls)), answer.id)]
+        return [] if calls == expected else [Excerpt(str(calls), f"expected {expected}", 0, len(str(calls)), answer.id)]
 
     needed = _least(section(setting).least_parallel, len(cases))
     return judged(answers, each(answers, wrong), what="made all calls", needed=needed, cause="tool-parser")
@@ -154,13 +154,13 @@ def _streaming(setting: Setting) -> Finding:
     if not any(answer.tool_calls or answer.error for answer in (*plain, *answers)):
         return skipped("no tool was called")
 
-    def wrong(number: int, answer: Answer) -> list[Shown]:
+    def wrong(number: int, answer: Answer) -> list[Excerpt]:
         other = plain[number]
         if other.error:
             return []
         calls, expected = [[values_of(call) for call in side.tool_calls] for side in (answer, other)]
         if calls != expected:
-            return [Shown(str(calls), f"{expected} when not streamed", 0, len(str(calls)), answer.id)]
+            return [Excerpt(str(calls), f"{expected} when not streamed", 0, len(str(calls)), answer.id)]
         if answer.finish_reason != other.finish_reason:
             return [whole(answer, f"finish_reason {answer.finish_reason}, {other.finish_reason} when not streamed")]
         if not calls and answer.text.strip() != other.text.strip():

@@ -21,7 +21,7 @@ from halfbyte.errors import UsageError
 from halfbyte.evidence.jsonl import encoded
 from halfbyte.probe.answers import Answer
 from halfbyte.probe.client import Ask, Client
-from halfbyte.probe.probe import Cost, Setting, Shown
+from halfbyte.probe.probe import Cost, Excerpt, Setting
 from halfbyte.probe.profiles import TOKENS_PER_CHARACTER, Questions
 from halfbyte.ui.units import timestamp
 
@@ -145,19 +145,19 @@ def values_of(call: dict[str, Any]) -> tuple[str, Any]:
         return name, text
 
 
-def invalid(call: dict[str, Any], case: Case, answer: Answer) -> list[Shown]:
+def invalid(call: dict[str, Any], case: Case, answer: Answer) -> list[Excerpt]:
     """Return the faults of a call; none if its schema is itself invalid."""
     name, text = function_of(call)
     declared: dict[str, Any] = {tool["function"]["name"]: tool["function"] for tool in case.tools if "function" in tool}
     if name not in declared:
-        return [Shown(name, f"{name} is not declared", 0, len(name), answer.id)]
+        return [Excerpt(name, f"{name} is not declared", 0, len(name), answer.id)]
     try:
         arguments = json.loads(text)
     except ValueError as error:
         at = getattr(error, "pos", 0)
-        return [Shown(text, f"arguments of {name} are not valid JSON: {error}", at, at + 1, answer.id)]
+        return [Excerpt(text, f"arguments of {name} are not valid JSON: {error}", at, at + 1, answer.id)]
     wrong = violation(arguments, declared[name].get("parameters") or {})
-    return [Shown(text, f"arguments of {name} violate the schema: {wrong}", 0, len(text), answer.id)] if wrong else []
+    return [Excerpt(text, f"arguments of {name} violate the schema: {wrong}", 0, len(text), answer.id)] if wrong else []
 
 
 def violation(value: Any, schema: Any) -> str | None:
@@ -176,24 +176,24 @@ def violation(value: Any, schema: Any) -> str | None:
     return f"{path}: {error.message}" if path else str(error.message)
 
 
-def leaks(answer: Answer) -> list[Shown]:
+def leaks(answer: Answer) -> list[Excerpt]:
     """Return tool-call markup in the content or the reasoning."""
     return [
-        Shown(text, f"tool-call markup in the {name}", match.start(), match.end(), answer.id)
+        Excerpt(text, f"tool-call markup in the {name}", match.start(), match.end(), answer.id)
         for name, text in (("content", answer.text), ("reasoning", answer.reasoning or ""))
         for match in [MARKUP.search(text)]
         if match
     ]
 
 
-def wrong_ids(calls: Sequence[dict[str, Any]], form: str | None, answer: Answer) -> list[Shown]:
+def wrong_ids(calls: Sequence[dict[str, Any]], form: str | None, answer: Answer) -> list[Excerpt]:
     """Return ids that are missing, duplicate, malformed or not consecutive."""
-    faults: list[Shown] = []
+    faults: list[Excerpt] = []
     ids = [str(call.get("id") or "") for call in calls]
     first: int | None = None
     for place, (call, name) in enumerate(zip(calls, ids, strict=True)):
         if not name or ids.count(name) > 1:
-            faults.append(Shown(name, "duplicate id" if name else "no id", 0, len(name), answer.id))
+            faults.append(Excerpt(name, "duplicate id" if name else "no id", 0, len(name), answer.id))
         if form is None:
             continue
         function, _ = function_of(call)
@@ -201,11 +201,11 @@ def wrong_ids(calls: Sequence[dict[str, Any]], form: str | None, answer: Answer)
         match = re.fullmatch(pattern, name)
         if match is None:
             expected = form.replace("{name}", function).replace("{index}", str(place))
-            faults.append(Shown(name, f"id does not match {expected}", 0, len(name), answer.id))
+            faults.append(Excerpt(name, f"id does not match {expected}", 0, len(name), answer.id))
             continue
         first = int(match[1]) - place if first is None else first
         if int(match[1]) != first + place:
-            faults.append(Shown(name, f"number {match[1]} instead of {first + place}", 0, len(name), answer.id))
+            faults.append(Excerpt(name, f"number {match[1]} instead of {first + place}", 0, len(name), answer.id))
     return faults
 
 

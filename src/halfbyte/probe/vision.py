@@ -12,10 +12,10 @@ from halfbyte.probe.answers import Answer
 from halfbyte.probe.judging import defects, judged, whole
 from halfbyte.probe.probe import (
     Cost,
+    Excerpt,
     Finding,
     Probe,
     Setting,
-    Shown,
     skipped,
 )
 from halfbyte.probe.profiles import Questions, lacks_section
@@ -116,7 +116,7 @@ def _numbers(seed: int) -> tuple[str, int]:
     return f"K{rng.randrange(2, 10)}-{rng.randrange(100, 1000)}", rng.randrange(100, 1000)
 
 
-def _wrong(answer: Answer, label: str, total: int) -> list[Shown]:
+def _wrong(answer: Answer, label: str, total: int) -> list[Excerpt]:
     text = answer.text
     missing = [
         *([] if label in text else [f"the text {label}"]),

@@ -94,7 +94,7 @@ def recipe_from_options(options: PruneOptions) -> Recipe:
     """Build the recipe that the options describe."""
     own = {key: getattr(options, key) for key in ("keep", "select", "protect", "min_tokens")}
     rule = {key: value for key, value in own.items() if value is not None}
-    rule |= {"method": options.method or "reap", "statistics": "calibrate" if options.data else "given"}
+    rule |= {"method": options.method or "reap", "statistics": "calibrate" if options.data else "file"}
     if options.drop is not None:
         rule["drop"] = parse_share(options.drop)
     if options.blend is not None:
@@ -111,7 +111,7 @@ def recipe_from_options(options: PruneOptions) -> Recipe:
 def recipe_of_plan(plan: PrunePlan, shards: str) -> Recipe:
     """Build the recipe that applies a plan: its rule, with the number of experts it keeps now."""
     rule = {} if plan.rule is None else {key: value for key, value in plan.rule.as_dict().items() if value is not None}
-    rule |= {"method": rule.get("method", "reap"), "statistics": "given", "keep": max(plan.counts().values())}
+    rule |= {"method": rule.get("method", "reap"), "statistics": "file", "keep": max(plan.counts().values())}
     rule.pop("drop", None)
     return _recipe(rule, shards, calibrates=False)
 

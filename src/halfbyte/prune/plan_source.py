@@ -61,7 +61,7 @@ def refuse_unclear(run_plan: Plan, plan: PrunePlan | None, *, has_statistics: bo
     assert run_plan.recipe.prune is not None
     if plan is not None:
         refuse_other_source(plan, run_plan)
-    elif not has_statistics and run_plan.recipe.prune.statistics == "given":
+    elif not has_statistics and run_plan.recipe.prune.statistics == "file":
         fix = "pass --stats STATS, created by halfbyte calibrate SRC -r RECIPE -o STATS"
         raise UsageError(f"recipe '{run_plan.recipe.name}' needs existing statistics", where="--stats", fix=fix)
 
@@ -98,7 +98,7 @@ def with_statistics(plan: PrunePlan, run_plan: Plan, stats: Path) -> PrunePlan:
     """Return a plan with its coverage by statistics of this checkpoint; the plan may come from any source."""
     measured = _statistics(run_plan, stats, identity(run_plan.checkpoint))
     selected = of_layers(plan, run_plan.layers)
-    rule = plan.rule or Prune(method="reap", statistics="given", keep=max(plan.counts().values()))
+    rule = plan.rule or Prune(method="reap", statistics="file", keep=max(plan.counts().values()))
     covered = with_coverage(selected, _layers(run_plan, measured), list(measured.about["domains"]), rule)
     coverage = dict(covered.coverage)
     if plan.statistics and plan.statistics != measured.about:  # scores and coverage come from different statistics

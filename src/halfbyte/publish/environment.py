@@ -33,7 +33,7 @@ def _checkout() -> Mapping[str, Any] | None:
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         return None
-    return {"commit": commit, "changed": bool(_git(root, "status", "--porcelain", "--", "src"))}
+    return {"commit": commit, "dirty": bool(_git(root, "status", "--porcelain", "--", "src"))}
 
 
 def _git(root: Path, *words: str) -> str | None:

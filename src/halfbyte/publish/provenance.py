@@ -86,7 +86,7 @@ def _record(plan: Mapping[str, Any], source: SourceFacts, hashes: Mapping[str, H
         raise MachineError(f"cannot describe this machine: {error}", fix="run halfbyte doctor") from None
     return Provenance(
         halfbyte=halfbyte.__version__,
-        made=timestamp(),
+        created=timestamp(),
         code=decoded(CodeFacts, code()),
         source=source,
         recipe=RecipeFacts(name=plan["recipe"].get("name"), sha256=plan["parts"].get("recipe")),

@@ -139,7 +139,7 @@ def _file(of: str, name: str, sha256: str | None) -> Component:
 
 def _ours(record: Provenance) -> Component:
     code = record.code
-    properties = {"halfbyte:commit": code.commit, "halfbyte:changed": "true" if code.changed else None}
+    properties = {"halfbyte:commit": code.commit, "halfbyte:dirty": "true" if code.dirty else None}
     return {
         "type": "application",
         "bom-ref": _HALFBYTE,

@@ -38,7 +38,7 @@ Activations = Literal["none", "calibrated", "fixed", "dynamic"]
 KvCache = Literal["none", "fp8", "fp8_cast"]
 RowKind = Literal["padded", "packed"]
 Propagate = Literal["unquantized", "quantized"]
-PruneStatistics = Literal["calibrate", "given"]
+PruneStatistics = Literal["calibrate", "file"]
 
 MOST_WEIGHT = 1_000_000  # upper limit of a domain's weight, so that sums of scores stay finite
 

@@ -401,7 +401,7 @@ class Recipe(Part):
             ("quantize.activations", "none", quantize is not None and quantize.activations == "calibrated"),
             ("quantize.kv_cache", "fp8_cast", quantize is not None and quantize.kv_cache == "fp8"),
             ("quantize.scales", "mse", hessians),
-            ("prune.statistics", "given", prune is not None and prune.statistics == "calibrate"),
+            ("prune.statistics", "file", prune is not None and prune.statistics == "calibrate"),
         ]
         for key, instead, reads in readers:
             if reads and self.calibrate is None:

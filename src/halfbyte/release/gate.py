@@ -287,7 +287,7 @@ def _bench(report: Benchmark, _: Any) -> _Result:
     if any(not 0 <= point.failed <= point.requests for point in points):
         return "impossible counts", "anomalous", "failed requests are negative or more than all requests"
     failed, requests = sum(point.failed for point in points), sum(point.requests for point in points)
-    empty = [point.where for point in points if point.tokens_per_second is None]
+    empty = [point.label for point in points if point.tokens_per_second is None]
     measured = f"{failed} of {requests} requests failed"
     if failed or empty:
         return measured, "anomalous", measured if failed else f"nothing was measured at {_some(empty)}"

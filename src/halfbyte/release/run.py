@@ -198,7 +198,7 @@ class Release:
         ended = self._record(stage, key, state="done" if done else "failed", why=self._portable(why))
         if done or written:
             digest_of_files = made_files(self.folders.out) if stage.name == "quantize" else None
-            ended = replace(ended, sha256=result_sha256(result), made=digest_of_files)
+            ended = replace(ended, sha256=result_sha256(result), outputs_sha256=digest_of_files)
         return replace(ended, exit_code=code, started=started, seconds=round(time.monotonic() - start, 1))
 
     def _serve(self, stage: Stage, view: View, at: list[str]) -> None:
@@ -268,7 +268,7 @@ class Release:
         unreadable: dict[str, str] = {}
         if (out / CONFIG).is_file():
             here = read_evidence(out)
-            found = {kind: record for kind, record in here.found.items() if kind in measured}
+            found = {kind: record for kind, record in here.records.items() if kind in measured}
             gaps = {kind: gap.why for kind, gap in here.missing.items() if kind in measured}
             unreadable = {kind: why for kind, why in gaps.items() if why != NOT_MEASURED}
         names = {stage.name for stage in self.stages}
@@ -318,7 +318,7 @@ class Release:
         earlier = self.records.earlier(stage.name)
         if earlier is None or earlier.key != key or earlier.state not in ("done", "kept"):
             return False
-        if stage.name == "quantize" and earlier.made != made_files(self.folders.out):
+        if stage.name == "quantize" and earlier.outputs_sha256 != made_files(self.folders.out):
             return False
         return stage.result is None or (
             earlier.sha256 is not None and result_sha256(self.folders.out / stage.result) == earlier.sha256

@@ -237,11 +237,11 @@ class Seeds:
     """p-value of z_sample under the normal distribution, as on model cards: too small with few seeds."""
     welch_p: float | None
     """p-value of z_sample under Student's t (Welch)."""
-    decides: Paired
+    paired: Paired
 
     def as_dict(self) -> dict[str, Any]:
         """Return the comparison for JSON."""
-        return {**asdict(self), "decides": self.decides.as_dict()}
+        return {**asdict(self), "paired": self.paired.as_dict()}
 
     def sentence(self) -> str:
         """Return the deciding result and the figures of a model card as sentences."""
@@ -250,7 +250,7 @@ class Seeds:
         if self.z_sample is not None and self.welch_p is not None:
             z = f"z = {self.z_sample:+.2f} (p = {self.welch_p:.2g} by Student's t)"
         return (
-            f"Averaged over {count} seeds, by items: {self.decides.sentence()} In model card form, for description "
+            f"Averaged over {count} seeds, by items: {self.paired.sentence()} In model card form, for description "
             f"only: {a.mean:.4f} ± {a.stdev:.4f} against {b.mean:.4f} ± {b.stdev:.4f} (n={count}), {z}."
         )
 
@@ -281,7 +281,7 @@ def over_seeds(
         z_population=small,
         z_p=None if z is None else normal_two_sided(z),
         welch_p=None if z is None else t_two_sided(z, freedom),
-        decides=paired(a.mean(axis=0), b.mean(axis=0), clusters, margin, seed),
+        paired=paired(a.mean(axis=0), b.mean(axis=0), clusters, margin, seed),
     )
 
 

@@ -48,19 +48,19 @@ class Speedup:
     drift: float | None
     """Relative change over the whole run, from a linear fit to the logarithms of both arms."""
     drift_p: float | None
-    refused: str
+    no_claim_because: str
     """Why there is no headline, or an empty string."""
     confidence: float = CONFIDENCE
 
     @property
-    def drifts(self) -> bool:
+    def drift_significant(self) -> bool:
         """Whether the speed of the machine drifted during the measurement."""
         return self.drift_p is not None and self.drift_p < DRIFT_P
 
     @property
     def headline(self) -> str | None:
         """The claim that the data supports, or None."""
-        if self.refused or self.interval is None:
+        if self.no_claim_because or self.interval is None:
             return None
         low, high = self.interval
         # Rounded down, because the claim is a lower bound.
@@ -69,7 +69,7 @@ class Speedup:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the ratio for JSON."""
-        return {**asdict(self), "drifts": self.drifts, "headline": self.headline}
+        return {**asdict(self), "drift_significant": self.drift_significant, "headline": self.headline}
 
     def sentence(self) -> str:
         """Return the headline, or why there is none, and the measurement as a sentence."""
@@ -77,8 +77,8 @@ class Speedup:
         seen = f"{self.ratio:.2f}x over {self.units[0]} and {self.units[1]} {unit}"
         if self.interval:
             seen = f"{seen} ({100 * self.confidence:.4g} % interval {self.interval[0]:.2f} to {self.interval[1]:.2f})"
-        claim = f"throughput: {self.headline}" if self.headline else f"no claim: {self.refused}"
-        drift = f" The speed drifted by {self.drift:+.1%} during the run." if self.drifts else ""
+        claim = f"throughput: {self.headline}" if self.headline else f"no claim: {self.no_claim_because}"
+        drift = f" The speed drifted by {self.drift:+.1%} during the run." if self.drift_significant else ""
         caveat = f" Sequential runs: {UNCONTROLLED}." if self.design == "sequential" else ""
         return f"{claim}; {seen}.{drift}{caveat}"
 
@@ -138,8 +138,8 @@ def _sequential(a: list[Logs], b: list[Logs], no_claim: str, confidence: float) 
     interval = None if few else _ratios(_welch_interval(*map(mean_over_items, means), confidence=confidence))
     drift, p = _drift([(start, np.arange(len(start))) for start in (*a, *b)])
     why = f"{len(a)} and {len(b)} server starts, {FEWEST_STARTS} per arm needed" if few else _why_not(interval)
-    units, refused = (len(a), len(b)), no_claim or why
-    return Speedup("sequential", math.exp(difference), interval, None, units, drift, p, refused, confidence)
+    units, no_claim_because = (len(a), len(b)), no_claim or why
+    return Speedup("sequential", math.exp(difference), interval, None, units, drift, p, no_claim_because, confidence)
 
 
 def _why_not(interval: Interval | None) -> str:

@@ -38,21 +38,21 @@ class Verdict:
     p_worse: float
     """One-sided p-value of a loss."""
     margin: float
-    loss_is_sure: bool
+    significant_loss: bool
     beyond_margin: bool
     """Whether the upper bound is below minus the margin."""
     items: int
-    items_if_equal: int | None = None
+    items_if_no_loss: int | None = None
     """Items for ACCEPT with 80 % power if there is no true loss; only for INCONCLUSIVE."""
-    items_if_as_seen: int | None = None
+    items_if_as_observed: int | None = None
     """Items for ACCEPT or REGRESSION with 80 % power if the observed difference is true; only for INCONCLUSIVE."""
 
     @property
     def items_to_decide(self) -> int | None:
         """Number of items that would decide in either case."""
-        if self.items_if_equal is None or self.items_if_as_seen is None:
+        if self.items_if_no_loss is None or self.items_if_as_observed is None:
             return None
-        return max(self.items_if_equal, self.items_if_as_seen, self.items + 1)
+        return max(self.items_if_no_loss, self.items_if_as_observed, self.items + 1)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict for JSON."""
@@ -62,7 +62,7 @@ class Verdict:
         """Return the verdict as a sentence."""
         margin, lower, seen = _points(self.margin), _signed(self.lower), _signed(self.difference)
         if self.label == "ACCEPT":
-            small = " A smaller loss is significant." if self.loss_is_sure else ""
+            small = " A smaller loss is significant." if self.significant_loss else ""
             return f"ACCEPT: a loss of more than {margin} is ruled out ({seen}, one-sided 95 % bound {lower}).{small}"
         if self.label == "REGRESSION":
             size = f"more than {margin}" if self.beyond_margin else f"and more than {margin} is not ruled out"
@@ -71,7 +71,8 @@ class Verdict:
         return (
             f"INCONCLUSIVE: {self.items:,} items neither show a loss nor rule out one of more than {margin} "
             f"({seen}, one-sided 95 % bound {lower}). About {self.items_to_decide:,} items would decide "
-            f"({self.items_if_equal:,} if there is no loss, {self.items_if_as_seen:,} if as observed; 80 % power)."
+            f"({self.items_if_no_loss:,} if there is no loss, {self.items_if_as_observed:,} if as observed; 80 % "
+            "power)."
         )
 
 
@@ -86,14 +87,14 @@ def verdict(
     if not 0 < margin < 1:
         raise UsageError(f"the margin {margin} is not between 0 and 1", fix="0.01 is one percentage point")
     lower, upper = bounds
-    loss_is_sure = difference < 0 and p_worse <= ALPHA
-    label: Label = "ACCEPT" if lower > -margin else "REGRESSION" if loss_is_sure else "INCONCLUSIVE"
-    result = Verdict(label, difference, lower, upper, p_worse, margin, loss_is_sure, upper < -margin, items)
+    significant_loss = difference < 0 and p_worse <= ALPHA
+    label: Label = "ACCEPT" if lower > -margin else "REGRESSION" if significant_loss else "INCONCLUSIVE"
+    result = Verdict(label, difference, lower, upper, p_worse, margin, significant_loss, upper < -margin, items)
     if label != "INCONCLUSIVE":
         return result
     gap = max(margin + difference, -difference)  # distance to ACCEPT or REGRESSION, whichever needs fewer items
     equal, as_seen = items_needed(spread, margin), items_needed(spread, margin, gap)
-    return replace(result, items_if_equal=equal, items_if_as_seen=as_seen)
+    return replace(result, items_if_no_loss=equal, items_if_as_observed=as_seen)
 
 
 def items_needed(spread: float, margin: float = MARGIN, gap: float | None = None, power: float = POWER) -> int:

@@ -77,10 +77,10 @@ def test_turns_are_abba_and_everything_is_written(bench, capsys):
     assert [order.requests for order in Generator.orders[14:17]] == [2, 2, 8], "the warm-up asks once for each user"
     assert len({order.head_seed for order in Generator.orders}) == len(Generator.orders)
     assert outcome == json.loads((bench.folder / "bench.json").read_text())
-    assert [row["where"] for row in outcome["points"]][:1] == ["concurrency 1, 32 in / 8 out"]
-    assert outcome["points"][0]["good_share"] == 1
+    assert [row["label"] for row in outcome["points"]][:1] == ["concurrency 1, 32 in / 8 out"]
+    assert outcome["points"][0]["goodput_share"] == 1
     assert any("at least" in said and "more output tokens" in said for said in outcome["headlines"])
-    assert outcome["comparisons"][0]["alone"]["ratio"] == pytest.approx(2, rel=0.05)
+    assert outcome["comparisons"][0]["individual"]["ratio"] == pytest.approx(2, rel=0.05)
     assert "<svg" in (bench.folder / "bench.svg").read_text()
     lines = (bench.folder / "bench.jsonl").read_text().splitlines()
     assert len(lines) == 1 + 24

@@ -43,8 +43,8 @@ def test_a_claim_names_its_point_and_is_the_lower_bound():
     assert len(said) == 2, said
     assert "output tokens per second at concurrency 8, 64 in / 10 out" in said[0]
     one = result.comparisons[0]
-    low = one.together.interval[0]
-    assert low < one.alone.interval[0], "the best of several has the wider interval"
+    low = one.simultaneous.interval[0]
+    assert low < one.individual.interval[0], "the best of several has the wider interval"
     assert f"at least {int(1000 * (low - 1)) / 10:g} % more" in said[0]
     assert "all 4 ratios together" in said[0]
     assert result.record().as_json()["headlines"] == said
@@ -52,7 +52,7 @@ def test_a_claim_names_its_point_and_is_the_lower_bound():
 
 def test_a_slowdown_of_30_percent_is_found():
     result = report(run(1 / 1.3, noise=0.05))
-    assert result.comparisons[0].alone.interval[1] < 1
+    assert result.comparisons[0].individual.interval[1] < 1
     assert "less output tokens per second" in headlines(result.comparisons)[0]
 
 
@@ -83,9 +83,9 @@ def test_errors_and_too_few_blocks_forbid_a_claim():
     blocks[0] = replace(blocks[0], requests=(broken, *blocks[0].requests[1:]))
     result = report(blocks)
     assert headlines(result.comparisons) == []
-    assert "1 of 48 requests of A failed: HTTP 500" in result.comparisons[0].alone.refused
-    assert result.comparisons[0].alone.units == (5, 5), "the pair is left out"
-    assert "5 blocks per arm" in report(run(1.58, blocks=5)).comparisons[0].alone.refused
+    assert "1 of 48 requests of A failed: HTTP 500" in result.comparisons[0].individual.no_claim_because
+    assert result.comparisons[0].individual.units == (5, 5), "the pair is left out"
+    assert "5 blocks per arm" in report(run(1.58, blocks=5)).comparisons[0].individual.no_claim_because
 
 
 def test_unknown_machines_support_no_claim_without_gpus_option():
@@ -99,9 +99,9 @@ def test_unknown_machines_support_no_claim_without_gpus_option():
 def test_one_after_the_other_counts_server_starts():
     blocks = run(1.58, server_started=1.0)
     result = report(blocks, design="sequential")
-    assert "1 and 1 server starts" in result.comparisons[0].alone.refused
+    assert "1 and 1 server starts" in result.comparisons[0].individual.no_claim_because
     more = [replace(one, server={**one.server, "server_started": 2.0}) for one in run(1.5, seed=3)]
-    again = report(blocks + more, design="sequential").comparisons[0].alone
+    again = report(blocks + more, design="sequential").comparisons[0].individual
     assert again.units == (2, 2)
     assert "drift and deployment variance are not controlled" in again.sentence()
 
@@ -137,7 +137,7 @@ def recorded(name: str) -> list[Block]:
 
 
 def test_real_blocks_of_a_server_behind_a_slow_proxy():
-    node, user = (one.alone for one in report(recorded("slow")).comparisons)
+    node, user = (one.individual for one in report(recorded("slow")).comparisons)
     assert node.ratio == pytest.approx(1.30, abs=0.005)
     assert node.interval == pytest.approx((1.17, 1.45), abs=0.01)
     assert user.interval[0] > 1
@@ -150,7 +150,7 @@ def test_real_blocks_of_a_server_against_itself():
     free = [replace(one, server=GPU) for one in recorded("same")]
     result = report(free)
     assert headlines(result.comparisons) == []
-    assert all("no significant difference" in one.alone.refused for one in result.comparisons)
+    assert all("no significant difference" in one.individual.no_claim_because for one in result.comparisons)
 
 
 def test_20_comparisons_of_real_equal_blocks():
@@ -165,5 +165,5 @@ def test_20_comparisons_of_real_equal_blocks():
         for turn, pair in speeds.items():
             a, b = drawn.sample(pair, 2)
             blocks += [replace(a, arm="A", turn=turn, server=GPU), replace(b, arm="B", turn=turn, server=GPU)]
-        alarms += any(one.alone.headline for one in report(blocks).comparisons)
+        alarms += any(one.individual.headline for one in report(blocks).comparisons)
     assert alarms <= 3, "4 or more happen in 2 of 100 cases at 5 %"

@@ -49,10 +49,12 @@ def test_rates_and_percentiles_are_vllms_own(block, result):
 def test_goodput_counts_requests_within_every_target(block):
     ttfts = sorted(request.ttft for request in block.requests)
     outcome = summarize([block], {"ttft": ttfts[1]})
-    assert outcome.good_share == 0.5
+    assert outcome.goodput_share == 0.5
     assert outcome.goodput_per_second == pytest.approx(2 / block.seconds)
     late = summarize([block], {"ttft": ttfts[1], "tpot": 1e-6})
-    assert (late.good_share, late.goodput_per_second) == (0, 0), "answers that are all too late are no missing figure"
+    assert (late.goodput_share, late.goodput_per_second) == (0, 0), (
+        "answers that are all too late are no missing figure"
+    )
     dead = Block("A", POINT, 1, 0.0, (), failed="gone")
     assert summarize([dead], {"ttft": 1.0}).goodput_per_second is None
     assert summarize([block], {}).goodput_per_second is None

@@ -86,15 +86,15 @@ def test_equal_states_are_exactly_equal():
     assert (result.relative_error, result.mean_cosine) == (0.0, 1.0)
 
 
-def test_routed_alike_is_the_share_of_common_choices():
+def test_routing_agreement_is_the_share_of_common_choices():
     mine, theirs = Choices(3, 4), Choices(3, 4)
     nothing = torch.zeros(0)
     for choices, chosen in ((mine, [(0, 1), (1, 2), (2, 3)]), (theirs, [(1, 0), (1, 3), (0, 1)])):
         for expert in range(4):
             tokens = torch.tensor([at for at, pair in enumerate(chosen) if expert in pair], dtype=torch.long)
             choices(expert, tokens, nothing, nothing, nothing, nothing)
-    assert mine.alike(theirs, torch.tensor([True, True, True])) == 3 / 6
-    assert mine.alike(theirs, torch.tensor([True, True, False])) == 3 / 4
+    assert mine.agreement(theirs, torch.tensor([True, True, True])) == 3 / 6
+    assert mine.agreement(theirs, torch.tensor([True, True, False])) == 3 / 4
 
 
 class _Linear:

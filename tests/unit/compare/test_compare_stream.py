@@ -73,7 +73,7 @@ def test_an_int4_source_and_its_bf16_twin_are_exactly_equal(folders, rows, dtype
         result = compare(rows, first, second, threads=2)
     assert [layer.relative_error for layer in result.layers] == [0.0] * 3
     assert [layer.cosine for layer in result.layers] == [1.0] * 3
-    assert [layer.routed_alike for layer in result.layers] == [None, 1.0, 1.0]
+    assert [layer.routing_agreement for layer in result.layers] == [None, 1.0, 1.0]
     assert result.total.kl.value == 0.0
     assert result.total.top1.value == 1.0
     assert result.total.perplexity_ratio.value == 1.0
@@ -187,7 +187,7 @@ def test_padding_counts_nowhere(folders):
     assert result.documents.kl == pytest.approx(other.documents.kl, rel=1e-3)
     for mine, theirs in zip(result.layers, other.layers, strict=True):
         assert mine.relative_error == pytest.approx(theirs.relative_error, rel=1e-3)
-        assert mine.routed_alike == theirs.routed_alike
+        assert mine.routing_agreement == theirs.routing_agreement
 
 
 def test_a_side_can_be_changed_without_a_checkpoint(folders):
@@ -214,7 +214,7 @@ def test_another_dtype_of_the_same_checkpoint_is_its_rounding(folders):
 def test_pruned_experts_are_compared_but_not_their_numbers(folders, tmp_path):
     few = write_pico(tmp_path / "few", experts=4)
     with open_side(folders("int4-k2.6")) as first, open_side(few) as second:
-        assert [layer.routed_alike for layer in compare(ROWS, first, second).layers] == [None] * 3
+        assert [layer.routing_agreement for layer in compare(ROWS, first, second).layers] == [None] * 3
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_missing_answers_cannot_lead_to_accept():
     ours[:4] = [replace(one, error="HTTP 500", scores=None) for one in ours[:4]]
     wide, narrow = (judge(only(WORDS), ours, theirs, margin)[0] for margin in (0.01, 0.005))
     assert (wide.label, narrow.label) == ("ACCEPT", "INCONCLUSIVE")
-    assert narrow.decides is not None and narrow.decides.verdict.label == "ACCEPT"
+    assert narrow.paired is not None and narrow.paired.verdict.label == "ACCEPT"
     assert any("run the same command to retry them" in note for note in narrow.notes)
 
 
@@ -215,9 +215,9 @@ def test_verdicts_and_the_correction_for_their_number():
     """Six worse and none better is p = 1/64 one-sided: sure by itself, and after Holm for three tasks (3/64)."""
     judged = judge(SUITE, whole(items(84)), whole(items(90)), 0.01)
     assert [one.label for one in judged] == ["REGRESSION", "INCONCLUSIVE", "INCONCLUSIVE"]
-    assert (judged[0].decides.worse, judged[0].decides.better) == (6, 0)
+    assert (judged[0].paired.worse, judged[0].paired.better) == (6, 0)
     judged = judge(SUITE, whole(items(85)), whole(items(90)), 0.01)  # p = 1/32: not after Holm
-    assert judged[0].decides.verdict.label == "REGRESSION" and judged[0].label == "INCONCLUSIVE"
+    assert judged[0].paired.verdict.label == "REGRESSION" and judged[0].label == "INCONCLUSIVE"
     assert "Holm" in judged[0].notes[0]
 
 
@@ -229,7 +229,7 @@ def test_an_anomalous_task_has_no_verdict_and_makes_the_suite_anomalous():
 def test_missing_answers_are_left_out_with_the_worst_case_reported():
     gone = [replace(one, error="gone", scores=None) if one.doc == 99 else one for one in items(100)]
     judged = judge(SUITE, whole(gone), whole(items(100)), 0.01)
-    assert judged[0].decides.items == 99 and judged[0].decides.difference == 0
+    assert judged[0].paired.items == 99 and judged[0].paired.difference == 0
     assert judged[0].worst_case == pytest.approx(-0.01)
 
 
@@ -239,7 +239,7 @@ def test_several_seeds_are_averaged_by_item():
     judged = judge(SUITE, whole(both), whole(both), 0.01)
     assert judged[0].candidate.by_metric[WORDS.primary].value == pytest.approx(0.85)
     assert judged[0].candidate.by_seed == {1234: 0.9, 42: 0.8}
-    assert judged[0].compared[WORDS.primary].candidate.stdev == pytest.approx(0.1 / 2**0.5)
+    assert judged[0].comparisons[WORDS.primary].candidate.stdev == pytest.approx(0.1 / 2**0.5)
 
 
 @pytest.mark.parametrize("name", ["doc_hash", "prompt_hash", "target_hash"])

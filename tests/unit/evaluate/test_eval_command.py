@@ -76,7 +76,7 @@ def test_the_worse_of_two_is_found_and_the_cache_does_not_hide_it(start_fake, mi
     code, _, said = mini(bad, "--against", good, out="worse")
     assert code == 1 and "REGRESSION: kimi_mini_gsm8k" in said
     task = saved(tmp_path / "worse")["tasks"][0]
-    pair = task["compared"]["exact_match,flexible-extract"]
+    pair = task["comparisons"]["exact_match,flexible-extract"]
     assert (pair["worse"], pair["better"]) == (10, 0)
     assert pair["mcnemar_p"] == pytest.approx(2 / 1024)
     assert pair["difference"] == pytest.approx(-10 / 24)

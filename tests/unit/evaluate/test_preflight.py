@@ -23,7 +23,7 @@ def test_a_good_server_passes_everything(fake):
     assert set(levels(result).values()) == {"good"}
     assert {*levels(result)} == {"stop", "greedy", "seed", "usage", "likelihoods"}
     assert result.prompt_tokens["completions"] == [len(text) for text in PARITY_PROMPTS]
-    assert (result.identity.model, result.identity.max_context, result.identity.told["version"]) == (
+    assert (result.identity.model, result.identity.max_context, result.identity.reported["version"]) == (
         "m",
         100_000,
         "1.0",

@@ -66,7 +66,7 @@ def test_a_server_compared_with_itself_is_reported(fake, chats, tmp_path):
     code, printed, _ = chats(url, "--against", url, "--margin", 0.9)
     assert code == 0 and "ACCEPT" in printed and "compares a checkpoint with itself (A/A test)" in printed
     assert len(server.items()) == 2 * CHATS
-    assert "A/A" in saved(tmp_path / "out")["alike"]
+    assert "A/A" in saved(tmp_path / "out")["same_checkpoint_warning"]
     chats(url, "--against", url)
     assert len(server.items()) == 2 * CHATS, "what is finished of both sides is kept"
 
@@ -90,7 +90,7 @@ def test_one_checkpoint_at_two_addresses_is_recognized(start_fake, chats, tmp_pa
     assert "(A/A test)" in chats(first, "--against", second)[1]
     b.weights = "another"
     assert "A/A" not in chats(first, "--against", second)[1]
-    assert saved(tmp_path / "out")["alike"] is None
+    assert saved(tmp_path / "out")["same_checkpoint_warning"] is None
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,9 @@ def test_a_wrong_answer_fails_and_is_shown(name, said, what, fake, probe, monkey
     fake.answers[ask_of(name)] = said
     finding = probe(name)[name]
     assert finding.verdict is Verdict.FAILED
-    assert any(what in one.what for one in finding.shown), finding.shown
+    assert any(what in one.problem for one in finding.excerpts), finding.excerpts
     assert finding.cause
-    assert all(one.trace for one in finding.shown)
+    assert all(one.trace for one in finding.excerpts)
 
 
 def test_a_wrong_function_or_wrong_arguments_fail(fake, probe):
@@ -75,14 +75,14 @@ def test_a_wrong_function_or_wrong_arguments_fail(fake, probe):
         fake.answers[ask_of("tool-call")] = Say(None, None, [{"function": function}], "tool_calls")
         finding = probe("tool-call")["tool-call"]
         assert finding.verdict is Verdict.FAILED
-        assert what in finding.shown[0].what
+        assert what in finding.excerpts[0].problem
 
 
 def test_an_answer_that_is_cut_fails_even_if_its_start_is_right(fake, probe):
     fake.answers[ask_of("math")] = Say("It is 391", finish_reason="length")
     finding = probe("math")["math"]
     assert finding.verdict is Verdict.FAILED
-    assert "does not end" in finding.shown[0].what
+    assert "does not end" in finding.excerpts[0].problem
 
 
 def test_a_server_without_image_support_skips_vision_with_the_reason(fake, probe):
@@ -104,8 +104,8 @@ def test_without_a_sandbox_programs_are_skipped_not_passed(monkeypatch, probe):
 
 def test_a_wrong_character_is_marked_and_named(fake, probe):
     fake.answers[ask_of("unicode-echo", 2)] = "Привет, мир! Ελληνικά: λόγος, ψυχη"
-    shown = probe("unicode-echo")["unicode-echo"].shown[0]
-    assert "ETA instead of U+03AE GREEK SMALL LETTER ETA WITH TONOS" in shown.what
+    shown = probe("unicode-echo")["unicode-echo"].excerpts[0]
+    assert "ETA instead of U+03AE GREEK SMALL LETTER ETA WITH TONOS" in shown.problem
     assert marked(shown).endswith("ψυχ⟦η⟧")
 
 

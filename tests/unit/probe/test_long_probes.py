@@ -18,7 +18,7 @@ def test_a_prompt_has_exactly_the_length_of_its_rung(name, wanted, fake, probe):
     assert finding.numbers["exact"] is True
     assert abs(finding.numbers["prompt_tokens"][1] - wanted) == 0
     assert all(abs(one - wanted) <= 2 for one in finding.numbers["prompt_tokens"])
-    assert finding.numbers["right"]["of"] == 3
+    assert finding.numbers["right"]["total"] == 3
 
 
 def test_exclamation_marks_at_some_lengths_fail_those_rungs(fake, probe):
@@ -82,7 +82,7 @@ def test_a_wrong_answer_after_a_long_context_fails(name, said, what, fake, probe
     fake.answers[QUESTIONS[name]["items"][0]["ask"]] = said
     finding = probe(name)[name]
     assert finding.verdict is Verdict.FAILED
-    assert any(what in one.what for one in finding.shown)
+    assert any(what in one.problem for one in finding.excerpts)
 
 
 def test_probes_of_long_contexts_are_named_by_their_share():

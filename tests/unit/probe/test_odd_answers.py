@@ -70,7 +70,7 @@ def test_log_probabilities_of_unknown_form_are_ignored(logprobs):
                                    {"logprob": -0.1, "top_logprobs": [{"token": "a"}]}])  # fmt: skip
 def test_a_token_without_a_log_probability_is_reported(token):
     answer = Answer("1", content="a", logprobs={"content": [token]})
-    assert "is not a number" in _inconsistent(answer)[0].what
+    assert "is not a number" in _inconsistent(answer)[0].problem
 
 
 def test_log_probabilities_that_start_in_a_later_chunk_are_kept():
@@ -97,7 +97,7 @@ def test_a_character_split_between_two_chunks_fails(tmp_path):
     with setting_of(tmp_path, lambda _: Said("Zażółć \ud83d\ude42"), {}) as (setting, _):
         finding = whole.run(setting)
     assert finding.verdict is Verdict.FAILED
-    assert "U+D83D" in finding.shown[0].what
+    assert "U+D83D" in finding.excerpts[0].problem
 
 
 def test_an_exception_in_one_probe_does_not_stop_the_others(probe, monkeypatch):

@@ -46,8 +46,8 @@ def decode_drift(tmp_path, ours, theirs):
 
 def test_equal_servers_pass_over_every_token(tmp_path):
     result = decode_drift(tmp_path, served(), served())
-    assert (result.verdict, result.shown) == (Verdict.PASSED, ())
-    assert (result.numbers["tokens"], result.numbers["alike"], result.numbers["written"]) == (8, 8, 8)
+    assert (result.verdict, result.excerpts) == (Verdict.PASSED, ())
+    assert (result.numbers["tokens"], result.numbers["compared"], result.numbers["generated"]) == (8, 8, 8)
     assert result.numbers["kl_at_least"] == 0
 
 
@@ -55,13 +55,13 @@ def test_other_predictions_of_the_same_words_fail(tmp_path):
     result = decode_drift(tmp_path, served(sure=0.4), served())
     assert (result.verdict, result.cause) == (Verdict.FAILED, "drift")
     assert any("KL" in one for one in result.numbers["missed"])
-    assert result.shown
+    assert result.excerpts
 
 
 def test_tokens_after_the_first_difference_are_not_compared(tmp_path):
     """From the second word on the texts differ, so predictions there are not comparable."""
     result = decode_drift(tmp_path, served(words=["the", "dog", "sat", "down"]), served())
-    assert (result.numbers["alike"], result.numbers["written"]) == (4, 8)
+    assert (result.numbers["compared"], result.numbers["generated"]) == (4, 8)
     assert result.verdict is Verdict.FAILED  # half of the compared tokens have another top-1
 
 
@@ -78,7 +78,7 @@ def test_a_greedy_token_that_is_not_top_1_fails(tmp_path):
     result = decode_drift(tmp_path, served(chosen=["the", "fox", "ran", "cat"]), served())
     assert (result.verdict, result.cause) == (Verdict.FAILED, "greedy")
     assert result.measured == "2 of 2 greedy texts have a token that is not top-1"
-    shown = result.shown[0]
+    shown = result.excerpts[0]
     assert shown.text[shown.start : shown.end] == "cat"
 
 

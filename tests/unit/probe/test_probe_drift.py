@@ -94,7 +94,7 @@ def drift(tmp_path, ours, theirs):
 
 def test_equal_servers_pass_with_nothing_shown(tmp_path):
     result = drift(tmp_path, served(), served())
-    assert (result.verdict, result.shown) == (Verdict.PASSED, ())
+    assert (result.verdict, result.excerpts) == (Verdict.PASSED, ())
     assert (result.numbers["kl_at_least"], result.numbers["stable_top1"], result.numbers["tokens"]) == (0, 1, 6)
 
 
@@ -110,19 +110,19 @@ def test_each_limit_fails_alone_or_with_others(tmp_path, top, worse, missed):
     result = drift(tmp_path, served(top, worse=worse), served())
     assert (result.verdict, result.cause) == (Verdict.FAILED, "drift")
     assert any(missed in one for one in result.numbers["missed"])
-    assert result.shown
+    assert result.excerpts
 
 
 def test_the_worst_token_is_marked(tmp_path):
     result = drift(tmp_path, served(worse=("three",)), served())
-    shown = result.shown[0]
+    shown = result.excerpts[0]
     assert shown.text[shown.start : shown.end] == "three"
 
 
 def test_other_tokens_fail_at_the_first_that_differs(tmp_path):
     result = drift(tmp_path, served(split=lambda text: text.replace("three", "th ree").split()), served())
     assert (result.verdict, result.cause) == (Verdict.FAILED, "tokenizer")
-    assert result.shown[0].text[result.shown[0].start :].startswith("th")
+    assert result.excerpts[0].text[result.excerpts[0].start :].startswith("th")
 
 
 def test_a_server_that_reports_no_prompt_log_probabilities_is_skipped(tmp_path):

@@ -14,7 +14,7 @@ from halfbyte.probe.answers import join_chunks, read_chunk, read_plain
 from halfbyte.probe.context import Haystack, entries
 from halfbyte.probe.judging import first_difference, judged, marked, share_of
 from halfbyte.probe.output import causes
-from halfbyte.probe.probe import Finding, Probe, Shown, Verdict
+from halfbyte.probe.probe import Excerpt, Finding, Probe, Verdict
 from halfbyte.probe.profiles import load_profile, profile_names
 from halfbyte.probe.report import Report, Result
 from halfbyte.probe.run import PROBES
@@ -66,19 +66,18 @@ def test_broken_chunks_are_errors_and_broken_bytes_are_counted():
 
 
 def test_a_mark_shows_what_a_terminal_hides():
-    shown = Shown("ab\u200bcd\n", "a zero-width space", 2, 3)
+    shown = Excerpt("ab\u200bcd\n", "a zero-width space", 2, 3)
     assert marked(shown) == "ab⟦\\u{200B}⟧cd⏎"
-    long = Shown("x" * 500 + "BAD" + "y" * 500, "", 500, 503)
+    long = Excerpt("x" * 500 + "BAD" + "y" * 500, "", 500, 503)
     assert marked(long) == "…" + "x" * 60 + "⟦BAD⟧" + "y" * 60 + "…"
 
 
 def test_look_alike_characters_are_named():
     arabic, persian = "توحيد", "توحید"
-    assert (
-        "U+06CC ARABIC LETTER FARSI YEH instead of U+064A ARABIC LETTER YEH" in first_difference(arabic, persian).what
-    )
+    expected = "U+06CC ARABIC LETTER FARSI YEH instead of U+064A ARABIC LETTER YEH"
+    assert expected in first_difference(arabic, persian).problem
     assert first_difference("same", "same") is None
-    assert "the end instead of U+0065" in first_difference("same", "sam").what
+    assert "the end instead of U+0065" in first_difference("same", "sam").problem
 
 
 def pixels(png: bytes) -> tuple[int, int, list[bytes]]:
@@ -124,7 +123,7 @@ def test_entries_have_different_keys_also_in_long_lists():
 
 
 def test_rates_carry_intervals():
-    assert share_of(0, 40) == {"found": 0, "of": 40, "share": 0.0, "low": 0.0, "high": 0.0876}
+    assert share_of(0, 40) == {"count": 0, "total": 40, "share": 0.0, "low": 0.0, "high": 0.0876}
 
 
 def test_probe_names_are_unique_with_reasons_and_valid_sections():
@@ -159,7 +158,7 @@ def test_missing_answers_are_not_right_and_no_answers_are_broken():
     assert (lost.verdict, lost.cause) == (Verdict.BROKEN, None)  # nothing was found to be wrong
     assert lost.measured == "1 / 2 right, 1 without an answer: HTTP 500"
     assert judged([good, bad], [[], []], needed=1).verdict is Verdict.PASSED
-    wrong = judged([good, good, bad], [[Shown("x", "wrong")], [], []])
+    wrong = judged([good, good, bad], [[Excerpt("x", "wrong")], [], []])
     assert (wrong.verdict, wrong.cause) == (Verdict.FAILED, "wrong-answer")
     assert judged([bad, bad], [[], []]).verdict is Verdict.BROKEN
     assert judged([good, good], [[], []]).verdict is Verdict.PASSED
@@ -169,7 +168,7 @@ def test_a_loop_fails_regardless_of_right_answers():
     from halfbyte.probe.answers import Answer
 
     answers = [Answer(str(number), content="x") for number in range(4)]
-    miss, loop = Shown("x", "3 instead of 4"), Shown("x", "loop: 'x' is repeated, about 9 times")
+    miss, loop = Excerpt("x", "3 instead of 4"), Excerpt("x", "loop: 'x' is repeated, about 9 times")
     assert judged(answers, [[], [], [], [miss]], needed=3).verdict is Verdict.PASSED
     looping = judged(answers, [[], [], [], [loop]], needed=3)
     assert (looping.verdict, looping.cause) == (Verdict.FAILED, "loop")

@@ -38,10 +38,10 @@ def test_loops_fail_if_the_interval_is_above_the_tolerated_share(tmp_path, bad, 
     with setting_of(tmp_path, looping(bad), {"prose": PROSE}) as (setting, _):
         finding = LOOPS.run(setting)
     assert finding.verdict is verdict
-    assert finding.numbers["ours"]["found"] == 2 * bad
+    assert finding.numbers["ours"]["count"] == 2 * bad
     assert finding.numbers["by_temperature"] == {"0": bad, "0.7": bad}
-    assert len(finding.shown) == 2 * bad
-    for shown in finding.shown:
+    assert len(finding.excerpts) == 2 * bad
+    for shown in finding.excerpts:
         assert shown.text[shown.start : shown.end].count("saliva") >= 3
 
 
@@ -49,8 +49,8 @@ def test_loops_fail_if_the_interval_is_above_the_tolerated_share(tmp_path, bad, 
 def test_an_answer_cut_inside_a_loop_counts_as_a_loop(tmp_path, reason, found):
     said = Said("Well. " + 3 * STORY + STORY[:40], finish=reason)
     with setting_of(tmp_path, lambda _: said, {"prose": {**PROSE, "take": 1}}) as (setting, _):
-        assert LOOPS.run(setting).numbers["ours"]["found"] == found
-        assert ENDS.run(setting).numbers["ours"]["found"] == 0
+        assert LOOPS.run(setting).numbers["ours"]["count"] == found
+        assert ENDS.run(setting).numbers["ours"]["count"] == 0
 
 
 def test_a_looping_stream_is_canceled(tmp_path):
@@ -58,7 +58,7 @@ def test_a_looping_stream_is_canceled(tmp_path):
     long = "saliva " * 40_000
     with setting_of(tmp_path, lambda _: Said(long), {"prose": {**PROSE, "take": 1}}) as (setting, server):
         finding = LOOPS.run(setting)
-        assert finding.numbers["ours"]["found"] == 2
+        assert finding.numbers["ours"]["count"] == 2
         assert server.sent < 2 * len(long)
     rows = [json.loads(line) for line in (tmp_path / "probe.jsonl").read_text().splitlines()]
     assert all(row["answer"]["cut_by"].startswith("loop in the content") for row in rows)
@@ -124,7 +124,7 @@ def test_a_thought_must_end_stay_separate_and_not_loop(tmp_path, said, what):
         finding = ON.run(setting)
         assert all(body["chat_template_kwargs"] == {"thinking": True} for body in server.asked)
     assert finding.verdict is (Verdict.FAILED if what else Verdict.PASSED)
-    assert what is None or what in finding.shown[0].what
+    assert what is None or what in finding.excerpts[0].problem
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_the_first_wrong_character_of_a_copy_is_named_and_marked(tmp_path, text,
     with setting_of(tmp_path, copies({text: written}), {"copying": COPY}) as (setting, _):
         finding = prose.COPYING.run(setting)
     assert (finding.verdict, finding.measured, finding.cause) == (Verdict.FAILED, "4 / 5 copied", "copying")
-    assert what in finding.shown[0].what.replace("U+0070 LATIN SMALL LETTER P", "")
-    assert finding.shown[0].start == at or text == "Check_Spark_192"
+    assert what in finding.excerpts[0].problem.replace("U+0070 LATIN SMALL LETTER P", "")
+    assert finding.excerpts[0].start == at or text == "Check_Spark_192"
 
 
 def test_copies_pass_up_to_the_allowed_number_of_errors(tmp_path):

@@ -17,7 +17,7 @@ FORM = "functions.{name}:{index}"
 
 def ids(*names):
     result = wrong_ids([call("f", {}, id=name) for name in names], FORM, Answer("1"))
-    return [one.what for one in result]
+    return [one.problem for one in result]
 
 
 def test_call_ids_are_unique_and_increase():
@@ -46,7 +46,7 @@ def test_some_valid_calls_are_not_enough(tmp_path):
 
     result = run("tool-schema", tmp_path, half)
     assert result.verdict is Verdict.FAILED
-    assert result.numbers["valid"]["found"] > 0
+    assert result.numbers["valid"]["count"] > 0
 
 
 def test_a_stream_with_other_text_fails(tmp_path):
@@ -56,7 +56,7 @@ def test_a_stream_with_other_text_fails(tmp_path):
 
     result = run("tool-streaming", tmp_path, say, streamed=12)
     assert result.verdict is Verdict.FAILED
-    assert any("the text differs from the plain answer" in one.what for one in result.shown)
+    assert any("the text differs from the plain answer" in one.problem for one in result.excerpts)
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(1, Verdict.FAILED), (0.5, Verdict.PASSED)])
@@ -127,13 +127,13 @@ def test_every_form_of_a_thought_s_markup_is_found(markup):
 
 def test_a_thought_that_loops_is_wrong():
     loop = "saliva " * 200
-    assert "loop" in thinking_faults(Answer("1", content="Yes.", reasoning=loop))[0].what
-    assert "loop" in faults_without_thinking(Answer("1", content=loop))[0].what
+    assert "loop" in thinking_faults(Answer("1", content="Yes.", reasoning=loop))[0].problem
+    assert "loop" in faults_without_thinking(Answer("1", content=loop))[0].problem
 
 
 def test_a_thought_that_ends_and_one_that_does_not_are_told_apart():
-    ends = thinking_faults(Answer("1", reasoning="Hm.", finish_reason="stop"))[0].what
-    assert (ends, thinking_faults(Answer("1", reasoning="Hm.", finish_reason="length"))[0].what) == (
+    ends = thinking_faults(Answer("1", reasoning="Hm.", finish_reason="stop"))[0].problem
+    assert (ends, thinking_faults(Answer("1", reasoning="Hm.", finish_reason="length"))[0].problem) == (
         "the thought ends, but the content is empty", "the thought does not end, and the content is empty"
     )  # fmt: skip
 

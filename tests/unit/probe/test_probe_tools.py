@@ -99,7 +99,7 @@ FAULTS = {
 def test_each_fault_is_found(tmp_path, faults, probe):
     result = verdicts(tmp_path, changed(**faults))
     assert probe in failed(result)
-    assert result[probe].shown
+    assert result[probe].excerpts
     assert result[probe].cause
 
 

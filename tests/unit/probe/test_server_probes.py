@@ -50,7 +50,7 @@ def test_a_fault_is_found(fault, name, what, fake, probe, monkeypatch):
     fake.wrong.add(fault)
     finding = probe(name)[name]
     assert finding.verdict is Verdict.FAILED, finding
-    assert any(what in one.what for one in finding.shown), finding.shown
+    assert any(what in one.problem for one in finding.excerpts), finding.excerpts
     assert finding.cause
 
 
@@ -110,4 +110,4 @@ def test_a_stop_that_comes_too_early_fails(fake, probe):
     fake.say = lambda body: Say("") if body.get("stop") else real(body)
     finding = probe("stop-strings")["stop-strings"]
     assert finding.verdict is Verdict.FAILED
-    assert "did not stop just before" in finding.shown[0].what
+    assert "did not stop just before" in finding.excerpts[0].problem

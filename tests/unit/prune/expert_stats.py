@@ -35,7 +35,7 @@ def random_stats(seed, experts=16, domains=3):
 
 def rule(keep=None, **said):
     said = {"method": "reap", "protect": False, **said}
-    return Prune(statistics="given", keep=keep, **said)
+    return Prune(statistics="file", keep=keep, **said)
 
 
 def router(experts, top_k=1, n_group=1, topk_group=1):

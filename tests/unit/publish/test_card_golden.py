@@ -164,7 +164,7 @@ def test_the_command_names_what_is_missing(tmp_path: Path, halfbyte) -> None:
     assert "not measured: prune" not in printed  # the recipe does not prune
     _, printed, _ = halfbyte("card", out, "--json")
     assert "prune" not in json.loads(printed)["missing"]
-    assert json.loads(printed)["found"] == ["plan"]
+    assert json.loads(printed)["present"] == ["plan"]
     assert halfbyte("card", tmp_path / "nothing")[0] == 2
 
 

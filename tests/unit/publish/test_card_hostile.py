@@ -176,15 +176,15 @@ def test_hostile_text_in_every_field_changes_no_structure(tmp_path: Path, make: 
         restore(evidence, make(), keep)
     for row in evidence.get("probe", {}).get("probes", []):
         row |= {key: f"{row[key]} {HOSTILE}" for key in ("title", "measured", "threshold")}
-        row["shown"] = poisoned(row["shown"])
+        row["excerpts"] = poisoned(row["excerpts"])
     for row in evidence.get("release", {}).get("gates", []):
-        row |= {key: f"{row[key]} {HOSTILE}" for key in ("name", "wanted", "measured", "why")}
+        row |= {key: f"{row[key]} {HOSTILE}" for key in ("name", "required", "measured", "why")}
     for row in evidence.get("release", {}).get("stages", []):
         row["command"] = poisoned(row["command"])
     for row in evidence.get("audit", {}).get("findings", []):
         row |= {key: f"{row[key]} {HOSTILE}" for key in ("check", "text")}
     for row in evidence.get("eval", {}).get("tasks", []):
-        row |= {key: f"{row[key]} {HOSTILE}" for key in ("task", "asked_as")}
+        row |= {key: f"{row[key]} {HOSTILE}" for key in ("task", "prompt_format")}
         row |= {key: poisoned(row[key]) for key in ("anomalies", "notes")}
     text = write_card(write_out(tmp_path / "out", evidence)).read_text()
     sound(text.replace("# out\n", "# plain\n"), plain)
@@ -249,7 +249,7 @@ def test_values_of_other_kinds_stop_no_card(tmp_path: Path, make: Any) -> None:
             for key in way[:-1]:
                 inner = inner[key]
             inner[way[-1]] = wrong
-            found, missing = dict(known.evidence.found), dict(known.evidence.missing)
+            found, missing = dict(known.evidence.records), dict(known.evidence.missing)
             try:
                 found[kind] = KINDS[kind].of({**measured(known.evidence.out, kind, broken)})
             except InvalidRecordError as error:
@@ -257,7 +257,7 @@ def test_values_of_other_kinds_stop_no_card(tmp_path: Path, make: Any) -> None:
                 del found[kind]
                 missing[kind] = Missing(error.what, "")
                 refused += 1
-            card = render(replace(known, evidence=replace(known.evidence, found=found, missing=missing)))
+            card = render(replace(known, evidence=replace(known.evidence, records=found, missing=missing)))
             assert card.startswith("---\n"), (kind, way, wrong)
     assert refused > 50
 

@@ -112,7 +112,7 @@ def test_both_units_are_computed() -> None:
 def test_a_difference_that_does_not_follow_is_not_printed(tmp_path: Path) -> None:
     """As the card that prints +0.40 and z = 1.26 of two scores from which neither follows."""
     evidence = everything()
-    evidence["eval"]["tasks"][0]["compared"]["exact_match,strict-match"]["difference"] = 0.004
+    evidence["eval"]["tasks"][0]["comparisons"]["exact_match,strict-match"]["difference"] = 0.004
     text = write_card(write_out(tmp_path / "out", evidence)).read_text()
     assert "inconsistent in eval.json" in row(text, "`gsm8k_cot`")
     assert "+0.40 pp" not in text

@@ -60,7 +60,7 @@ def flip(path: Path, at: int = -1) -> None:
 
 def test_a_copy_keeps_all_evidence(out: Path) -> None:
     found = read_evidence(out)
-    assert set(found.found) >= MEASUREMENTS, found.missing
+    assert set(found.records) >= MEASUREMENTS, found.missing
     assert audited(out) == []
 
 
@@ -68,12 +68,12 @@ def test_a_copied_shard_is_hashed_once(out: Path, read: list[Path]) -> None:
     read_evidence(out)
     assert {path.name for path in read} >= {path.name for path in out.glob("*.safetensors")}
     read.clear()
-    assert set(read_evidence(out).found) >= MEASUREMENTS
+    assert set(read_evidence(out).records) >= MEASUREMENTS
     assert read == []
 
 
 def test_quantize_leaves_nothing_to_hash_but_small_files(made: Path, read: list[Path]) -> None:
-    assert set(read_evidence(made).found) >= MEASUREMENTS
+    assert set(read_evidence(made).records) >= MEASUREMENTS
     assert not [path for path in read if path.suffix == ".safetensors"]
 
 
@@ -83,7 +83,7 @@ def test_one_changed_bit_with_old_times_leaves_no_evidence(out: Path, name: str)
     read_evidence(out)  # all hashes are known now
     flip(path)
     found = read_evidence(out)
-    assert not MEASUREMENTS & set(found.found)
+    assert not MEASUREMENTS & set(found.records)
     assert found.missing["eval"].why == f"measured on other files: {path.name} has changed since"
     assert audited(out) == [f"not audited since {path.name} changed: halfbyte audit {out}"]
 
@@ -91,13 +91,13 @@ def test_one_changed_bit_with_old_times_leaves_no_evidence(out: Path, name: str)
 def test_another_chat_template_changes_answers_and_no_weights(out: Path) -> None:
     (out / "chat_template.jinja").write_text("{{ messages }}")
     found = read_evidence(out)
-    assert {"audit", "compare", "provenance"} <= set(found.found)
-    assert not {"probe", "eval", "bench", "release"} & set(found.found)
+    assert {"audit", "compare", "provenance"} <= set(found.records)
+    assert not {"probe", "eval", "bench", "release"} & set(found.records)
 
 
 def test_a_license_that_is_added_changes_nothing(out: Path) -> None:
     (out / "LICENSE.txt").write_text("terms")
-    assert set(read_evidence(out).found) >= MEASUREMENTS
+    assert set(read_evidence(out).records) >= MEASUREMENTS
 
 
 def test_a_result_that_names_no_files_is_no_evidence(out: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_cache_that_names_other_hashes_is_not_believed_after_a_copy(made: Path
     shutil.copytree(made, tmp_path / "forged")  # with the times, and with the cache
     forged = tmp_path / "forged"
     flip(sorted(forged.glob("*.safetensors"))[0])
-    assert not MEASUREMENTS & set(read_evidence(forged).found)
+    assert not MEASUREMENTS & set(read_evidence(forged).records)
 
 
 def test_results_of_a_server_name_the_files_of_the_folder_that_they_are_written_to(out: Path, tmp_path: Path) -> None:

@@ -23,12 +23,12 @@ SAID = "ACCEPT; accuracy not decided (84.0 against 86.5 %, 95 % -6.2 to +0.5 pp,
 
 def task(label: str = "INCONCLUSIVE", **compared: Any) -> dict[str, Any]:
     whole = everything()["eval"]["tasks"][0]
-    pair = whole["compared"]["exact_match,strict-match"]
+    pair = whole["comparisons"]["exact_match,strict-match"]
     found = {"candidate": 0.84, "reference": 0.865, "difference": -0.025, "interval": [-0.062, 0.005], "items": 200}
     sides = {side: whole[side] | {"by_metric": {"acc,none": whole[side]["by_metric"]["exact_match,strict-match"]}}
              for side in ("candidate", "reference")}  # fmt: skip
     return whole | sides | {"task": "mini", "label": label, "primary": "acc,none",
-                            "compared": {"acc,none": pair | found | compared}}  # fmt: skip
+                            "comparisons": {"acc,none": pair | found | compared}}  # fmt: skip
 
 
 def evaluation(*tasks: dict[str, Any]) -> Evaluation:
@@ -49,16 +49,16 @@ def test_another_verdict_stands_alone() -> None:
 
 
 def test_each_open_task_is_named_and_seeds_decide_by_their_average() -> None:
-    over_seeds = everything()["eval"]["tasks"][1]["compared"]["exact_match,none"]
-    compared = over_seeds | {"decides": task()["compared"]["acc,none"]}
-    seeds = task() | {"task": "seeds", "compared": {"acc,none": compared}}
+    over_seeds = everything()["eval"]["tasks"][1]["comparisons"]["exact_match,none"]
+    compared = over_seeds | {"paired": task()["comparisons"]["acc,none"]}
+    seeds = task() | {"task": "seeds", "comparisons": {"acc,none": compared}}
     said = headline("ACCEPT", evaluation(task(), seeds, task("ACCEPT")))
     assert said.startswith("ACCEPT; accuracy not decided for 2 of 3 tasks (mini: 84.0 against 86.5 %, ")
     assert "; seeds: 84.0 against 86.5 %, 95 % -6.2 to +0.5 pp, n 200)" in said
 
 
 def test_a_task_without_an_interval_says_so() -> None:
-    said = headline("ACCEPT", evaluation(task() | {"compared": {}}))
+    said = headline("ACCEPT", evaluation(task() | {"comparisons": {}}))
     assert said == "ACCEPT; accuracy not decided (no interval recorded)"
 
 

@@ -398,7 +398,7 @@ def test_evidence_is_sent_without_local_paths_and_the_original_stays(
 ):
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu-box-17")
     (ready / "halfbyte/probe").mkdir()
-    probe = {"endpoint": {"told": {"root": f"{ready}"}, "host": "gpu-box-17"}, "data": "/home/jane/rows.jsonl",
+    probe = {"endpoint": {"reported": {"root": f"{ready}"}, "host": "gpu-box-17"}, "data": "/home/jane/rows.jsonl",
              "command": f"halfbyte probe http://x -o {ready}/halfbyte/probe", "scale": "1/2"}  # fmt: skip
     path = ready / "halfbyte/probe/probe.json"
     path.write_text(json.dumps(probe, indent=1))
@@ -408,7 +408,7 @@ def test_evidence_is_sent_without_local_paths_and_the_original_stays(
     assert code == 0, said + error
     assert path.read_bytes() == before
     sent = json.loads(hub.files(REPO)["halfbyte/probe/probe.json"])
-    assert sent == {"endpoint": {"told": {"root": "."}, "host": "HOST"}, "data": "rows.jsonl",
+    assert sent == {"endpoint": {"reported": {"root": "."}, "host": "HOST"}, "data": "rows.jsonl",
                     "command": "halfbyte probe http://x -o ./halfbyte/probe", "scale": "1/2"}  # fmt: skip
     record = json.loads(hub.files(REPO)["halfbyte/provenance.json"])
     assert set(record["published"]["redacted"]) == {"halfbyte/probe/probe.json"}

@@ -41,13 +41,13 @@ def test_every_kind_is_found_where_its_command_writes_it(out: Path) -> None:
     for kind in KINDS:
         put(out, kind, "{}")
     evidence = read_evidence(out)
-    assert set(evidence.found) == set(KINDS)
+    assert set(evidence.records) == set(KINDS)
     assert not evidence.missing
 
 
 def test_nothing_measured_names_a_command_for_each(out: Path) -> None:
     evidence = read_evidence(out)
-    assert not evidence.found
+    assert not evidence.records
     assert {kind: missing.why for kind, missing in evidence.missing.items()} == dict.fromkeys(KINDS, "not measured")
     assert all(missing.command.startswith("halfbyte ") for missing in evidence.missing.values())
     assert str(out) in evidence.missing["probe"].command
@@ -85,13 +85,13 @@ def test_an_audit_of_other_files_is_no_evidence(out: Path) -> None:
 @pytest.mark.parametrize("kind", ["release", "audit", "provenance"])
 def test_what_says_that_it_is_of_another_plan_is_no_evidence(out: Path, kind: str) -> None:
     put(out, "plan", '{"fingerprint": "ours"}')
-    assert kind in put(out, kind, '{"plan": "ours"}').found
+    assert kind in put(out, kind, '{"plan": "ours"}').records
     found = put(out, kind, '{"plan": "theirs"}')
-    assert kind not in found.found
+    assert kind not in found.records
     assert found.missing[kind].why == "it belongs to another plan, theirs"
-    assert kind in put(out, kind, '{"plan": null}').found
+    assert kind in put(out, kind, '{"plan": null}').records
     put(out, "plan", "{")
-    assert kind in put(out, kind, '{"plan": "theirs"}').found  # our own plan is unknown
+    assert kind in put(out, kind, '{"plan": "theirs"}').records  # our own plan is unknown
 
 
 def test_a_file_too_large_to_read_is_no_evidence(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

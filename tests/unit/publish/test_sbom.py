@@ -24,7 +24,7 @@ SCHEMAS = Path(__file__).parents[2] / "golden" / "cyclonedx"
 RECORD = Provenance.of(
     PROVENANCE
     | {
-        "code": {"version": "0.1.0", "commit": "c" * 40, "changed": True},
+        "code": {"version": "0.1.0", "commit": "c" * 40, "dirty": True},
         "source": {"name": "maker/Model", "revision": "r" * 40, "shards": {"a.safetensors": "a" * 64, "b": None},
                    "identity": {}, "hashes": {}},
         "recipe": {"name": "nvfp4", "sha256": "f" * 64},

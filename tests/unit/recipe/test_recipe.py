@@ -300,7 +300,7 @@ CHANGES = {  # a valid change of every key that decides something
     "calibrate.datasets.0.chat_template": "true",
     "calibrate.datasets.0.share": "5 calibrate.datasets.1.share=3",
     "prune.method": "msan",
-    "prune.statistics": "given",
+    "prune.statistics": "file",
     "prune.keep": "256",
     "prune.drop": "0.5 prune.keep=null",
     "prune.select": "max_min",
@@ -410,7 +410,7 @@ def test_overrides_set_values_sections_and_items(tmp_path: Path) -> None:
     assert recipe.calibrate is not None
     assert [dataset.share for dataset in recipe.calibrate.datasets] == [7, 2]
     assert recipe.prune is None
-    made = load_recipe("kimi-k2.6-mxfp4-wafer", ["prune.method=reap", "prune.statistics=given", "prune.drop=0.25"])
+    made = load_recipe("kimi-k2.6-mxfp4-wafer", ["prune.method=reap", "prune.statistics=file", "prune.drop=0.25"])
     assert made.prune is not None
     assert made.prune.drop == 0.25
     assert load_recipe(path, ["prune.keep=1", "prune.keep=2"]).prune.keep == 2  # type: ignore[union-attr]

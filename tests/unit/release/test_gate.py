@@ -24,7 +24,7 @@ PROBE = {
     ],
 }
 EVAL = {"label": "ACCEPT", "tasks": [{"task": "mmlu", "label": "ACCEPT"}, {"task": "gsm8k", "label": "ACCEPT"}]}
-BENCH = {"points": [{"failed": 0, "requests": 8, "tokens_per_second": 3.0, "where": "concurrency 1"}]}
+BENCH = {"points": [{"failed": 0, "requests": 8, "tokens_per_second": 3.0, "label": "concurrency 1"}]}
 GOOD = {"audit": AUDIT, "compare": COMPARE, "loops": LOOPS, "probe": PROBE, "eval": EVAL, "bench": BENCH}
 GATES = {
     "quantize": "made",
@@ -151,7 +151,7 @@ CASES = [
     ("eval", {"label": "INCONCLUSIVE", "tasks": [{"task": "a", "label": "INCONCLUSIVE"},
                                                  {"task": "b", "label": "SCORED"}]}, "not measured"),
     ("bench", {"points": [{"failed": 1, "requests": 8, "tokens_per_second": 3.0}]}, "anomalous"),
-    ("bench", {"points": [{"failed": 0, "requests": 8, "tokens_per_second": None, "where": "x"}]}, "anomalous"),
+    ("bench", {"points": [{"failed": 0, "requests": 8, "tokens_per_second": None, "label": "x"}]}, "anomalous"),
     ("bench", {"points": []}, "not measured"),
     ("bench", {"points": [{"failed": n, "requests": 10, "tokens_per_second": 3.0} for n in (5, -5)]}, "anomalous"),
     ("bench", {"points": [{"failed": None, "requests": 8}]}, "anomalous"),
@@ -294,7 +294,7 @@ def test_coverage_counts_the_probes_of_each_group():
 def test_a_recipe_may_demand_that_probes_ran(ran, over_budget, impossible, outcome):
     judged = judge({"probe_coverage": 0.9}, probed(ran, over_budget, impossible), {"probe": {"state": "done"}})
     (found,) = judged.gates
-    assert (found.name, found.wanted, found.outcome) == ("probe_coverage", ">= 0.9", outcome)
+    assert (found.name, found.required, found.outcome) == ("probe_coverage", ">= 0.9", outcome)
     assert (judged.verdict, bool(found.why)) == (VERDICTS[outcome], outcome != "passed")
     if outcome != "passed":
         assert judged.next == ("raise release.probe.budget, then run the same command again",)
@@ -324,6 +324,12 @@ def test_it_is_written_as_json_has_it():
         "why": ["the only gate passed"],
         "next": ["halfbyte publish OUT REPO"],
         "gates": [
-            {"name": "loops.max_rate", "wanted": "<= 0.1", "measured": "1 of 32 texts", "outcome": "passed", "why": ""}
+            {
+                "name": "loops.max_rate",
+                "required": "<= 0.1",
+                "measured": "1 of 32 texts",
+                "outcome": "passed",
+                "why": "",
+            }
         ],
     }

@@ -61,12 +61,12 @@ def test_false_alarms_of_each_test(against_itself):
     assert share(one.welch_p <= 0.05 for one in seeds) == pytest.approx(0.037, abs=0.02)
     assert share(one.unpaired_p <= 0.05 for one in single) <= 0.002
     assert share(one.mcnemar_p <= 0.05 for one in single) == pytest.approx(0.037, abs=0.02)
-    assert share(one.decides.p_value <= 0.05 for one in seeds) == pytest.approx(0.049, abs=0.02)
+    assert share(one.paired.p_value <= 0.05 for one in seeds) == pytest.approx(0.049, abs=0.02)
 
 
 def test_a_model_is_not_a_regression_of_itself(against_itself):
-    for result in ([one.decides for one, _ in against_itself], [one for _, one in against_itself]):
-        assert share(one.verdict.loss_is_sure for one in result) <= 0.05 + 0.02
+    for result in ([one.paired for one, _ in against_itself], [one for _, one in against_itself]):
+        assert share(one.verdict.significant_loss for one in result) <= 0.05 + 0.02
         assert share(one.verdict.label == "REGRESSION" for one in result) <= 0.05 + 0.02
     # Twenty comparisons of the issue, at the nominal level: more than four alarms would be one in four hundred.
     assert sum(one.verdict.label == "REGRESSION" for _, one in against_itself[:20]) <= 4
@@ -103,9 +103,9 @@ def test_clusters_keep_the_level_where_items_do_not():
 def test_losses_are_found_about_as_often_as_the_table_says(loss, mcnemar, decides):
     seeds, single = zip(*compare(loss, 3), strict=True)
     assert share(one.mcnemar_p <= 0.05 for one in single) == pytest.approx(mcnemar, abs=0.1)
-    assert share(one.decides.p_value <= 0.05 for one in seeds) == pytest.approx(decides, abs=0.1)
+    assert share(one.paired.p_value <= 0.05 for one in seeds) == pytest.approx(decides, abs=0.1)
 
 
 def test_a_loss_at_the_margin_is_accepted_in_one_of_twenty():
-    result = [one.decides.verdict.label for one, _ in compare(0.01, 5)]
+    result = [one.paired.verdict.label for one, _ in compare(0.01, 5)]
     assert share(label == "ACCEPT" for label in result) <= 0.05 + 0.02

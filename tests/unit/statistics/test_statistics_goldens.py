@@ -111,11 +111,11 @@ def test_the_bootstrap_is_the_percentile_one():
 
 def test_seeds():
     result, expected = over_seeds(SEEDS["candidate"], SEEDS["reference"]), SEEDS["items"]
-    assert result.decides.method == "t over items"
-    assert result.decides.p_value == close(expected["p"], 1e-8)
-    assert result.decides.interval == close(expected["interval"])
-    assert (result.decides.verdict.lower, result.decides.verdict.upper) == close(expected["bounds"])
-    assert result.decides.verdict.p_worse == close(expected["p_worse"], 1e-8)
+    assert result.paired.method == "t over items"
+    assert result.paired.p_value == close(expected["p"], 1e-8)
+    assert result.paired.interval == close(expected["interval"])
+    assert (result.paired.verdict.lower, result.paired.verdict.upper) == close(expected["bounds"])
+    assert result.paired.verdict.p_worse == close(expected["p_worse"], 1e-8)
     assert [result.z_sample, result.z_p] == close(SEEDS["z"])
     assert result.welch_p == close(SEEDS["welch_p"], 1e-8)
     assert result.z_population == close(result.z_sample * math.sqrt(3 / 2))

@@ -102,7 +102,7 @@ def test_whole_clusters_are_resampled():
     for kind in ("bootstrap", "interval"):
         width, narrow = (np.ptp(getattr(one, kind)) for one in (by_clusters, by_items))
         assert width == pytest.approx(math.sqrt(10) * narrow, rel=0.06)
-    assert by_clusters.verdict.items_if_equal == pytest.approx(10 * by_items.verdict.items_if_equal, rel=0.05)
+    assert by_clusters.verdict.items_if_no_loss == pytest.approx(10 * by_items.verdict.items_if_no_loss, rel=0.05)
 
 
 def test_few_flips_or_few_clusters_are_not_surer_than_items():
@@ -138,8 +138,8 @@ def test_seeds_by_hand():
     assert (result.candidate.mean, result.candidate.stdev) == (0.25, 0.25)
     assert result.candidate.population_stdev == pytest.approx(0.25 * math.sqrt(2 / 3))
     assert result.z_sample == pytest.approx((0.25 - 5 / 6) / math.sqrt((0.0625 + 1 / 48) / 3))
-    assert result.decides.difference == pytest.approx(0.25 - 5 / 6)
-    assert result.decides.items == 4
+    assert result.paired.difference == pytest.approx(0.25 - 5 / 6)
+    assert result.paired.items == 4
     json.dumps(result.as_dict())
 
 

@@ -90,7 +90,7 @@ def test_means_of_three_passes_keep_the_level():
         six = PASSES[drawn.choice(40, 6, replace=False)]
         swap = drawn.random(PASSES.shape[1]) < 0.5
         one, other = np.where(swap, six[3:], six[:3]), np.where(swap, six[:3], six[3:])
-        result += over_seeds(one, other).decides.verdict.label == "REGRESSION"
+        result += over_seeds(one, other).paired.verdict.label == "REGRESSION"
     assert 0.02 * RUNS / 2 < result <= most_alarms(RUNS // 2, 0.001)
 
 

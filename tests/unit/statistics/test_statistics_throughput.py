@@ -70,7 +70,7 @@ def test_pairs_by_hand():
     half = 12.706204736 * math.log(2) / 2  # t of one degree of freedom, sd = ln 2 / sqrt 2, over sqrt 2
     assert result.interval == pytest.approx((math.sqrt(8) * math.exp(-half), math.sqrt(8) * math.exp(half)), rel=1e-8)
     assert result.headline is None
-    assert result.refused == "2 blocks per arm, 6 needed"
+    assert result.no_claim_because == "2 blocks per arm, 6 needed"
 
 
 def test_a_headline_promises_no_more_than_its_lower_bound():
@@ -114,12 +114,12 @@ def test_drift_is_seen_and_taking_turns_is_immune_to_it():
     a = slower[2 * turn + turn % 2] * jitter[0] * 1.2
     b = slower[2 * turn + 1 - turn % 2] * jitter[1]
     result = throughput_ratio(a, b)
-    assert result.drifts
+    assert result.drift_significant
     assert result.drift == pytest.approx(0.99**15 - 1, abs=0.01)
     assert "drifted by -1" in result.sentence()
     assert result.ratio == pytest.approx(1.2, rel=0.003)
     steady = throughput_ratio(jitter[0] * 1.2, jitter[1])
-    assert not steady.drifts
+    assert not steady.drift_significant
     assert "drifted" not in steady.sentence()
 
 
@@ -144,7 +144,7 @@ def test_starts_are_the_unit_however_many_blocks_they_have():
 def test_drift_within_starts_is_seen():
     falling = (0.98 ** np.arange(8) * np.random.default_rng(3).lognormal(0, 0.002, (4, 8))).tolist()
     result = throughput_ratio(falling[:2], falling[2:], "sequential")
-    assert result.drifts
+    assert result.drift_significant
     assert result.drift == pytest.approx(0.98**7 - 1, abs=0.01)
 
 

@@ -21,7 +21,7 @@ def judged(difference=0.0, lower=-0.02, upper=0.02, p_worse=0.5, items=1319, spr
 
 
 @pytest.mark.parametrize(
-    ("difference", "lower", "upper", "p_worse", "label", "loss_is_sure", "beyond_margin"),
+    ("difference", "lower", "upper", "p_worse", "label", "significant_loss", "beyond_margin"),
     [
         (0.0, -0.009, 0.009, 0.5, "ACCEPT", False, False),
         (0.0, -0.01, 0.01, 0.5, "INCONCLUSIVE", False, False),  # a bound at the margin does not rule it out
@@ -32,9 +32,9 @@ def judged(difference=0.0, lower=-0.02, upper=0.02, p_worse=0.5, items=1319, spr
         (0.03, 0.02, 0.04, 1.0, "ACCEPT", False, False),
     ],
 )
-def test_the_three_verdicts(difference, lower, upper, p_worse, label, loss_is_sure, beyond_margin):
+def test_the_three_verdicts(difference, lower, upper, p_worse, label, significant_loss, beyond_margin):
     result = judged(difference, lower, upper, p_worse)
-    assert (result.label, result.loss_is_sure, result.beyond_margin) == (label, loss_is_sure, beyond_margin)
+    assert (result.label, result.significant_loss, result.beyond_margin) == (label, significant_loss, beyond_margin)
     assert result.sentence().startswith(label)
     assert (result.items_to_decide is None) == (label != "INCONCLUSIVE")
 
@@ -59,7 +59,7 @@ def test_ten_right_answers_accept_nothing():
 )
 def test_how_many_items_decide(psi, half_a_point, one_point):
     assert (items_needed(psi, 0.005), items_needed(psi, 0.01)) == (half_a_point, one_point)
-    assert judged(spread=psi).items_if_equal == one_point
+    assert judged(spread=psi).items_if_no_loss == one_point
 
 
 @pytest.mark.parametrize(("share", "items"), [(0.95, 23494), (0.88, 52231)])
@@ -69,9 +69,9 @@ def test_without_pairs_it_takes_many_more(share, items):
 
 def test_a_loss_as_seen_near_half_the_margin_needs_four_times_the_items():
     result = judged(difference=-0.005)
-    assert result.items_if_as_seen == items_needed(0.03, 0.005) == result.items_to_decide
-    assert judged(difference=-0.008).items_if_as_seen == items_needed(0.03, 0.008)  # REGRESSION is nearer
-    assert judged(difference=0.005).items_to_decide == result.items_if_equal
+    assert result.items_if_as_observed == items_needed(0.03, 0.005) == result.items_to_decide
+    assert judged(difference=-0.008).items_if_as_observed == items_needed(0.03, 0.008)  # REGRESSION is nearer
+    assert judged(difference=0.005).items_to_decide == result.items_if_no_loss
 
 
 def test_the_promised_number_of_items_decides(monkeypatch):

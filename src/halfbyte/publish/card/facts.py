@@ -200,8 +200,8 @@ class CardFacts:
         """The name of the folder that each measured server reported."""
         evaluation, probes, bench = self.get(Evaluation), self.get(Probes), self.get(Benchmark)
         roots: dict[type[MeasuredRecord], str | None] = {
-            Evaluation: evaluation.candidate.told.get("root") if evaluation else None,
-            Probes: probes.endpoint.told.get("root") if probes else None,
+            Evaluation: evaluation.candidate.reported.get("root") if evaluation else None,
+            Probes: probes.endpoint.reported.get("root") if probes else None,
             Benchmark: bench.servers["A"].root if bench and "A" in bench.servers else None,
         }
         return {kind: name for kind, root in roots.items() if root and (name := PurePath(root).name)}
@@ -210,8 +210,8 @@ class CardFacts:
     def emulated(self) -> bool:
         """Whether a measured server emulated its number format."""
         evaluation, probes, bench = self.get(Evaluation), self.get(Probes), self.get(Benchmark)
-        reports = [evaluation.candidate.told] if evaluation else []
-        reports += [probes.endpoint.told] if probes else []
+        reports = [evaluation.candidate.reported] if evaluation else []
+        reports += [probes.endpoint.reported] if probes else []
         reported = any("halfbyte_emul" in f"{key} {value}" for report in reports for key, value in report.items())
         return reported or any(server.emulated for server in (bench.servers.values() if bench else ()))
 

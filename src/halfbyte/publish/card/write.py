@@ -62,7 +62,7 @@ def title_of(out: Path) -> str:
 
 def evidence_hashes(evidence: Evidence) -> dict[str, str]:
     """Return the SHA-256 of each evidence file behind a card."""
-    return {kind: file_sha256(evidence.path(KINDS[kind])) for kind in sorted(evidence.found)}
+    return {kind: file_sha256(evidence.path(KINDS[kind])) for kind in sorted(evidence.records)}
 
 
 def _old(path: Path) -> bytes | None:

@@ -42,7 +42,7 @@ def divergence(evidence: Evidence) -> Section:
     blocks: list[Block] = [Say(about)]
     positions = comparison.by_position
     if positions:
-        names = [str(start) for start in positions.begin]
+        names = [str(start) for start in positions.start]
         bins = zip(names, positions.kl, positions.tokens, strict=True)
         tooltips = [f"from token {start}: KL {kl:.4g} nat, {count:,} tokens" for start, kl, count in bins]
         axes = Axes("KL by position", "position in the text (first token)", "KL (nats)")
@@ -157,7 +157,7 @@ def probes(evidence: Evidence) -> Section:
         inner: list[Block] = [Say(probe.reason)]
         if probe.cause:
             inner.append(Say(f"likely cause: {probe.cause}", "bad"))
-        inner += [Say(shown.what, "bad") for shown in probe.shown[:_EACH]]
+        inner += [Say(excerpt.problem, "bad") for excerpt in probe.excerpts[:_EACH]]
         for name in wanted[probe.name]:
             for text in traces.get(name, []):
                 if left > 0:
@@ -180,7 +180,7 @@ def covered_words(covered: ProbeCoverage) -> str:
 
 def _wanted_traces(probe: ProbeResult) -> list[str]:
     """Return the traces to show, starting with those of the findings."""
-    named = (shown.trace for shown in probe.shown)
+    named = (excerpt.trace for excerpt in probe.excerpts)
     return [name for name in dict.fromkeys([*named, *probe.traces]) if name][:_EACH]
 
 
@@ -235,14 +235,14 @@ def speed(evidence: Evidence) -> Section:
     drawn: dict[str, list[tuple[float, float, str]]] = {}
     rows: list[list[str]] = []
     for point in sorted(bench.points, key=lambda point: point.point.concurrency):
-        node, user, where = point.tokens_per_second, point.tokens_per_second_per_user, point.where
+        node, user, label = point.tokens_per_second, point.tokens_per_second_per_user, point.label
         if node and user:
-            shape = f"{point.arm}: {where.partition(', ')[2]}"
-            tooltip = f"{point.arm}, {where}: {node:,.1f} tokens/s, {user:,.1f} tokens/s per user"
+            shape = f"{point.arm}: {label.partition(', ')[2]}"
+            tooltip = f"{point.arm}, {label}: {node:,.1f} tokens/s, {user:,.1f} tokens/s per user"
             drawn.setdefault(shape, []).append((user, node, tooltip))
         ttft, tpot = point.ttft or {}, point.tpot or {}
         rows.append([
-            f"{point.arm}: {where}", formatted(node, ",.1f"), formatted(user, ",.1f"), _ms(ttft.get("p50")),
+            f"{point.arm}: {label}", formatted(node, ",.1f"), formatted(user, ",.1f"), _ms(ttft.get("p50")),
             _ms(ttft.get("p99")), _ms(tpot.get("p50")), f"{point.failed} of {point.requests}",
         ])  # fmt: skip
     blocks: list[Block] = []

@@ -53,7 +53,7 @@ def summary(evidence: Evidence) -> Section:
         blocks += [Say(why) for why in release.why]
     blocks.append(Table("Key figures", ("figure", "value"), figures(evidence)))
     if release is not None:
-        judged = [[gate.name, gate.outcome, gate.measured, gate.wanted, gate.why] for gate in release.gates]
+        judged = [[gate.name, gate.outcome, gate.measured, gate.required, gate.why] for gate in release.gates]
         levels: list[Level] = [_OUTCOMES.get(gate.outcome, "note") for gate in release.gates]
         blocks.append(Table("Gates", ("gate", "outcome", "measured", "required", "reason"), judged, levels=levels))
     return Section("summary", "Summary", blocks)

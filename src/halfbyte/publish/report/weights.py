@@ -152,7 +152,7 @@ def _hidden(evidence: Evidence) -> list[Block]:
             str(row.layer),
             formatted(row.relative_error, ".4g"),
             formatted(row.cosine, ".5f"),
-            percent(row.routed_alike),
+            percent(row.routing_agreement),
         ]
         for row in comparison.layers
     ]

@@ -78,7 +78,7 @@ def test_every_stored_format_gives_the_cpus_numbers(folders):
     assert alike(ours, theirs)
     assert ours[0]["total"]["kl"]["value"] == 0.0  # with itself
     assert all(report["total"]["kl"]["value"] > 0 for report in ours[1:])
-    assert all(report["layers"][1]["routed_alike"] is not None for report in ours)
+    assert all(report["layers"][1]["routing_agreement"] is not None for report in ours)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def _year(card: CardFacts) -> str | None:
     """Return the year of the first dated evidence."""
     release, provenance, audit = card.get(Release), card.get(Provenance), card.get(Audit)
     evaluation = card.get(Evaluation)
-    dates = (release.stages[0].started if release and release.stages else None, provenance and provenance.made,
+    dates = (release.stages[0].started if release and release.stages else None, provenance and provenance.created,
              audit and audit.date, evaluation and evaluation.started)  # fmt: skip
     matches = (_YEAR.match(date or "") for date in dates)
     return next((match[1] for match in matches if match), None)

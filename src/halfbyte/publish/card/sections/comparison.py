@@ -32,7 +32,7 @@ def facts(card: CardFacts) -> dict[str, Any]:
         "last": phrase(
             "After the last layer, the hidden states have a relative error of {}, and {} of expert selections match.",
             figure(last.relative_error, digits=3),
-            percent(last.routed_alike, decimals=1),
+            percent(last.routing_agreement, decimals=1),
         )
         if last
         else None,

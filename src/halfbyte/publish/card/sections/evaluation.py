@@ -38,7 +38,7 @@ def facts(card: CardFacts) -> dict[str, Any]:
         "label": evaluation.label,
         "margin": points(evaluation.arguments.margin).lstrip("+"),
         "notes": [note for task in evaluation.tasks for note in _notes(task)],
-        "alike": evaluation.alike,
+        "same_checkpoint_warning": evaluation.same_checkpoint_warning,
         "method": table(["", ""], _method(card, evaluation)),
     }
 
@@ -80,7 +80,7 @@ def _difference(pair: PairedScores) -> list[str]:
 def _notes(task: TaskResult) -> list[Markdown]:
     name = code(task.task)
     notes = [phrase("{}: {}", name, note) for note in (*task.anomalies, *task.notes)]
-    for metric, compared in task.compared.items():
+    for metric, compared in task.comparisons.items():
         if isinstance(compared, OverSeeds):
             text = (
                 "{} {}: {} seeds, {} vs. {} (mean ± standard deviation across seeds; the verdict uses the table above)"
@@ -95,8 +95,8 @@ def _over_seeds(side: SeedScores) -> str:
 
 
 def _method(card: CardFacts, evaluation: Evaluation) -> list[tuple[str, Any]]:
-    limit, server, tasks = evaluation.arguments.limit, evaluation.candidate.told, evaluation.tasks
-    requests = [f"{task.task}: {task.asked_as}, {_shots(task)}" for task in tasks]
+    limit, server, tasks = evaluation.arguments.limit, evaluation.candidate.reported, evaluation.tasks
+    requests = [f"{task.task}: {task.prompt_format}, {_shots(task)}" for task in tasks]
     counts = [
         f"{task.task}: {task.candidate.errors:,} failed, {task.candidate.truncated:,} truncated, "
         f"{task.candidate.empty:,} empty"
@@ -127,7 +127,7 @@ def _shots(task: TaskResult) -> str:
 
 def _seeds(evaluation: Evaluation) -> str:
     seeds = evaluation.seeds
-    groups = [", ".join(f"{name} {seed}" for name, seed in group.items()) for group in seeds.shown_examples]
+    groups = [", ".join(f"{name} {seed}" for name, seed in group.items()) for group in seeds.fewshot]
     requests = "not measured" if seeds.requests is None else str(seeds.requests)
     return f"requests {requests}; few-shot examples: {' / '.join(groups) or 'none'}"
 

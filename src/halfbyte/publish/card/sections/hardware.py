@@ -92,7 +92,7 @@ def _measured(card: CardFacts) -> list[Markdown]:
         emulated = ", emulating the number format" if server.emulated else ""
         text = "Benchmark, server {}: {} {}{}"
         lines.append(phrase(text, arm, server.device, server.version or None, emulated))
-    servers = {"Eval": evaluation and evaluation.candidate.told, "Probe": probes and probes.endpoint.told}
+    servers = {"Eval": evaluation and evaluation.candidate.reported, "Probe": probes and probes.endpoint.reported}
     for kind, server in servers.items():
         if server:
             engine = server.get("owned_by") or "engine"

@@ -16,7 +16,7 @@ def facts(card: CardFacts) -> dict[str, Any]:
     """Return the title, verdict and gates."""
     release = card.get(Release)
     gates = (
-        [[gate.name, gate.wanted, gate.measured, gate.outcome, gate.why] for gate in release.gates] if release else []
+        [[gate.name, gate.required, gate.measured, gate.outcome, gate.why] for gate in release.gates] if release else []
     )
     return {
         "title": card.title,

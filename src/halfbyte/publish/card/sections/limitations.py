@@ -52,7 +52,7 @@ def _data(card: CardFacts) -> Iterator[Markdown]:
 def _quality(card: CardFacts) -> Iterator[Markdown]:
     evaluation = card.get(Evaluation)
     tasks = evaluation.tasks if evaluation else ()
-    completions = [task.task for task in tasks if not task.asked_as.startswith(_CHAT)]
+    completions = [task.task for task in tasks if not task.prompt_format.startswith(_CHAT)]
     if completions:
         names = ", ".join(completions)
         yield phrase("{}: evaluated as completions, without the chat template. Chat scores may differ.", names)

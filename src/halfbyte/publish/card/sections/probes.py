@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from halfbyte.evidence.probes import ProbeCoverage, ProbeResult, Probes, Shown, coverage
+from halfbyte.evidence.probes import Excerpt, ProbeCoverage, ProbeResult, Probes, coverage
 from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.figures import counted
 from halfbyte.publish.card.markdown import Markdown, code, fenced, phrase, table
@@ -18,7 +18,7 @@ def facts(card: CardFacts) -> dict[str, Any]:
     report = card.get(Probes)
     if report is None:
         return {"missing": card.missing(Probes)}
-    server = report.endpoint.told
+    server = report.endpoint.reported
     return {
         "missing": None,
         "covered": covered_words(coverage(report.probes), report.budget_s),
@@ -51,8 +51,8 @@ def _row(row: ProbeResult) -> list[Any]:
 
 def _failure(row: ProbeResult) -> dict[str, Any]:
     """Return the first failed answer, which is untrusted text."""
-    shown = row.shown[0] if row.shown else Shown("", "")
+    excerpt = row.excerpts[0] if row.excerpts else Excerpt("", "")
     return {
-        "title": phrase("{}: {} ({})", row.title, row.measured, shown.what or "no text"),
-        "text": fenced(shown.text[-600:], "text") if shown.text else None,
+        "title": phrase("{}: {} ({})", row.title, row.measured, excerpt.problem or "no text"),
+        "text": fenced(excerpt.text[-600:], "text") if excerpt.text else None,
     }

@@ -59,7 +59,7 @@ def _row(row: BenchPoint) -> list[Any]:
     ttft, tpot = row.ttft or {}, row.tpot or {}
     return [
         row.arm,
-        row.where,
+        row.label,
         counted(row.requests),
         counted(row.failed),
         figure(row.tokens_per_second),
@@ -88,7 +88,7 @@ def _servers(card: CardFacts, bench: Benchmark) -> list[Markdown]:
 def _notes(bench: Benchmark) -> list[Markdown]:
     notes = [phrase("The servers differ: {}", difference) for difference in bench.differences]
     for row in bench.points:
-        where, counters = f"{row.arm} at {row.where}", row.server
+        where, counters = f"{row.arm} at {row.label}", row.server
         shares = {
             "prefix-cache hit rate": counters.prefix_hit_share,
             "draft acceptance rate": counters.draft_acceptance,

@@ -25,7 +25,7 @@ def test_all_that_stayed_is_the_same_in_every_format(tmp_path, kind):
     source, out = write_pico(tmp_path / "source", kind, experts=8), tmp_path / "out"
     prune(source, out, some(source, 4))
     for found, pruned in ((diff(source, out), "B"), (diff(out, source), "A")):
-        assert found.alike and not found.equal and found.same_value == 0
+        assert found.kept_equal and not found.equal and found.same_value == 0
         assert found.renumbered.pruned == pruned
     model = describe(open_checkpoint(out))
     assert found.same_bytes >= len(model.linears) + len(model.plain)
@@ -42,7 +42,7 @@ def test_it_says_so(tmp_path, capsys):
     assert "config          1 by the plan: text_config.n_routed_experts" in said.out
     assert run("diff", out, source, "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["renumbered"] == {"pruned": "A", "experts": 8, "kept": {"1": 3, "2": 3}, "alike": True}
+    assert found["renumbered"] == {"pruned": "A", "experts": 8, "kept": {"1": 3, "2": 3}, "kept_equal": True}
     assert (found["equal"], found["different"], found["only_in_a"], found["only_in_b"]) == (False, [], [], [])
 
 
@@ -61,7 +61,7 @@ def test_a_changed_value_is_found_by_its_name(tmp_path, what):
     write_shards(out, shards)
     found = diff(source, out)
     assert [one.name for one in found.different] == [changed.removesuffix(".weight_packed")]
-    assert not found.alike and "the kept tensors differ" in found.lines()[0][1]
+    assert not found.kept_equal and "the kept tensors differ" in found.lines()[0][1]
     assert found.verdict() == "1 difference not explained by the plan of B"
     assert changed.removesuffix(".weight_packed") in found.explained.unexplained[0]
 
@@ -76,7 +76,7 @@ def test_one_that_was_written_anew_and_layers_that_differ(tmp_path):
     prune(source, tmp_path / "even", some(source, 4))
     quantize(tmp_path / "even", tmp_path / "bf16", load_recipe("kimi-k2.6-bf16"))
     found = diff(source, tmp_path / "bf16")
-    assert found.alike and found.same_value > 0 and "all kept values equal" in found.lines()[0][1]
+    assert found.kept_equal and found.same_value > 0 and "all kept values equal" in found.lines()[0][1]
     assert diff(tmp_path / "even", tmp_path / "bf16").equal
 
 
@@ -93,6 +93,6 @@ def test_a_pruned_copy_without_its_record_is_told_by_its_routers(tmp_path):
     prune(source, out, some(source, 4))
     shutil.rmtree(out / "halfbyte")
     found = diff(source, out)
-    assert found.alike and found.planned
+    assert found.kept_equal and found.planned
     assert found.renumbered.pruned == "B"
     assert "4 of 8 experts kept" in found.explained.plan

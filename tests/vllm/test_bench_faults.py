@@ -16,15 +16,16 @@ import pytest
 from quiet_server import QuietServer
 
 from halfbyte.bench.blocks import Arm, Plan, measure, run_block
-from halfbyte.bench.records import Point, open_records
+from halfbyte.bench.records import open_records
 from halfbyte.bench.report import make_report
 from halfbyte.bench.server import inspect_server
 from halfbyte.bench.summary import summarize
 from halfbyte.bench.vllm_generator import VllmGenerator
+from halfbyte.evidence.benchmark import LoadPoint
 from halfbyte.serve.supervisor import descendants
 
 TOKENIZER = Path(__file__).parents[2] / "models" / "kimi-mini"
-POINT = Point(16, 5, 2)
+POINT = LoadPoint(16, 5, 2)
 WITHIN_S = 2.0
 PACE_S = 0.01
 COUNTED_IN_CHATS = 23  # tokens of any prompt with its template, by this server
@@ -123,7 +124,7 @@ def block(server, generator):
 
     def run(fault: str, content: str = "random", chat: bool = False):
         Handler.prompts = []
-        point = Point(POINT.prompt, POINT.output, POINT.concurrency, content, chat)
+        point = LoadPoint(POINT.prompt, POINT.output, POINT.concurrency, content, chat)
         arm = Arm("A", inspect_server(f"{server}/{fault}"))
         plan = Plan((arm,), (point,), 1, str(TOKENIZER), request_within_s=WITHIN_S, rounds=2)
         return run_block(plan, arm, point, 0, generator)

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from halfbyte.bench.records import Block, Point, Records, requests_of
-from halfbyte.bench.server import GpuPower, KvPeak, Server, metrics, server_changes
+from halfbyte.bench.records import Block, Records, requests_of
+from halfbyte.bench.server import GpuPower, KvPeak, identity, metrics, server_changes
 from halfbyte.bench.vllm_generator import LoadGenerator, Order, seed_of
 from halfbyte.endpoint.client import without_keys
 from halfbyte.endpoint.metrics_page import between
 from halfbyte.errors import CheckFailedError
+from halfbyte.evidence.benchmark import BenchServer, LoadPoint
 
 WARM_UP = -1  # turn number
 ROUNDS = 4  # requests per user in a block
@@ -30,7 +31,7 @@ class Arm:
     """One of the servers: "A" is the candidate, "B" the reference."""
 
     name: str
-    server: Server
+    server: BenchServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Plan:
     """The servers, load points and settings of a bench."""
 
     arms: tuple[Arm, ...]
-    points: tuple[Point, ...]
+    points: tuple[LoadPoint, ...]
     blocks: int
     tokenizer: str
     request_within_s: float
@@ -52,7 +53,7 @@ class Plan:
         A restarted server, or another checkpoint at the same address, counts as another server.
         """
         return {
-            "servers": {arm.name: arm.server.identity() for arm in self.arms},
+            "servers": {arm.name: identity(arm.server) for arm in self.arms},
             "tokenizer": self.tokenizer,
             "points": [str(point) for point in self.points],
             "blocks": self.blocks,
@@ -97,7 +98,7 @@ def turns(plan: Plan) -> Iterator[tuple[int, Arm]]:
             yield turn, arm
 
 
-def _warm(plan: Plan, point: Point, generator: LoadGenerator, records: Records, say: Say) -> bool:
+def _warm(plan: Plan, point: LoadPoint, generator: LoadGenerator, records: Records, say: Say) -> bool:
     """Run one unrecorded request per user on each server. Record a failure and return False."""
     for arm in plan.arms:
         block = run_block(plan, arm, point, WARM_UP, generator)
@@ -108,7 +109,7 @@ def _warm(plan: Plan, point: Point, generator: LoadGenerator, records: Records, 
     return True
 
 
-def run_block(plan: Plan, arm: Arm, point: Point, turn: int, generator: LoadGenerator) -> Block:
+def run_block(plan: Plan, arm: Arm, point: LoadPoint, turn: int, generator: LoadGenerator) -> Block:
     """Run one block and return its record. Server failures are recorded, not raised."""
     requests = point.concurrency * (1 if turn == WARM_UP else plan.rounds)
     order = Order(

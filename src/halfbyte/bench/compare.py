@@ -8,70 +8,63 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from halfbyte.bench.blocks import WARM_UP
-from halfbyte.bench.records import Block, Point, whole_pairs
-from halfbyte.bench.summary import Summary
+from halfbyte.bench.records import Block, whole_pairs
+from halfbyte.evidence.benchmark import BenchPoint, EqualTpot, LoadPoint, PointRatio
 from halfbyte.statistics.proportions import CONFIDENCE
-from halfbyte.statistics.throughput import Design, Speedup, throughput_ratio
+from halfbyte.statistics.results import Design
+from halfbyte.statistics.throughput import throughput_ratio
 
-MEASURES: Mapping[str, tuple[str, Callable[[Block], float]]] = {
-    "node": ("output tokens per second", lambda block: block.throughput),
-    "user": ("tokens per second per user", lambda block: block.per_user),
+MEASURES: Mapping[str, Callable[[Block], float]] = {
+    "output tokens per second": lambda block: block.throughput,
+    "tokens per second per user": lambda block: block.per_user,
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One ratio at one point, with its own interval and with the simultaneous interval of all ratios."""
-
-    point: Point
-    measure: str
-    individual: Speedup
-    simultaneous: Speedup
-    looked_at: int  # number of ratios
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the comparison for JSON."""
-        return {
-            "point": str(self.point),
-            "measure": MEASURES[self.measure][0],
-            "individual": self.individual.as_dict(),
-            "simultaneous": self.simultaneous.as_dict(),
-            "sentence": self.sentence(),
-        }
-
-    def sentence(self) -> str:
-        """Return the result as a sentence."""
-        return f"{self.point}, {MEASURES[self.measure][0]}: {self.individual.sentence()}"
-
-
-def compare(blocks: Sequence[Block], summaries: Sequence[Summary], no_claim: str, design: Design) -> list[Comparison]:
+def compare(
+    blocks: Sequence[Block], summaries: Sequence[BenchPoint], no_claim: str, design: Design
+) -> list[PointRatio]:
     """Compare A with B at each point where both have blocks. `no_claim` is a reason that forbids every headline."""
     by_point = {(summary.arm, summary.point): summary for summary in summaries}
-    points = [point for arm, point in by_point if arm == "A" and ("B", point) in by_point]
-    comparisons: list[Comparison] = []
-    for point in points:
+    wider = 1 - (1 - CONFIDENCE) / max(1, ratio_count(summaries))
+    comparisons: list[PointRatio] = []
+    for point in _common_points(summaries):
         why = no_claim or by_point["A", point].no_claim_because or by_point["B", point].no_claim_because
         here = [block for block in blocks if block.point == point and block.turn != WARM_UP]
-        for measure, (_, value) in MEASURES.items():
+        for measure, value in MEASURES.items():
             speeds = _speeds(here, value, design)
             if not all(speeds):
                 continue  # the errors are reported
-            ratios = len(points) * len(MEASURES)
-            wider = 1 - (1 - CONFIDENCE) / ratios
             individual, simultaneous = (
                 throughput_ratio(*speeds, design, no_claim_because=why, confidence=level)
                 for level in (CONFIDENCE, wider)
             )
-            comparisons.append(Comparison(point, measure, individual, simultaneous, ratios))
+            comparisons.append(
+                PointRatio(
+                    point=str(point),
+                    measure=measure,
+                    individual=individual,
+                    simultaneous=simultaneous,
+                    sentence=f"{point}, {measure}: {individual.sentence()}",
+                )
+            )
     return comparisons
 
 
-def not_compared(summaries: Sequence[Summary]) -> list[str]:
+def ratio_count(summaries: Sequence[BenchPoint]) -> int:
+    """Return the number of ratios that the simultaneous intervals cover."""
+    return len(_common_points(summaries)) * len(MEASURES)
+
+
+def _common_points(summaries: Sequence[BenchPoint]) -> list[LoadPoint]:
+    others = {summary.point for summary in summaries if summary.arm == "B"}
+    return [summary.point for summary in summaries if summary.arm == "A" and summary.point in others]
+
+
+def not_compared(summaries: Sequence[BenchPoint]) -> list[str]:
     """Return a sentence for each point that only one of the two servers was measured at."""
     measured = {arm: [row.point for row in summaries if row.arm == arm and row.tokens_per_second] for arm in "AB"}
     if not all(measured.values()):
@@ -103,26 +96,25 @@ def _start_of(block: Block) -> Any:
     return block.server.get("server_started") or block.source
 
 
-def headlines(comparisons: Sequence[Comparison]) -> list[str]:
-    """Return the claims that hold: the best of each measure, with its point."""
+def headlines(comparisons: Sequence[PointRatio], ratios: int) -> list[str]:
+    """Return the claims that hold: the best of each measure, with its point. `ratios` is the number of all ratios."""
     claims: list[str] = []
-    for measure, (words, _) in MEASURES.items():
+    for measure in MEASURES:
         holds = [row for row in comparisons if row.measure == measure and row.simultaneous.headline]
         up = [row for row in holds if row.simultaneous.ratio > 1]
         down = [row for row in holds if row.simultaneous.ratio < 1]
         if up:
-            best = max(up, key=lambda row: row.simultaneous.interval or (0.0, 0.0))
-            claims.append(f"A gives {best.simultaneous.headline} {words} at {best.point}{_interval(best)}")
+            claims.append(_claim(max(up, key=lambda row: row.simultaneous.interval or (0.0, 0.0)), ratios))
         if down:
-            worst = min(down, key=lambda row: row.simultaneous.ratio)
-            claims.append(f"A gives {worst.simultaneous.headline} {words} at {worst.point}{_interval(worst)}")
+            claims.append(_claim(min(down, key=lambda row: row.simultaneous.ratio), ratios))
     return claims
 
 
-def _interval(comparison: Comparison) -> str:
-    low, high = comparison.simultaneous.interval or (0.0, 0.0)
-    of = f" for all {comparison.looked_at} ratios together"
-    return f" ({comparison.simultaneous.ratio:.2f}x, {100 * CONFIDENCE:.0f} % interval{of} {low:.2f} to {high:.2f})"
+def _claim(row: PointRatio, ratios: int) -> str:
+    low, high = row.simultaneous.interval or (0.0, 0.0)
+    interval = f"{100 * CONFIDENCE:.0f} % interval for all {ratios} ratios together {low:.2f} to {high:.2f}"
+    claim = f"A gives {row.simultaneous.headline} {row.measure} at {row.point}"
+    return f"{claim} ({row.simultaneous.ratio:.2f}x, {interval})"
 
 
 # Compare the throughput of A and B at equal interactivity (TPOT).
@@ -136,27 +128,6 @@ _FEWEST = 2  # concurrencies of a curve, and turns of an interval
 Curve = Sequence[tuple[float, float]]  # TPOT in seconds, output tokens per second
 
 
-@dataclass(frozen=True, slots=True)
-class EqualTpot:
-    """The throughput ratio of one shape at equal TPOT, or why there is none."""
-
-    shape: str
-    tpot: float | None = None
-    speedup: Speedup | None = None
-    why_not: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the comparison for JSON."""
-        speedup = self.speedup.as_dict() if self.speedup else None
-        return {"shape": self.shape, "tpot": self.tpot, "speedup": speedup, "sentence": self.sentence()}
-
-    def sentence(self) -> str:
-        """Return the result as a sentence."""
-        if self.tpot is None or self.speedup is None:
-            return f"{self.shape}: no ratio at equal TPOT: {self.why_not}"
-        return f"{self.shape}, both at {self.tpot * 1e3:.3g} ms per token: {self.speedup.sentence()}"
-
-
 def equal_tpot(blocks: Sequence[Block], no_claim: str) -> list[EqualTpot]:
     """Compare each shape that both servers were measured with. `no_claim` is a reason that forbids every headline."""
     shapes: dict[tuple[int, int, str], list[Block]] = {}
@@ -167,22 +138,28 @@ def equal_tpot(blocks: Sequence[Block], no_claim: str) -> list[EqualTpot]:
 
 
 def _compare(blocks: Sequence[Block], no_claim: str) -> EqualTpot:
-    shape = _name(blocks[0].point)
+    shape = blocks[0].point.shape
     arms = [[block for block in blocks if block.arm == arm] for arm in "AB"]
     whole = [_of_all_turns(arm_blocks) for arm_blocks in arms]
     if any(len(curve) < _FEWEST for curve in whole):
-        return EqualTpot(shape, why_not="a curve needs at least two concurrencies")
+        return _no_ratio(shape, "a curve needs at least two concurrencies")
     low, high = max(min(curve)[0] for curve in whole), min(max(curve)[0] for curve in whole)
     if low > high:
         paces = " and ".join(f"{min(curve)[0] * 1e3:.3g} to {max(curve)[0] * 1e3:.3g}" for curve in whole)
-        return EqualTpot(shape, why_not=f"TPOT ranges do not overlap ({paces} ms); measure more concurrencies")
+        return _no_ratio(shape, f"TPOT ranges do not overlap ({paces} ms); measure more concurrencies")
     tpot = math.sqrt(low * high)  # geometric middle of the common range
     first, second = (_by_turn(arm_blocks, tpot) for arm_blocks in arms)
     turns = sorted(first.keys() & second.keys())
     if len(turns) < _FEWEST:
-        return EqualTpot(shape, why_not=f"only {len(turns)} turns of both reach {tpot * 1e3:.3g} ms per token")
+        return _no_ratio(shape, f"only {len(turns)} turns of both reach {tpot * 1e3:.3g} ms per token")
     a, b = ([side[turn] for turn in turns] for side in (first, second))
-    return EqualTpot(shape, tpot, throughput_ratio(a, b, "abba", no_claim_because=no_claim))
+    speedup = throughput_ratio(a, b, "abba", no_claim_because=no_claim)
+    sentence = f"{shape}, both at {tpot * 1e3:.3g} ms per token: {speedup.sentence()}"
+    return EqualTpot(shape=shape, tpot=tpot, speedup=speedup, sentence=sentence)
+
+
+def _no_ratio(shape: str, why: str) -> EqualTpot:
+    return EqualTpot(shape=shape, tpot=None, speedup=None, sentence=f"{shape}: no ratio at equal TPOT: {why}")
 
 
 def _of_all_turns(blocks: Sequence[Block]) -> Curve:
@@ -213,7 +190,3 @@ def at_tpot(curve: Curve, tpot: float) -> float | None:
             share = (tpot - left) / (right - left) if right > left else 0.0
             return low + share * (high - low)
     return None
-
-
-def _name(point: Point) -> str:
-    return str(point).partition(", ")[2]

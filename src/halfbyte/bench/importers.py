@@ -20,13 +20,13 @@ from typing import Any, cast
 from halfbyte.bench.records import (
     COLUMNS,
     Block,
-    Point,
     Request,
     read_records,
     requests_of,
 )
 from halfbyte.checkpoint.untrusted_files import parsed, plain_text
 from halfbyte.errors import UsageError
+from halfbyte.evidence.benchmark import LoadPoint
 
 _LONGEST_S = 1e9
 _SHORTEST_S = 1e-9  # shorter times, except 0, would give infinite rates
@@ -158,7 +158,7 @@ def _vllm(result: Row) -> Block:
             raise InvalidResultError(
                 f"there are {len(result['start_times'])} start_times, but {len(result[name])} {name}"
             )
-    any_length = requests_of(result, Point(1, 1, 1), exact=False)
+    any_length = requests_of(result, LoadPoint(1, 1, 1), exact=False)
     rate = result.get("request_rate") or "inf"
     paced = "" if rate in ("inf", math.inf) else f"{_number(rate):g} requests a second"
     users = result["max_concurrency"] or (at_once(any_length) if paced else result["num_prompts"])
@@ -279,8 +279,8 @@ def _number(value: object) -> float:
     raise InvalidResultError(f"the request rate is {value!r:.40}, not a positive number")
 
 
-def _point(requests: Sequence[Request], users: int, paced: str = "") -> Point:
+def _point(requests: Sequence[Request], users: int, paced: str = "") -> LoadPoint:
     """Return the load point, with median lengths."""
     good = [request for request in requests if not request.error] or list(requests)
     prompt, output = median_low(row.prompt_tokens for row in good), median_low(row.output_tokens for row in good)
-    return Point(prompt, output, users, f"imported, {paced}" if paced else "imported")
+    return LoadPoint(prompt, output, users, f"imported, {paced}" if paced else "imported")

@@ -20,6 +20,7 @@ from halfbyte.checkpoint.atomic_write import write_whole
 from halfbyte.checkpoint.untrusted_files import parsed, plain_text
 from halfbyte.endpoint.client import without_keys
 from halfbyte.errors import UsageError
+from halfbyte.evidence.benchmark import LoadPoint
 from halfbyte.evidence.jsonl import encoded
 from halfbyte.ui.suggest import did_you_mean
 
@@ -29,34 +30,14 @@ _THOUSAND = 1024  # 8k:1k is 8192 and 1024 tokens, as in published benchmarks
 _SECONDS: Mapping[str, float] = {"ms": 1e-3, "s": 1.0}
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Point:
-    """A load point: prompt tokens, output tokens, concurrent requests, and prompt content."""
-
-    prompt: int
-    output: int
-    concurrency: int
-    content: str = "random"
-    chat: bool = False  # through the chat template: prompts are text, with approximate lengths
-
-    def __str__(self) -> str:
-        kind = ("" if self.content == "random" else f", {self.content}") + (", chat" if self.chat else "")
-        return f"concurrency {self.concurrency}, {_short(self.prompt)} in / {_short(self.output)} out{kind}"
-
-    @property
-    def context(self) -> float:
-        """Mean number of tokens in a request's cache while decoding."""
-        return self.prompt + self.output / 2
-
-
-def points(shapes: Sequence[str], concurrency: str, contents: str, *, chat: bool = False) -> list[Point]:
+def points(shapes: Sequence[str], concurrency: str, contents: str, *, chat: bool = False) -> list[LoadPoint]:
     """Return every combination, in order and without duplicates."""
     kinds = [content.strip() for content in contents.split(",")]
     for content in kinds:
         if content not in CONTENTS:
             raise UsageError(f"unknown content '{content}'", where="--content", fix=did_you_mean(content, CONTENTS))
     combinations = [
-        Point(*shape, users, content, chat)
+        LoadPoint(*shape, users, content, chat)
         for shape, content, users in product(map(_shape, shapes), kinds, _concurrencies(concurrency))
     ]
     return list(dict.fromkeys(combinations))
@@ -72,10 +53,6 @@ def _shape(text: str) -> tuple[int, int]:
 
 def _tokens(text: str) -> int:
     return int(text[:-1]) * _THOUSAND if text[-1] in "kK" else int(text)
-
-
-def _short(tokens: int) -> str:
-    return f"{tokens // _THOUSAND}k" if tokens % _THOUSAND == 0 else str(tokens)
 
 
 def _concurrencies(text: str) -> list[int]:
@@ -127,7 +104,7 @@ class Block:
     """One block: its server, load point, turn and requests."""
 
     arm: str
-    point: Point
+    point: LoadPoint
     turn: int
     seconds: float
     requests: tuple[Request, ...]
@@ -173,7 +150,7 @@ def block_of(row: Mapping[str, Any]) -> Block:
     """Parse the block of a line."""
     fields: dict[str, Any] = {
         **row,
-        "point": Point(**row["point"]),
+        "point": LoadPoint(**row["point"]),
         "requests": tuple(_request(request) for request in row["requests"]),
     }
     return Block(**fields)
@@ -184,7 +161,7 @@ def _request(row: Mapping[str, Any]) -> Request:
     return Request(**fields)
 
 
-def requests_of(result: Mapping[str, Any], point: Point, *, exact: bool = True) -> tuple[Request, ...]:
+def requests_of(result: Mapping[str, Any], point: LoadPoint, *, exact: bool = True) -> tuple[Request, ...]:
     """Return the requests of a result of `vllm bench serve --save-detailed`.
 
     With `exact`, an unexpected prompt or output length is an error, because stopping early would look fast.
@@ -199,7 +176,7 @@ def requests_of(result: Mapping[str, Any], point: Point, *, exact: bool = True) 
     return tuple(requests)
 
 
-def _problem(error: str, prompt: int, output: int, point: Point, *, exact: bool) -> str:
+def _problem(error: str, prompt: int, output: int, point: LoadPoint, *, exact: bool) -> str:
     if error:
         lines = [line.strip() for line in without_keys(error).strip().splitlines()]
         return lines[-1][:_FIRST_WORDS] if lines else "failed"
@@ -269,7 +246,7 @@ def whole_pairs(blocks: Iterable[Block], arms: Iterable[str]) -> list[Block]:
 
 def once(blocks: Iterable[Block]) -> list[Block]:
     """Drop repeated measurements of the same turn, which are not further evidence. Keep failed blocks."""
-    seen: set[tuple[str, Point, int]] = set()
+    seen: set[tuple[str, LoadPoint, int]] = set()
     kept: list[Block] = []
     for block in blocks:
         turn = (block.arm, block.point, block.turn)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from halfbyte.bench.compare import Comparison, EqualTpot, compare, equal_tpot, headlines, not_compared
-from halfbyte.bench.records import Block, Point
+from halfbyte.bench.compare import compare, equal_tpot, headlines, not_compared, ratio_count
+from halfbyte.bench.records import Block
 from halfbyte.bench.roofline import decode_limit, prefill_limit
-from halfbyte.bench.server import EMULATED, Server, differences
-from halfbyte.bench.summary import Summary, summarize
+from halfbyte.bench.server import EMULATED, differences
+from halfbyte.bench.summary import summarize
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.evidence.benchmark import Benchmark
+from halfbyte.evidence.benchmark import Benchmark, BenchPoint, BenchServer
 from halfbyte.serve.checkpoint_facts import Served, served
 from halfbyte.serve.gpus import Gpus, parse_gpus
-from halfbyte.statistics.throughput import Design
+from halfbyte.statistics.results import Design
 from halfbyte.ui.console import Column, Level
 
 COLUMNS = (
@@ -38,101 +38,62 @@ NO_BOOT = "startup time unknown (`halfbyte serve OUT --run --then bench` measure
 SAME_SERVER = "A and B are the same server (A/A test), so the ratio says nothing about another server"
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The servers, measurements, comparisons and limits of a bench."""
+def failed_points(bench: Benchmark) -> list[BenchPoint]:
+    """Return the points with failed requests or without output."""
+    return [point for point in bench.points if point.failed or point.tokens_per_second is None]
 
-    servers: Mapping[str, Server]
-    summaries: tuple[Summary, ...]
-    comparisons: tuple[Comparison, ...]
-    equal_tpot: tuple[EqualTpot, ...]
-    design: Design
-    no_claim_because: str
-    limits: tuple[Mapping[str, Any], ...]
-    slo: Mapping[str, float]
-    roofline_missing: str
 
-    @property
-    def failed(self) -> list[Summary]:
-        """The summaries with failed requests or without output."""
-        return [summary for summary in self.summaries if summary.failed or summary.tokens_per_second is None]
+def rows(bench: Benchmark) -> list[dict[str, Any]]:
+    """Return the rows of the table."""
+    return [_row(point) for point in bench.points]
 
-    def record(self, measured: Mapping[str, Any] | None = None) -> Benchmark:
-        """Return the contents of bench.json; `measured` has the files it was measured on."""
-        results = {
-            "servers": {name: server.as_dict() for name, server in self.servers.items()},
-            "differences": self._differences(),
-            "same_server": self._same_server,
-            "design": self.design,
-            "no_claim_because": self.no_claim_because,
-            "slo": dict(self.slo),
-            "points": [{**summary.as_dict(), "label": str(summary.point)} for summary in self.summaries],
-            "comparisons": [comparison.as_dict() for comparison in self.comparisons],
-            "not_compared": not_compared(self.summaries),
-            "equal_tpot": [comparison.as_dict() for comparison in self.equal_tpot],
-            "headlines": headlines(self.comparisons),
-            "roofline": [dict(limit) for limit in self.limits],
-            "roofline_missing": self.roofline_missing,
-        }
-        return Benchmark.build({**results, **(measured or {})})
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the table."""
-        return [_row(summary) for summary in self.summaries]
+def sentences(bench: Benchmark) -> list[tuple[Level, str]]:
+    """Return the sentences below the table: errors, then notes, then claims."""
+    notes = [
+        f"{name}: {server.no_claim_because}, so its speed supports no claim"
+        for name, server in bench.servers.items()
+        if server.no_claim_because
+    ]
+    notes += [f"{name}: {server.boot.sentence() if server.boot else NO_BOOT}" for name, server in bench.servers.items()]
+    notes += [f"A and B differ in more than the checkpoint: {text}" for text in bench.differences]
+    notes += [SAME_SERVER] if bench.same_server else []
+    bad: list[str] = []
+    for point in bench.points:
+        where = f"{point.arm} at {point.label}"
+        bad += [f"{where}: {count}x {error}" for error, count in point.errors.items()]
+        if point.drift is not None:
+            notes.append(f"{where}: throughput changed by {point.drift:+.0%} over the run")
+        if point.doubt:
+            notes.append(f"{where}: {point.doubt}")
+        notes += _server_sentences(point)
+    notes += [limit["sentence"] for limit in bench.roofline]
+    notes += bench.not_compared
+    notes += [comparison.sentence for comparison in (*bench.comparisons, *bench.equal_tpot)]
+    if bench.comparisons and not bench.headlines:
+        notes.append("no headline: no significant difference, or no claim is allowed")
+    levels: list[tuple[Level, Sequence[str]]] = [("bad", bad), ("note", notes), ("good", bench.headlines)]
+    return [(level, sentence) for level, texts in levels for sentence in texts]
 
-    def sentences(self) -> list[tuple[Level, str]]:
-        """Return the sentences below the table: errors, then notes, then claims."""
-        notes = [
-            f"{name}: {server.no_claim_because}, so its speed supports no claim"
-            for name, server in self.servers.items()
-            if server.no_claim_because
-        ]
-        notes += [
-            f"{name}: {server.boot.sentence() if server.boot else NO_BOOT}" for name, server in self.servers.items()
-        ]
-        notes += [f"A and B differ in more than the checkpoint: {text}" for text in self._differences()]
-        notes += [SAME_SERVER] if self._same_server else []
-        bad: list[str] = []
-        for summary in self.summaries:
-            bad += [f"{summary.arm} at {summary.point}: {count}x {error}" for error, count in summary.errors.items()]
-            if summary.drift is not None:
-                notes.append(
-                    f"{summary.arm} at {summary.point}: throughput changed by {summary.drift:+.0%} over the run"
-                )
-            if summary.doubt:
-                notes.append(f"{summary.arm} at {summary.point}: {summary.doubt}")
-            notes += _server_sentences(summary)
-        notes += [limit["sentence"] for limit in self.limits]
-        notes += not_compared(self.summaries)
-        notes += [comparison.sentence() for comparison in (*self.comparisons, *self.equal_tpot)]
-        claims = headlines(self.comparisons)
-        if self.comparisons and not claims:
-            notes.append("no headline: no significant difference, or no claim is allowed")
-        levels: list[tuple[Level, list[str]]] = [("bad", bad), ("note", notes), ("good", claims)]
-        return [(level, sentence) for level, sentences in levels for sentence in sentences]
 
-    @property
-    def _same_server(self) -> bool:
-        """Whether A and B are the same server: one address, or one process at two addresses."""
-        a, b = self.servers.get("A"), self.servers.get("B")
-        if a is None or b is None:
-            return False
-        return a.url == b.url or (a.started is not None and a.started == b.started)
-
-    def _differences(self) -> list[str]:
-        return differences(self.servers["A"], self.servers["B"]) if {"A", "B"} <= self.servers.keys() else []
+def _same_server(servers: Mapping[str, BenchServer]) -> bool:
+    """Return whether A and B are the same server: one address, or one process at two addresses."""
+    a, b = servers.get("A"), servers.get("B")
+    if a is None or b is None:
+        return False
+    return a.url == b.url or (a.started is not None and a.started == b.started)
 
 
 def make_report(
     blocks: Sequence[Block],
-    servers: Mapping[str, Server],
+    servers: Mapping[str, BenchServer],
     *,
     design: Design,
     slo: Mapping[str, float],
     gpus: str | None = None,
     emulated: bool = False,
-) -> Report:
-    """Summarize and compare the blocks, and compute the roofline."""
+) -> Benchmark:
+    """Summarize and compare the blocks, compute the roofline, and return the contents of bench.json."""
     groups: dict[tuple[Any, str], list[Block]] = {}
     for block in blocks:
         groups.setdefault((block.point, block.arm), []).append(block)
@@ -145,11 +106,25 @@ def make_report(
     comparisons = tuple(compare(blocks, summaries, no_claim, design))
     why = next(filter(None, [no_claim, *(summary.no_claim_because for summary in summaries)]), "")
     pace = tuple(equal_tpot(blocks, why)) if design == "abba" else ()
-    return Report(servers, summaries, comparisons, pace, design, no_claim, limits, slo, missing)
+    return Benchmark(
+        servers=servers,
+        differences=tuple(differences(servers["A"], servers["B"])) if {"A", "B"} <= servers.keys() else (),
+        same_server=_same_server(servers),
+        design=design,
+        no_claim_because=no_claim,
+        slo=slo,
+        points=summaries,
+        comparisons=comparisons,
+        not_compared=tuple(not_compared(summaries)),
+        equal_tpot=pace,
+        headlines=tuple(headlines(comparisons, ratio_count(summaries))),
+        roofline=limits,
+        roofline_missing=missing,
+    )
 
 
 def _limits(
-    summaries: Sequence[Summary], servers: Mapping[str, Server], gpus: str | None
+    summaries: Sequence[BenchPoint], servers: Mapping[str, BenchServer], gpus: str | None
 ) -> tuple[tuple[Mapping[str, Any], ...], str]:
     """Return the roofline of each point, and the reason if it is missing."""
     if gpus is None:
@@ -169,7 +144,7 @@ def _limits(
     return tuple(limits), missing
 
 
-def _limit(summary: Summary, checkpoint: Served, machine: Gpus, kv: str) -> dict[str, Any]:
+def _limit(summary: BenchPoint, checkpoint: Served, machine: Gpus, kv: str) -> dict[str, Any]:
     needs, how = checkpoint.needs, checkpoint.activations
     users, context = summary.point.concurrency, summary.point.context
     decode = decode_limit(needs, machine, users, context, activations=how, kv_dtype=kv)
@@ -186,43 +161,42 @@ def _limit(summary: Summary, checkpoint: Served, machine: Gpus, kv: str) -> dict
     sentence += f", {read:.1%} of it reached" if read is not None else ""
     return {
         "arm": summary.arm,
-        "label": str(summary.point),
+        "label": summary.label,
         "gpus": str(machine),
         "kv_dtype": kv,
-        "decode": decode.as_dict(),
-        "prefill": prefill.as_dict(),
+        "decode": asdict(decode),
+        "prefill": asdict(prefill),
         "decode_share": decoded,
         "prefill_share": read,
         "sentence": sentence,
     }
 
 
-def _server_sentences(summary: Summary) -> list[str]:
-    server = summary.server
+def _server_sentences(point: BenchPoint) -> list[str]:
+    server = point.server
     parts: list[str] = []
-    if server.get("prefix_hit_share") is not None:
-        parts.append(f"prefix cache hit rate {server['prefix_hit_share']:.1%}")
-    elif server.get("prefix_queries") == 0:
+    if server.prefix_hit_share is not None:
+        parts.append(f"prefix cache hit rate {server.prefix_hit_share:.1%}")
+    elif server.prefix_queries == 0:
         parts.append("prefix cache off")
-    if server.get("draft_acceptance") is not None:
-        parts.append(f"{server['draft_acceptance']:.1%} of draft tokens accepted")
-    if server.get("kv_use_peak") is not None:
-        parts.append(f"peak KV cache usage {server['kv_use_peak']:.0%}")
-    if server.get("preemptions"):
-        parts.append(f"{server['preemptions']:.0f} preemptions")
-    if summary.gpus and summary.gpus.get("watts"):
-        parts.append(
-            f"{summary.gpus['gpus']} GPUs drew {summary.gpus['watts']:,.0f} W at {summary.gpus['sm_mhz'] or 0:,.0f} MHz"
-        )
-    if not parts and server.get("generated_tokens") is None:
+    if server.draft_acceptance is not None:
+        parts.append(f"{server.draft_acceptance:.1%} of draft tokens accepted")
+    if server.kv_use_peak is not None:
+        parts.append(f"peak KV cache usage {server.kv_use_peak:.0%}")
+    if server.preemptions:
+        parts.append(f"{server.preemptions:.0f} preemptions")
+    if point.gpus and point.gpus.get("watts"):
+        gpus = point.gpus
+        parts.append(f"{gpus['gpus']} GPUs drew {gpus['watts']:,.0f} W at {gpus['sm_mhz'] or 0:,.0f} MHz")
+    if not parts and server.generated_tokens is None:
         parts.append("no /metrics, so the cache statistics are unknown")
-    return [f"{summary.arm} at {summary.point}: {'; '.join(parts)}"] if parts else []
+    return [f"{point.arm} at {point.label}: {'; '.join(parts)}"] if parts else []
 
 
-def _row(summary: Summary) -> dict[str, Any]:
+def _row(summary: BenchPoint) -> dict[str, Any]:
     return {
         "arm": summary.arm,
-        "label": str(summary.point),
+        "label": summary.label,
         "requests_per_second": summary.requests_per_second,
         "tokens_per_second": summary.tokens_per_second,
         "per_user": summary.tokens_per_second_per_user,
@@ -250,20 +224,16 @@ TICKS = 5
 Spot = tuple[float, float, str]
 
 
-def plot(summaries: Sequence[Summary], note: str) -> str | None:
+def plot(summaries: Sequence[BenchPoint], note: str) -> str | None:
     """Return the SVG, with a line per server and shape and a dot per concurrency, or None without data."""
     lines: dict[str, list[Spot]] = {}
     for row in sorted(summaries, key=lambda summary: summary.point.concurrency):
         if row.tokens_per_second and row.tokens_per_second_per_user:
             spot = (row.tokens_per_second_per_user, row.tokens_per_second, str(row.point.concurrency))
-            lines.setdefault(f"{row.arm}: {_shape(row.point)}", []).append(spot)
+            lines.setdefault(f"{row.arm}: {row.point.shape}", []).append(spot)
     if not lines:
         return None
     return _svg(lines, note)
-
-
-def _shape(point: Point) -> str:
-    return str(point).partition(", ")[2]
 
 
 def _svg(lines: Mapping[str, Sequence[Spot]], note: str) -> str:

@@ -12,8 +12,8 @@ the ratio of two limits is the most that a format can gain.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from halfbyte.errors import UsageError
 from halfbyte.formats.registry import activation_formats
@@ -56,10 +56,6 @@ class Limit:
     per_user: float
     bound_by: str  # "memory" or "compute", whichever dominates the step
     costs: tuple[Cost, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the limit for JSON."""
-        return asdict(self)
 
 
 def decode_limit(

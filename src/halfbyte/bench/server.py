@@ -13,7 +13,6 @@ import subprocess
 import threading
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
@@ -24,7 +23,8 @@ from halfbyte.endpoint.client import api_key, open_within, parse_url
 from halfbyte.endpoint.identity import listed_models
 from halfbyte.endpoint.metrics_page import Page, read_page
 from halfbyte.errors import MachineError, UsageError
-from halfbyte.serve.boot_time import Boot, reported_boot
+from halfbyte.evidence.benchmark import BenchServer
+from halfbyte.serve.boot_time import reported_boot
 from halfbyte.serve.ports import listening_process
 
 ANSWERS_WITHIN_S = 10.0
@@ -34,48 +34,27 @@ _LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 _FLAG_LABELS = ("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization", "kv_cache_dtype")
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """Facts about a server, from its responses and, if it runs on this machine, its process."""
-
-    url: str
-    model: str
-    root: str
-    context: int | None
-    version: str
-    device: str  # "gpu", "cpu" or "unknown"
-    emulated: bool
-    local: bool
-    kv_tokens: int | None
-    started: float | None
-    settings: Mapping[str, str]
-    boot: Boot | None = None  # known only if halfbyte started the server
-
-    @property
-    def no_claim_because(self) -> str:
-        """Why its speed does not represent a GPU, or an empty string."""
-        if self.emulated:
-            return EMULATED
-        if self.device == "cpu":
-            return "the server computes on a CPU"
-        return "" if self.device == "gpu" else "the server's hardware is unknown; pass --gpus"
-
-    def identity(self) -> dict[str, Any]:
-        """Return the facts that distinguish it from another server at the same address.
-
-        The labels --gpus and --emulated are excluded, because they may change when a bench is resumed.
-        """
-        names = ("url", "model", "root", "context", "version", "started", "kv_tokens")
-        return {name: getattr(self, name) for name in names} | {"settings": dict(self.settings)}
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the server for JSON."""
-        boot = {**asdict(self.boot), "kind": self.boot.kind} if self.boot else None
-        more = {"settings": dict(self.settings), "boot": boot, "no_claim_because": self.no_claim_because}
-        return {**asdict(self), **more}
+def _no_claim(device: str, *, emulated: bool) -> str:
+    """Return why a server's speed does not represent a GPU, or an empty string."""
+    if emulated:
+        return EMULATED
+    if device == "cpu":
+        return "the server computes on a CPU"
+    return "" if device == "gpu" else "the server's hardware is unknown; pass --gpus"
 
 
-def inspect_server(url: str, *, emulated: bool = False, gpus: str | None = None, model: str | None = None) -> Server:
+def identity(server: BenchServer) -> dict[str, Any]:
+    """Return the facts that distinguish a server from another one at the same address.
+
+    The labels --gpus and --emulated are excluded, because they may change when a bench is resumed.
+    """
+    names = ("url", "model", "root", "context", "version", "started", "kv_tokens")
+    return {name: getattr(server, name) for name in names} | {"settings": dict(server.settings)}
+
+
+def inspect_server(
+    url: str, *, emulated: bool = False, gpus: str | None = None, model: str | None = None
+) -> BenchServer:
     """Query a server and return its facts. Raise if it does not respond or serves no model."""
     endpoint = parse_url(url, ANSWERS_WITHIN_S)
     url, rows = endpoint.url, listed_models(endpoint, ANSWERS_WITHIN_S)
@@ -89,40 +68,43 @@ def inspect_server(url: str, *, emulated: bool = False, gpus: str | None = None,
     command, row = local_command(url), named[0]
     context: Any = row.get("max_model_len")  # some servers report a float
     reported = (page is not None and page.emulated) or EMULATION in json.dumps(_json(url, "/server_info") or {})
-    return Server(
+    device = _device(version, url, command, declared=bool(gpus))
+    emulated = emulated or reported or EMULATION in command
+    return BenchServer(
         url=url,
         model=str(row.get("id", "")),
         root=str(row.get("root") or ""),
         context=int(context) if isinstance(context, (int, float)) and context > 0 else None,
         version=version,
-        device=_device(version, url, command, declared=bool(gpus)),
-        emulated=emulated or reported or EMULATION in command,
+        device=device,
+        emulated=emulated,
         local=bool(command),
         kv_tokens=page.kv_tokens if page else None,
         started=page.started if page else None,
         settings={name: cache[name] for name in _FLAG_LABELS if name in cache},
         boot=reported_boot(url),
+        no_claim_because=_no_claim(device, emulated=emulated),
     )
 
 
-def server_changes(server: Server) -> str:
+def server_changes(server: BenchServer) -> str:
     """Return the differences if another server now responds at the address, or an empty string.
 
     A server that does not respond is not reported here: its requests fail. Missing facts are not compared.
     """
     try:
-        now = inspect_server(server.url, model=server.model).identity()
+        now = identity(inspect_server(server.url, model=server.model))
     except UsageError as error:  # it serves other models
         return error.what
     except MachineError:
         return ""
-    then = server.identity()
+    then = identity(server)
     before, after = ({**facts.pop("settings"), **facts} for facts in (then, now))
     changed = [name for name in after if after[name] not in (None, "", before.get(name))]
     return "; ".join(f"{name}: {before.get(name)} at the start, {after[name]} now" for name in changed)
 
 
-def differences(a: Server, b: Server) -> list[str]:
+def differences(a: BenchServer, b: BenchServer) -> list[str]:
     """Return the differences between two servers besides the checkpoint, which also affect their ratio."""
     pairs = {"version": (a.version, b.version), "device": (a.device, b.device), "context": (a.context, b.context)}
     pairs |= {"emulated": (a.emulated, b.emulated)}

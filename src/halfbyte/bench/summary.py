@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from halfbyte.bench.blocks import WARM_UP
-from halfbyte.bench.records import Block, Point, Request
+from halfbyte.bench.records import Block, Request
+from halfbyte.evidence.benchmark import BenchPoint, ServerCounters, Spread
 from halfbyte.statistics.throughput import DRIFT_P, drift_of
 
 MOST_APART = 0.02  # tolerated relative difference between the server's counter and its responses
@@ -55,64 +55,8 @@ _KINDS_OF_ERRORS = 3
 _FEWEST_FOR_DRIFT = 4
 _LARGE_DRIFT = 0.1
 
-Spread = dict[str, float] | None
 
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """One server at one point. Times are in seconds.
-
-    A rate without responses is None, never 0. A goodput of 0 means that all responses missed the targets.
-    """
-
-    arm: str
-    point: Point
-    blocks: int
-    requests: int
-    failed: int
-    errors: Mapping[str, int]
-    requests_per_second: float | None
-    tokens_per_second: float | None
-    steady_tokens_per_second: float | None
-    tokens_per_second_per_user: float | None
-    prefill_tokens_per_second: float | None
-    ttft: Spread
-    itl: Spread
-    tpot: Spread
-    e2e: Spread
-    goodput_per_second: float | None
-    goodput_share: float | None
-    drift: float | None
-    """Relative change of the throughput over the blocks; None unless it is large and significant."""
-    client_cpu_share: float
-    server: Mapping[str, Any]
-    gpus: Mapping[str, Any] | None
-    doubt: str = ""
-
-    @property
-    def error_rate(self) -> float:
-        """Share of failed requests."""
-        return self.failed / self.requests if self.requests else 1.0
-
-    @property
-    def no_claim_because(self) -> str:
-        """Why this measurement supports no claim, or an empty string."""
-        if self.failed or not self.requests:
-            most = next(iter(self.errors), "no measurements")
-            return f"{self.failed} of {self.requests} requests of {self.arm} failed: {most}"
-        if self.client_cpu_share > BUSY_CLIENT:
-            return f"the load generator used {self.client_cpu_share:.0%} of a core and may be the bottleneck"
-        known = self.server.get("prefix_hit_share") or 0.0
-        if known > KNOWN_PREFIX:
-            return f"{self.arm}'s prefix cache hit rate is {known:.0%}; use another --seed for new prompts"
-        return self.doubt
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the summary for JSON."""
-        return {**asdict(self), "error_rate": self.error_rate, "no_claim_because": self.no_claim_because}
-
-
-def summarize(blocks: Sequence[Block], slo: Mapping[str, float]) -> Summary:
+def summarize(blocks: Sequence[Block], slo: Mapping[str, float]) -> BenchPoint:
     """Summarize all blocks of one arm at one point. Failed blocks count as errors."""
     arm, point = blocks[0].arm, blocks[0].point
     whole = [block for block in blocks if block.turn != WARM_UP and not block.failed]
@@ -124,13 +68,18 @@ def summarize(blocks: Sequence[Block], slo: Mapping[str, float]) -> Summary:
     within = [request for request in good if _within(request, slo)]
     paces = [request.tpot for request in good if request.tpot]
     measured = [block.throughput for block in whole if not block.problem]
-    return Summary(
+    total, failed = len(requests) + len(lost), len(requests) - len(good) + len(lost)
+    most_errors = dict(errors.most_common(_KINDS_OF_ERRORS))
+    client = max((block.processor_share for block in whole), default=0.0)
+    counters = _server([block.server for block in whole])
+    doubt = next((doubt for doubt in [doubt_of(block) for block in whole] if doubt), "")
+    return BenchPoint(
         arm=arm,
         point=point,
         blocks=len(whole),
-        requests=len(requests) + len(lost),
-        failed=len(requests) - len(good) + len(lost),
-        errors=dict(errors.most_common(_KINDS_OF_ERRORS)),
+        requests=total,
+        failed=failed,
+        errors=most_errors,
         requests_per_second=_rate(len(good), seconds),
         tokens_per_second=_rate(sum(request.output_tokens for request in good), seconds),
         steady_tokens_per_second=steady([block for block in whole if not block.problem]),
@@ -143,10 +92,35 @@ def summarize(blocks: Sequence[Block], slo: Mapping[str, float]) -> Summary:
         goodput_per_second=len(within) / seconds if slo and good and seconds else None,
         goodput_share=len(within) / len(requests) if slo and requests else None,
         drift=_drift(measured),
-        client_cpu_share=max((block.processor_share for block in whole), default=0.0),
-        server=_server([block.server for block in whole]),
+        client_cpu_share=client,
+        server=counters,
         gpus=_gpus([block.gpus for block in whole if block.gpus]),
-        doubt=next((doubt for doubt in [doubt_of(block) for block in whole] if doubt), ""),
+        doubt=doubt,
+        error_rate=failed / total if total else 1.0,
+        no_claim_because=_failures(arm, failed, total, most_errors)
+        or _busy(client)
+        or _known_prefix(arm, counters)
+        or doubt,
+        label=str(point),
+    )
+
+
+def _failures(arm: str, failed: int, requests: int, errors: Mapping[str, int]) -> str:
+    if requests and not failed:
+        return ""
+    return f"{failed} of {requests} requests of {arm} failed: {next(iter(errors), 'no measurements')}"
+
+
+def _busy(client: float) -> str:
+    return f"the load generator used {client:.0%} of a core and may be the bottleneck" if client > BUSY_CLIENT else ""
+
+
+def _known_prefix(arm: str, counters: ServerCounters) -> str:
+    share = counters.prefix_hit_share or 0.0
+    return (
+        f"{arm}'s prefix cache hit rate is {share:.0%}; use another --seed for new prompts"
+        if share > KNOWN_PREFIX
+        else ""
     )
 
 
@@ -197,20 +171,27 @@ def _drift(throughputs: Sequence[float]) -> float | None:
     return share if share is not None and p is not None and p < DRIFT_P and abs(share) > _LARGE_DRIFT else None
 
 
-def _server(pages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _server(pages: Sequence[Mapping[str, Any]]) -> ServerCounters:
     """Add up the counters of all blocks. A counter that no block has is None."""
-    names = ("prefix_queries", "prefix_hits", "draft_tokens", "accepted_tokens", "preemptions", "generated_tokens")
-    totals: dict[str, Any] = {}
-    for name in names:
+
+    def total(name: str) -> float | None:
         known = [page[name] for page in pages if page.get(name) is not None]
-        totals[name] = sum(known) if known else None
+        return sum(known) if known else None
+
+    queries, hits = total("prefix_queries"), total("prefix_hits")
+    drafts, accepted = total("draft_tokens"), total("accepted_tokens")
     uses = [page["kv_use_peak"] for page in pages if page.get("kv_use_peak") is not None]
-    return {
-        **totals,
-        "prefix_hit_share": totals["prefix_hits"] / totals["prefix_queries"] if totals["prefix_queries"] else None,
-        "draft_acceptance": totals["accepted_tokens"] / totals["draft_tokens"] if totals["draft_tokens"] else None,
-        "kv_use_peak": max(uses, default=None),
-    }
+    return ServerCounters(
+        prefix_queries=queries,
+        prefix_hits=hits,
+        draft_tokens=drafts,
+        accepted_tokens=accepted,
+        preemptions=total("preemptions"),
+        generated_tokens=total("generated_tokens"),
+        prefix_hit_share=hits / queries if queries and hits is not None else None,
+        draft_acceptance=accepted / drafts if drafts and accepted is not None else None,
+        kv_use_peak=max(uses, default=None),
+    )
 
 
 def _gpus(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol
 
-from halfbyte.bench.records import Point
 from halfbyte.endpoint.client import PATHS, api_key, without_keys
 from halfbyte.errors import MachineError
+from halfbyte.evidence.benchmark import LoadPoint
 from halfbyte.serve.installed import engine_environment, installed
 
 STARTS_WITHIN_S = 300.0  # importing vLLM from a cold disk and loading a tokenizer
@@ -40,7 +40,7 @@ class Order:
     url: str
     model: str
     tokenizer: str
-    point: Point
+    point: LoadPoint
     requests: int
     name: str
     body_seed: int

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from halfbyte.calibrate.stats import LayerStats
-from halfbyte.recipe.decisions import InputScale
+if TYPE_CHECKING:
+    from halfbyte.calibrate.stats import LayerStats
+    from halfbyte.recipe.decisions import InputScale
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage:
-    """Tokens per routed expert of one layer; `unseen` experts got none, `backstopped` ones use the backstop scale."""
+class LayerCoverage:
+    """Tokens per routed expert of one layer."""
 
     layer: int
     fewest: int
     median: float
-    unseen: list[int]
-    backstopped: list[int]
+    unseen: tuple[int, ...]  # experts without tokens
+    backstopped: tuple[int, ...]  # experts with the backstop scale
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Coverage of all layers."""
+    """LayerCoverage of all layers."""
 
-    layers: list[Coverage]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the contents of the coverage file."""
-        return {**self.summary(), "layers": [asdict(layer) for layer in self.layers]}
+    layers: list[LayerCoverage]
 
     def summary(self) -> dict[str, Any]:
         """Return summary numbers over all layers."""
@@ -55,24 +52,24 @@ class Report:
 
 def report(layers: Mapping[int, LayerStats], rule: InputScale | None) -> Report:
     """Return the expert coverage of every layer under a recipe's input scale rule."""
-    layer_coverage: list[Coverage] = []
+    layer_coverage: list[LayerCoverage] = []
     for layer, stats in sorted(layers.items()):
         if (experts := stats.experts) is None:
             continue
         per_expert = rule is not None and rule.per == "expert"
         min_tokens = (rule.min_tokens or 0) if rule is not None and per_expert else 0
         layer_coverage.append(
-            Coverage(
+            LayerCoverage(
                 layer=layer,
                 fewest=int(experts.seen.min()),
                 median=float(statistics.median(experts.seen.tolist())),
-                unseen=[number for number, seen in enumerate(experts.seen) if not seen],
-                backstopped=[
+                unseen=tuple(number for number, seen in enumerate(experts.seen) if not seen),
+                backstopped=tuple(
                     number
                     for number, seen in enumerate(experts.seen)
                     if per_expert
                     and (seen < min_tokens or not experts.down_amax[number] or not experts.input_amax[number])
-                ],
+                ),
             )
         )
     return Report(layer_coverage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,7 @@ from halfbyte.ui.console import Output
 
 if TYPE_CHECKING:
     from halfbyte.bench.records import Block
-    from halfbyte.bench.report import Report
-    from halfbyte.bench.server import Server
+    from halfbyte.evidence.benchmark import Benchmark, BenchServer
 
 
 @command("bench", BenchOptions, example="halfbyte bench http://127.0.0.1:8000 --concurrency 1,16 --shape 8k:1k")
@@ -26,7 +26,7 @@ def bench_command(out: Output, options: BenchOptions) -> None:
     """
     from halfbyte.bench.importers import read_results, refuse_duplicates
     from halfbyte.bench.records import targets
-    from halfbyte.bench.report import COLUMNS, make_report
+    from halfbyte.bench.report import COLUMNS, failed_points, make_report, rows, sentences
     from halfbyte.checkpoint.atomic_write import disk_error
     from halfbyte.cli.hash_progress import hash_served
 
@@ -43,7 +43,7 @@ def bench_command(out: Output, options: BenchOptions) -> None:
         imported_blocks = [block for file in files for block in read_results(file, arm)]
         refuse_duplicates(imported_blocks, arm)
         blocks += imported_blocks
-    servers: dict[str, Server] = {}
+    servers: dict[str, BenchServer] = {}
     folder = options.folder
     sequential = bool(options.imported or options.against_results)
     design = "sequential" if sequential else "abba"
@@ -52,18 +52,18 @@ def bench_command(out: Output, options: BenchOptions) -> None:
             hash_served(out, folder / "bench.json")
             servers, measured = _measure(out, options)
             blocks += measured
-        report = make_report(blocks, servers, design=design, slo=slo, gpus=options.gpus, emulated=options.emulated)
-        _save(report, folder)
+        bench = make_report(blocks, servers, design=design, slo=slo, gpus=options.gpus, emulated=options.emulated)
+        _save(bench, folder)
     except OSError as error:
         raise disk_error(error, folder, "complete blocks") from None
     if out.as_json:
-        out.facts(report.record().as_json(), [])
+        out.facts(bench.as_json(), [])
     else:
-        out.table(report.rows(), COLUMNS)
-    out.verdicts(report.sentences())
+        out.table(rows(bench), COLUMNS)
+    out.verdicts(sentences(bench))
     out.note(f"{folder / 'bench.json'}")
-    if report.failed:
-        worst = report.failed[0]
+    if failed := failed_points(bench):
+        worst = failed[0]
         what = worst.no_claim_because or f"no measurements at {worst.point}"
         fix = "see the server's log; the results above are valid"
         raise CheckFailedError(what, where=str(folder / "bench.jsonl"), fix=fix)
@@ -79,7 +79,7 @@ def _refuse_contradictions(options: BenchOptions) -> None:
         raise UsageError(what, where="--against", fix="omit --import and --against-results")
 
 
-def _measure(out: Output, options: BenchOptions) -> tuple[dict[str, Server], list[Block]]:
+def _measure(out: Output, options: BenchOptions) -> tuple[dict[str, BenchServer], list[Block]]:
     """Run the load. After an interrupt, complete blocks are on disk."""
     from halfbyte.bench.blocks import Arm, Plan, measure
     from halfbyte.bench.records import open_records, points
@@ -121,22 +121,22 @@ def _measure(out: Output, options: BenchOptions) -> tuple[dict[str, Server], lis
     return servers, records.blocks
 
 
-def _tokenizer(server: Server) -> str:
+def _tokenizer(server: BenchServer) -> str:
     if Path(server.root).is_dir():
         return server.root
     what = "the server's checkpoint is not on this machine, and prompts of exact length need its tokenizer"
     raise UsageError(what, where=server.url, fix="pass a folder with the tokenizer files as --tokenizer")
 
 
-def _save(report: Report, folder: Path) -> None:
+def _save(bench: Benchmark, folder: Path) -> None:
     from halfbyte.bench.report import plot
     from halfbyte.checkpoint.atomic_write import write_whole
     from halfbyte.evidence.measured_files import measured_on
 
     folder.mkdir(parents=True, exist_ok=True)
-    note = f"no claim: {report.no_claim_because}" if report.no_claim_because else ""
-    picture = plot(report.summaries, note)
-    report.record(measured_on(folder / "bench.json")).write(folder / "bench.json")
+    note = f"no claim: {bench.no_claim_because}" if bench.no_claim_because else ""
+    picture = plot(bench.points, note)
+    replace(bench, **measured_on(folder / "bench.json")).write(folder / "bench.json")
     if picture is None:
         with suppress(OSError):
             (folder / "bench.svg").unlink()

@@ -40,14 +40,14 @@ def eval_command(out: Output, options: EvalOptions) -> None:
     except OSError as error:
         raise disk_error(error, options.results, "finished requests") from None
     show(out, result)
-    problem = failure(result.judged)
+    problem = failure(result.tasks)
     if problem:
-        errors = any(task.candidate.errors for task in result.judged)
+        errors = any(task.candidate.errors for task in result.tasks)
         more = "; run the same command to retry failed requests" if errors else ""
         fix = f"see the verdicts above and eval.jsonl in that folder{more}"
         raise CheckFailedError(problem, where=str(options.results), fix=fix)
     out.note(f"results in {options.results}")
-    if not any(task.reference for task in result.judged):
+    if not any(task.reference for task in result.tasks):
         out.hint(_compare_with(options))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -234,7 +235,7 @@ def calibration(out: Output, measured: Measured) -> None:
         ("statistics", f"{measured.folder} in {duration(measured.seconds)}"),
     ]
     value = {"out": str(measured.folder), "seconds": measured.seconds, "about": dict(measured.about)}
-    out.facts({**value, "coverage": measured.coverage.as_dict()}, lines)
+    out.facts({**value, "coverage": measured.coverage.summary() | asdict(measured.coverage)}, lines)
 
 
 def _verified(run: Result) -> str:

@@ -14,7 +14,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, cast
 
 from halfbyte.endpoint.client import (
@@ -86,11 +86,7 @@ class Identity:
     url: str
     model: str
     max_context: int | None
-    reported: Mapping[str, str]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the identity for JSON."""
-        return asdict(self) | {"reported": dict(self.reported)}
+    reported: Mapping[str, str]  # options and version, by name
 
 
 def identify(endpoint: Endpoint, model: str | None, *, any_name: bool = False) -> Identity:

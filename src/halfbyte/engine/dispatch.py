@@ -73,5 +73,5 @@ def _coverage(plan: Plan, out: Path, layers: Mapping[int, LayerStats]) -> Report
     from halfbyte.calibrate.report import report  # noqa: PLC0415
 
     coverage = report(layers, plan.recipe.quantize.input_scale if plan.recipe.quantize else None)
-    Coverage.build(coverage.as_dict()).write(out / FOLDER / Coverage.file)
+    Coverage(**coverage.summary(), layers=tuple(coverage.layers)).write(out / FOLDER / Coverage.file)
     return coverage

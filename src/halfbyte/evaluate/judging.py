@@ -4,104 +4,45 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import replace
 
 from halfbyte.evaluate.anomalies import anomalies, between, truncated
 from halfbyte.evaluate.samples import Sample
 from halfbyte.evaluate.suites import Suite, Task
-from halfbyte.statistics.pairs import Paired, Seeds, over_seeds, paired
-from halfbyte.statistics.sampling import Accuracy, accuracy
+from halfbyte.evidence.evaluation import Label, SideScores, TaskResult
+from halfbyte.statistics.pairs import over_seeds, paired
+from halfbyte.statistics.results import Accuracy, OverSeeds, PairedScores, deciding
+from halfbyte.statistics.sampling import accuracy
 from halfbyte.statistics.verdicts import judge_suite
 
-Label = Literal["ACCEPT", "REGRESSION", "INCONCLUSIVE", "ANOMALOUS", "SCORED"]
 _ItemName = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """One side of one task."""
-
-    samples: int
-    errors: int
-    truncated: int
-    empty: int
-    by_metric: dict[str, Accuracy]
-    by_seed: dict[int, float]  # of the primary metric
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the scores for JSON."""
-        return {
-            "samples": self.samples,
-            "errors": self.errors,
-            "truncated": self.truncated,
-            "empty": self.empty,
-            "by_metric": {name: score.as_dict() for name, score in self.by_metric.items()},
-            "by_seed": {str(seed): value for seed, value in self.by_seed.items()},
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """One task: both sides, their difference by metric, and the verdict of the primary metric."""
-
-    task: Task
-    label: Label
-    candidate: Scored
-    reference: Scored | None
-    comparisons: dict[str, Paired | Seeds]
-    worst_case: float | None  # the difference if every missing answer counted against the candidate
-    anomalies: list[str]
-    notes: list[str]
-
-    @property
-    def paired(self) -> Paired | None:
-        """The comparison of the primary metric."""
-        primary = self.comparisons.get(self.task.primary)
-        return _decides(primary) if primary else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the verdict for JSON."""
-        return {
-            "task": self.task.task,
-            "prompt_format": "chat, with the server's template"
-            if self.task.api == "chat"
-            else "completions, no template",
-            "shots": self.task.shots,
-            "label": self.label,
-            "primary": self.task.primary,
-            "candidate": self.candidate.as_dict(),
-            "reference": self.reference.as_dict() if self.reference else None,
-            "comparisons": {name: comparison.as_dict() for name, comparison in self.comparisons.items()},
-            "worst_case_difference": self.worst_case,
-            "anomalies": self.anomalies,
-            "notes": self.notes,
-        }
-
-
-def judge(suite: Suite, candidate: Sequence[Sample], reference: Sequence[Sample] | None, margin: float) -> list[Judged]:
+def judge(
+    suite: Suite, candidate: Sequence[Sample], reference: Sequence[Sample] | None, margin: float
+) -> list[TaskResult]:
     """Judge every task of a suite. A REGRESSION must hold after Holm's correction for the number of tasks."""
-    judged: list[Judged] = []
+    judged: list[TaskResult] = []
     for task in suite.tasks:
         ours = [sample for sample in candidate if sample.task == task.task]
         theirs = None if reference is None else [sample for sample in reference if sample.task == task.task]
         judged.append(_judge_task(task, ours, theirs, margin))
-    valid = {row.task.task: row.paired.verdict for row in judged if row.label != "ANOMALOUS" and row.paired}
+    pairs = {row.task: row.deciding(row.primary) for row in judged if row.label != "ANOMALOUS"}
+    valid = {task: pair.verdict for task, pair in pairs.items() if pair is not None}
     corrected = judge_suite(valid).verdicts if valid else {}
-    return [_with_label(row, corrected.get(row.task.task)) for row in judged]
+    return [_with_label(row, corrected.get(row.task)) for row in judged]
 
 
-def _with_label(judged: Judged, corrected: Label | None) -> Judged:
+def _with_label(judged: TaskResult, corrected: Label | None) -> TaskResult:
     if corrected is None or judged.label != "REGRESSION" or corrected == judged.label:
         return judged
-    notes = [*judged.notes, f"{judged.label} alone, but not after Holm's correction for the number of tasks"]
-    return Judged(judged.task, corrected, judged.candidate, judged.reference, judged.comparisons, judged.worst_case,
-                  judged.anomalies, notes)  # fmt: skip
+    note = f"{judged.label} alone, but not after Holm's correction for the number of tasks"
+    return replace(judged, label=corrected, notes=(*judged.notes, note))
 
 
-def _judge_task(task: Task, ours: list[Sample], theirs: list[Sample] | None, margin: float) -> Judged:
+def _judge_task(task: Task, ours: list[Sample], theirs: list[Sample] | None, margin: float) -> TaskResult:
     wrong = [f"candidate: {reason}" for reason in anomalies(ours, task)]
-    compared: dict[str, Paired | Seeds] = {}
+    compared: dict[str, PairedScores | OverSeeds] = {}
     worst = None
     if theirs is not None:
         wrong += [f"reference: {reason}" for reason in anomalies(theirs, task)] + between(ours, theirs, task)
@@ -111,7 +52,7 @@ def _judge_task(task: Task, ours: list[Sample], theirs: list[Sample] | None, mar
     if wrong:
         label = "ANOMALOUS"
     elif task.primary in compared:
-        label = _decides(compared[task.primary]).verdict.label
+        label = deciding(compared[task.primary]).verdict.label
     other = None if theirs is None else _scored(theirs, task)
     notes = [*_notes(ours, task), *_ended_programs(ours, "candidate"), *_ended_programs(theirs or [], "reference")]
     notes += _other_losses(compared, task)
@@ -121,7 +62,19 @@ def _judge_task(task: Task, ours: list[Sample], theirs: list[Sample] | None, mar
             "ACCEPT for the existing answers, but not if every missing answer counted against the candidate; run the "
             "same command to retry them"
         )
-    return Judged(task, label, _scored(ours, task), other, compared, worst, wrong, notes)
+    return TaskResult(
+        task=task.task,
+        prompt_format="chat, with the server's template" if task.api == "chat" else "completions, no template",
+        shots=task.shots,
+        label=label,
+        primary=task.primary,
+        candidate=_scored(ours, task),
+        reference=other,
+        comparisons=compared,
+        worst_case_difference=worst,
+        anomalies=tuple(wrong),
+        notes=tuple(notes),
+    )
 
 
 def _notes(samples: list[Sample], task: Task) -> list[str]:
@@ -146,21 +99,17 @@ def _ended_programs(samples: list[Sample], side: str) -> list[str]:
     return [f"{side}: {ended.total()} programs reached a limit and count as wrong ({counts})"] if ended else []
 
 
-def _decides(comparison: Paired | Seeds) -> Paired:
-    return comparison.paired if isinstance(comparison, Seeds) else comparison
-
-
-def _holds(comparison: Paired | Seeds, worst: float, margin: float) -> bool:
+def _holds(comparison: PairedScores | OverSeeds, worst: float, margin: float) -> bool:
     """Return whether the bound stays within the margin for the worst-case difference."""
-    verdict = _decides(comparison).verdict
+    verdict = deciding(comparison).verdict
     return verdict.lower - (verdict.difference - worst) > -margin
 
 
-def _other_losses(compared: dict[str, Paired | Seeds], task: Task) -> list[str]:
+def _other_losses(compared: dict[str, PairedScores | OverSeeds], task: Task) -> list[str]:
     """Report losses beyond the margin in metrics other than the primary one."""
-    if task.primary in compared and _decides(compared[task.primary]).verdict.label == "REGRESSION":
+    if task.primary in compared and deciding(compared[task.primary]).verdict.label == "REGRESSION":
         return []
-    verdicts = {name: _decides(comparison).verdict for name, comparison in compared.items() if name != task.primary}
+    verdicts = {name: deciding(comparison).verdict for name, comparison in compared.items() if name != task.primary}
     return [
         f"{name.replace(',', ' ')} is worse ({100 * verdict.difference:+.2f} pp, p = {verdict.p_worse:.2g} for no "
         "loss), but is not the primary metric"
@@ -196,9 +145,9 @@ def _clusters(samples: list[Sample], items: list[_ItemName]) -> list[str] | None
     return None if not clusters or None in clusters or len(set(clusters)) < 2 else [str(name) for name in clusters]  # noqa: PLR2004
 
 
-def _scored(samples: list[Sample], task: Task) -> Scored:
+def _scored(samples: list[Sample], task: Task) -> SideScores:
     by_metric: dict[str, Accuracy] = {}
-    by_seed: dict[int, float] = {}
+    by_seed: dict[str, float] = {}
     for metric in _metrics(samples):
         table = _table(samples, metric)
         items = _answered(table)
@@ -207,13 +156,20 @@ def _scored(samples: list[Sample], task: Task) -> Scored:
         means = [sum(row[item] for row in table.values()) / len(table) for item in items]
         by_metric[metric] = accuracy(means, _clusters(samples, items))
         if metric == task.primary:
-            by_seed = {seed: sum(row[item] for item in items) / len(items) for seed, row in table.items()}
+            by_seed = {str(seed): sum(row[item] for item in items) / len(items) for seed, row in table.items()}
     empty = sum(task.kind == "generate" and sample.error is None and not sample.text.strip() for sample in samples)
     errors = sum(sample.error is not None for sample in samples)
-    return Scored(len(samples), errors, truncated(samples, task), empty, by_metric, by_seed)
+    return SideScores(
+        samples=len(samples),
+        errors=errors,
+        truncated=truncated(samples, task),
+        empty=empty,
+        by_metric=by_metric,
+        by_seed=by_seed,
+    )
 
 
-def _compare(ours: list[Sample], theirs: list[Sample], metric: str, margin: float) -> Paired | Seeds | None:
+def _compare(ours: list[Sample], theirs: list[Sample], metric: str, margin: float) -> PairedScores | OverSeeds | None:
     a, b = _table(ours, metric), _table(theirs, metric)
     items = _answered(a, b)
     if not items:

@@ -11,6 +11,8 @@ from halfbyte.endpoint.identity import Identity, identify, is_identifiable, prob
 from halfbyte.endpoint.sending import Outcome, Sender
 from halfbyte.errors import CheckFailedError, MachineError
 from halfbyte.evaluate.suites import Suite
+from halfbyte.evidence.evaluation import FingerprintReply, Side
+from halfbyte.evidence.record import decoded
 from halfbyte.ui.console import Level
 
 _PATH = "/tokenize"
@@ -172,15 +174,18 @@ class Preflight:
     probes: list[dict[str, Any]]
     tokens: ServerTokens | None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the preflight for JSON."""
-        checks = [{"check": row.check, "level": row.level, "sentence": row.sentence} for row in self.findings]
-        return {
-            **self.identity.as_dict(),
-            "prompt_tokens": self.prompt_tokens,
-            "fingerprint_replies": self.probes,
-            "checks": checks,
-        }
+    def side(self, fingerprint: str) -> Side:
+        """Return the side for eval.json."""
+        return Side(
+            url=self.identity.url,
+            model=self.identity.model,
+            max_context=self.identity.max_context,
+            reported=self.identity.reported,
+            prompt_tokens={api: tuple(counts) for api, counts in self.prompt_tokens.items()},
+            fingerprint_replies=tuple(decoded(FingerprintReply, reply) for reply in self.probes),
+            checks=tuple({"check": row.check, "level": row.level, "sentence": row.sentence} for row in self.findings),
+            fingerprint=fingerprint,
+        )
 
 
 def preflight(endpoint: Endpoint, model: str | None, suite: Suite, *, any_name: bool = False) -> Preflight:

@@ -6,10 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from halfbyte.evaluate.judging import Judged, Label, Scored
-from halfbyte.evaluate.results import Evaluation
-from halfbyte.statistics.pairs import Seeds
-from halfbyte.statistics.sampling import Accuracy
+from halfbyte.evidence.evaluation import Evaluation, Label, SideScores, TaskResult
+from halfbyte.statistics.results import Accuracy, OverSeeds, deciding
 from halfbyte.ui.console import Column, Level, Output
 
 LEVELS: dict[Label, Level] = {
@@ -37,23 +35,21 @@ _COMPARED = (
 def show(out: Output, evaluation: Evaluation) -> None:
     """Print the table and the verdicts, or the JSON."""
     if out.as_json:
-        out.facts(evaluation.record().as_json(), [])
+        out.facts(evaluation.as_json(), [])
         return
-    compared = any(task.reference for task in evaluation.judged)
-    rows = [row for task in evaluation.judged for row in _rows(task)]
+    compared = any(task.reference for task in evaluation.tasks)
+    rows = [row for task in evaluation.tasks for row in _rows(task)]
     out.table(rows, _COMPARED if compared else _ALONE)
-    same: list[tuple[Level, str]] = (
-        [("note", evaluation.head["same_checkpoint_warning"])] if evaluation.head["same_checkpoint_warning"] else []
-    )
-    out.verdicts([*(sentence for task in evaluation.judged for sentence in _sentences(task)), *same])
+    same: list[tuple[Level, str]] = [("note", warning)] if (warning := evaluation.same_checkpoint_warning) else []
+    out.verdicts([*(sentence for task in evaluation.tasks for sentence in _sentences(task)), *same])
 
 
-def _rows(judged: Judged) -> list[dict[str, Any]]:
+def _rows(judged: TaskResult) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for metric, score in judged.candidate.by_metric.items():
-        chosen = metric == judged.task.primary
+        chosen = metric == judged.primary
         row: dict[str, Any] = {
-            "task": judged.task.task,
+            "task": judged.task,
             "metric": metric.replace(",none", "").replace(",", " "),
             "items": f"{score.items:,}",
             "score": _score(score),
@@ -65,16 +61,13 @@ def _rows(judged: Judged) -> list[dict[str, Any]]:
     return rows
 
 
-def _difference(judged: Judged, metric: str, other: Accuracy | None) -> dict[str, Any]:
+def _difference(judged: TaskResult, metric: str, other: Accuracy | None) -> dict[str, Any]:
     empty = {"other": None, "difference": None, "apart": None, "mcnemar": None, "z": None}
     comparison = judged.comparisons.get(metric)
     if comparison is None or other is None:
         return empty
-    pair, z = (
-        (comparison.paired, comparison.z_sample)
-        if isinstance(comparison, Seeds)
-        else (comparison, comparison.unpaired_z)
-    )
+    pair = deciding(comparison)
+    z = comparison.z_sample if isinstance(comparison, OverSeeds) else comparison.unpaired_z
     return {
         "other": _score(other),
         "difference": f"{100 * pair.difference:+.2f}",
@@ -94,32 +87,30 @@ def _interval(ends: tuple[float, float], *, signed: bool) -> str:
     return f"{low} to {high}"
 
 
-def _sentences(judged: Judged) -> list[tuple[Level, str]]:
-    name, level = judged.task.task, LEVELS[judged.label]
+def _sentences(judged: TaskResult) -> list[tuple[Level, str]]:
+    name, level = judged.task, LEVELS[judged.label]
     notes: list[tuple[Level, str]] = [("note", f"{name}: {note}") for note in judged.notes]
     if judged.anomalies:
         return [*((level, f"{name}: ANOMALOUS, invalid score: {reason}") for reason in judged.anomalies), *notes]
-    comparison = judged.comparisons.get(judged.task.primary)
+    comparison = judged.comparisons.get(judged.primary)
     if comparison is None:
         missing = _missing(judged.candidate)
         return [*notes, ("note", f"{name}: {missing}")] if missing else notes
-    if judged.worst_case is not None:
-        worst = (
-            f"{name}: with missing answers counted against the candidate, the difference is {judged.worst_case:+.2%}"
-        )
-        notes.append(("note", worst))
+    if (worst := judged.worst_case_difference) is not None:
+        text = f"{name}: with missing answers counted against the candidate, the difference is {worst:+.2%}"
+        notes.append(("note", text))
     return [(level, f"{name}: {comparison.sentence()}"), *notes]
 
 
-def _missing(side: Scored) -> str:
+def _missing(side: SideScores) -> str:
     counts = ((side.errors, "without an answer"), (side.truncated, "truncated"), (side.empty, "empty"))
     return ", ".join(f"{count} of {side.samples} {state}" for count, state in counts if count)
 
 
-def failure(judged: Sequence[Judged]) -> str:
+def failure(judged: Sequence[TaskResult]) -> str:
     """Return why the run fails, or an empty string."""
     labels: tuple[Label, ...] = ("REGRESSION", "ANOMALOUS")
-    names = {label: ", ".join(row.task.task for row in judged if row.label == label) for label in labels}
+    names = {label: ", ".join(row.task for row in judged if row.label == label) for label in labels}
     return "; ".join(f"{label}: {tasks}" for label, tasks in names.items() if tasks)
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
 
 import halfbyte
 from halfbyte.endpoint.client import parse_url
@@ -33,10 +31,10 @@ from halfbyte.evaluate.parity import (
 )
 from halfbyte.evaluate.preflight import Preflight, preflight
 from halfbyte.evaluate.results import (
-    Evaluation,
     read_baseline,
     refuse_missing_items,
     refuse_other_questions,
+    worst_label,
     write_results,
 )
 from halfbyte.evaluate.samples import (
@@ -48,6 +46,7 @@ from halfbyte.evaluate.samples import (
     write_samples,
 )
 from halfbyte.evaluate.suites import load_suite
+from halfbyte.evidence.evaluation import Arguments, Baseline, Evaluation, Seeds, SuiteFacts
 from halfbyte.options.server_tests import EvalOptions
 from halfbyte.ui.console import Output
 
@@ -117,9 +116,13 @@ def evaluate(options: EvalOptions, out: Output, progress: Callable[[str, int, in
     if other:
         find_model(other, options.model, any_name=True)
     harness = load_harness(suite, options.data_dir)
-    given = asdict(options) | {"folder": options.results}
-    arguments = {key: str(value) if isinstance(value, Path) else value for key, value in given.items() if key != "list"}
-    about = {"name": suite.name, "hash": harness.hash, "data": harness.data, "task_files": harness.task_files}
+    about = SuiteFacts(
+        name=suite.name,
+        hash=harness.hash,
+        data=harness.data,
+        task_files=harness.task_files,
+        notes=tuple(suite.notes),
+    )
     earlier = _earlier(options, about)
     concurrency = options.concurrency or suite.concurrency
     ready = preflight(endpoint, options.model, suite)
@@ -147,24 +150,26 @@ def evaluate(options: EvalOptions, out: Output, progress: Callable[[str, int, in
             raise InterruptedRunError("interrupted", where=str(options.results), fix=fix) from None
     if compared is not None:
         check_pairs(candidate, compared)
-    head = {
-        "halfbyte": halfbyte.__version__,
-        "lm_eval": harness.version,
-        "suite": {**about, "notes": suite.notes},
-        "arguments": arguments,
-        "concurrency": run.concurrency,
-        "sandbox": harness.sandbox,
-        "seeds": {"fewshot": [seeds.model_dump() for seeds in suite.passes], "requests": suite.request_seed},
-        "candidate": {**ready.as_dict(), "fingerprint": ours.fingerprint},
-        "reference": {**reference.as_dict(), "fingerprint": theirs.fingerprint} if reference and theirs else None,
-        "baseline": earlier.about if earlier else None,
-        "same_checkpoint_warning": same_checkpoint_warning(here, there) if there else None,
-        "differences": [finding.sentence for finding in common if finding.level != "good"],
-        "started": started.isoformat(timespec="seconds"),
-        "seconds": round(time.monotonic() - clock, 1),
-        "requests_sent": run.sent,
-    }
-    evaluation = Evaluation(head, judge(suite, candidate, compared, options.margin))
+    tasks = tuple(judge(suite, candidate, compared, options.margin))
+    evaluation = Evaluation(
+        halfbyte=halfbyte.__version__,
+        lm_eval=harness.version,
+        suite=about,
+        arguments=_arguments(options),
+        concurrency=run.concurrency,
+        sandbox=harness.sandbox,
+        seeds=Seeds(fewshot=tuple(seeds.model_dump() for seeds in suite.passes), requests=suite.request_seed),
+        candidate=ready.side(ours.fingerprint),
+        reference=reference.side(theirs.fingerprint) if reference and theirs else None,
+        baseline=earlier.about if earlier else None,
+        same_checkpoint_warning=same_checkpoint_warning(here, there) if there else None,
+        differences=tuple(finding.sentence for finding in common if finding.level != "good"),
+        started=started.isoformat(timespec="seconds"),
+        seconds=round(time.monotonic() - clock, 1),
+        requests_sent=run.sent,
+        label=worst_label(tasks),
+        tasks=tasks,
+    )
     write_samples(options.results, [*candidate, *(compared or [])])
     write_results(options.results, evaluation)
     return evaluation
@@ -176,10 +181,10 @@ class _Earlier:
 
     known: Known
     samples: list[Sample]
-    about: dict[str, Any]  # for eval.json
+    about: Baseline
 
 
-def _earlier(options: EvalOptions, about: dict[str, Any]) -> _Earlier | None:
+def _earlier(options: EvalOptions, about: SuiteFacts) -> _Earlier | None:
     """Read the run that --baseline names. Refuse one with other questions."""
     if options.baseline is None:
         return None
@@ -191,5 +196,22 @@ def _earlier(options: EvalOptions, about: dict[str, Any]) -> _Earlier | None:
     refuse_other_questions(results, folder, about, options.limit)
     known, samples = known_then(results), as_reference(load_samples(folder))
     refuse_missing_items(results, folder, len(samples))
-    baseline = {"folder": str(folder), "started": results.started, "candidate": results.candidate}
-    return _Earlier(known, samples, baseline)
+    return _Earlier(known, samples, Baseline(str(folder), results.started, results.candidate))
+
+
+def _arguments(options: EvalOptions) -> Arguments:
+    """Return the command line for eval.json."""
+    return Arguments(
+        url=options.url,
+        against=options.against,
+        baseline=None if options.baseline is None else str(options.baseline),
+        suite=options.suite,
+        folder=str(options.results),
+        data_dir=None if options.data_dir is None else str(options.data_dir),
+        limit=options.limit,
+        model=options.model,
+        concurrency=options.concurrency,
+        margin=options.margin,
+        timeout_s=options.timeout_s,
+        same_server=options.same_server,
+    )

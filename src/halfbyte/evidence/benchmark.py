@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from halfbyte.evidence.record import MeasuredRecord
+from halfbyte.statistics.results import Design, Speedup
 
-Interval = tuple[float, float]
+_THOUSAND = 1024  # 8k is 8192 tokens, as in published benchmarks
 Spread = Mapping[str, float] | None  # p50, p90, p99 and mean, in seconds
 
 
@@ -19,7 +20,12 @@ class BootTime:
     url: str
     seconds: float
     cached: float | None  # share of the checkpoint in the page cache before the start
-    kind: str
+    kind: str  # cold, warm, partly warm or unknown
+
+    def sentence(self) -> str:
+        """Describe the start in one sentence."""
+        how = "" if self.cached is None else f", {self.cached:.0%} of the checkpoint in the page cache before"
+        return f"answered {self.seconds:.0f} s after its start ({self.kind}{how})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +43,37 @@ class BenchServer:
     kv_tokens: int | None
     started: float | None
     settings: Mapping[str, str]
-    boot: BootTime | None
-    no_claim_because: str
+    boot: BootTime | None  # known only if halfbyte started the server
+    no_claim_because: str  # why its speed does not represent a GPU
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, order=True)
 class LoadPoint:
     """A load: prompt and output tokens of a request, concurrent requests, and the kind of prompt."""
 
     prompt: int
     output: int
     concurrency: int
-    content: str
-    chat: bool
+    content: str = "random"
+    chat: bool = False  # through the chat template: prompts are text, with approximate lengths
+
+    def __str__(self) -> str:
+        return f"concurrency {self.concurrency}, {self.shape}"
+
+    @property
+    def shape(self) -> str:
+        """The point without its concurrency."""
+        kind = ("" if self.content == "random" else f", {self.content}") + (", chat" if self.chat else "")
+        return f"{_short(self.prompt)} in / {_short(self.output)} out{kind}"
+
+    @property
+    def context(self) -> float:
+        """Mean number of tokens in a request's cache while decoding."""
+        return self.prompt + self.output / 2
+
+
+def _short(tokens: int) -> str:
+    return f"{tokens // _THOUSAND}k" if tokens % _THOUSAND == 0 else str(tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +112,13 @@ class BenchPoint:
     e2e: Spread
     goodput_per_second: float | None
     goodput_share: float | None
-    drift: float | None
+    drift: float | None  # of the throughput over the blocks; null unless large and significant
     client_cpu_share: float  # of a core, used by the load generator
     server: ServerCounters
     gpus: Mapping[str, Any] | None  # mean power, use and memory
-    doubt: str
+    doubt: str  # why the speed may be wrong although all requests succeeded
     error_rate: float
-    no_claim_because: str
+    no_claim_because: str  # why this measurement supports no claim
     label: str  # the point in words
 
     @property
@@ -105,40 +129,23 @@ class BenchPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeedRatio:
-    """A's throughput over B's."""
-
-    design: str
-    ratio: float
-    interval: Interval | None
-    bootstrap: Interval | None
-    units: tuple[int, int]  # blocks or server starts of each arm
-    drift: float | None
-    drift_p: float | None
-    no_claim_because: str  # why there is no headline
-    confidence: float
-    drift_significant: bool
-    headline: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PointRatio:
     """One ratio at one point, with its own interval and with the simultaneous interval of all ratios."""
 
     point: str
     measure: str
-    individual: SpeedRatio
-    simultaneous: SpeedRatio
+    individual: Speedup
+    simultaneous: Speedup  # its interval holds for all ratios together
     sentence: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EqualTpotRatio:
+class EqualTpot:
     """The throughput ratio of one shape at equal time per output token."""
 
     shape: str
     tpot: float | None
-    speedup: SpeedRatio | None
+    speedup: Speedup | None
     sentence: str
 
 
@@ -154,13 +161,13 @@ class Benchmark(MeasuredRecord):
     servers: Mapping[str, BenchServer]  # by arm
     differences: tuple[str, ...]  # between the servers, besides the checkpoint
     same_server: bool
-    design: Literal["abba", "sequential"]
+    design: Design
     no_claim_because: str
     slo: Mapping[str, float]
     points: tuple[BenchPoint, ...]
     comparisons: tuple[PointRatio, ...]
     not_compared: tuple[str, ...]
-    equal_tpot: tuple[EqualTpotRatio, ...]
+    equal_tpot: tuple[EqualTpot, ...]
     headlines: tuple[str, ...]
     roofline: tuple[Mapping[str, Any], ...]
     roofline_missing: str

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from halfbyte.calibrate.report import LayerCoverage
 from halfbyte.evidence.record import Record
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCoverage:
-    """Tokens per routed expert of one layer."""
-
-    layer: int
-    fewest: int
-    median: float
-    unseen: tuple[int, ...]  # experts without tokens
-    backstopped: tuple[int, ...]  # experts with the backstop scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

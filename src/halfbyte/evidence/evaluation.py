@@ -8,96 +8,10 @@ from typing import Any, Literal
 
 from halfbyte.endpoint.identity import Identity
 from halfbyte.evidence.record import MeasuredRecord
+from halfbyte.statistics.results import Accuracy, OverSeeds, PairedScores, deciding
 
 Label = Literal["ACCEPT", "REGRESSION", "INCONCLUSIVE", "ANOMALOUS", "SCORED"]
 WORST_FIRST: tuple[Label, ...] = ("ANOMALOUS", "REGRESSION", "INCONCLUSIVE", "SCORED", "ACCEPT")
-Interval = tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """An accuracy as a fraction; clustered fields are null without clusters."""
-
-    items: int
-    value: float
-    standard_error: float | None  # sd / sqrt(n), as in lm-eval and on model cards
-    wilson: Interval
-    clusters: int | None
-    clustered_error: float | None
-    clustered: Interval | None
-    macro: float | None  # mean of the cluster means
-    macro_error: float | None
-    interval: Interval  # the 95 % interval to quote
-    confidence: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NonInferiority:
-    """The verdict about candidate - reference, as fractions."""
-
-    label: Label
-    difference: float
-    lower: float | None  # one-sided 95 % bound
-    upper: float | None  # one-sided 95 % bound
-    p_worse: float | None
-    margin: float
-    significant_loss: bool
-    beyond_margin: bool
-    items: int
-    items_if_no_loss: int | None
-    items_if_as_observed: int | None
-    alpha: float
-    power: float
-    items_to_decide: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairedScores:
-    """Candidate - reference on the same items, as fractions; fields that do not apply are null."""
-
-    items: int
-    candidate: float
-    reference: float
-    difference: float
-    better: int  # items on which the candidate scored more
-    worse: int  # items on which the candidate scored less
-    interval: Interval  # the deciding 95 % interval
-    p_value: float  # two-sided, of no difference
-    method: str
-    mcnemar_p: float | None
-    mcnemar_mid_p: float | None
-    tango: Interval | None
-    bootstrap: Interval
-    bootstrap_seed: int
-    clusters: int | None
-    unpaired_z: float | None
-    unpaired_p: float | None
-    verdict: NonInferiority
-    flips: float  # share of items on which the models disagree
-    confidence: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeedScores:
-    """One model's accuracy by seed."""
-
-    by_seed: tuple[float, ...]
-    mean: float
-    stdev: float | None  # sample deviation
-    population_stdev: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverSeeds:
-    """Candidate against reference over several seeds."""
-
-    candidate: SeedScores
-    reference: SeedScores
-    z_sample: float | None
-    z_population: float | None
-    z_p: float | None
-    welch_p: float | None
-    paired: PairedScores  # over the average of the seeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +22,7 @@ class SideScores:
     errors: int
     truncated: int
     empty: int
-    by_metric: Mapping[str, Score]
+    by_metric: Mapping[str, Accuracy]
     by_seed: Mapping[str, float]  # of the primary metric
 
 
@@ -117,7 +31,7 @@ class TaskResult:
     """One task: both sides, their difference by metric, and the verdict of the primary metric."""
 
     task: str
-    prompt_format: str
+    prompt_format: str  # chat or completions, with or without a template
     shots: int | None
     label: Label
     primary: str  # metric
@@ -129,9 +43,9 @@ class TaskResult:
     notes: tuple[str, ...]
 
     def deciding(self, metric: str) -> PairedScores | None:
-        """Return the comparison that decides a metric: with several seeds, the one over their average."""
-        compared = self.comparisons.get(metric)
-        return compared.paired if isinstance(compared, OverSeeds) else compared
+        """Return the comparison that decides a metric, if there is one."""
+        comparison = self.comparisons.get(metric)
+        return None if comparison is None else deciding(comparison)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,15 +82,24 @@ class SuiteFacts:
     name: str
     hash: str  # SHA-256 of the suite and its task files
     data: Mapping[str, Any]  # digest of each task's data
-    task_files: Any
+    task_files: Mapping[str, str]  # SHA-256
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """An earlier run that serves as the reference."""
+
+    folder: str
+    started: str  # ISO 8601, UTC
+    candidate: Side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seeds:
     """Seeds of the few-shot examples of each pass, and of the requests."""
 
-    fewshot: tuple[Mapping[str, int], ...]
+    fewshot: tuple[Mapping[str, int], ...]  # lm-eval's seeds of each pass
     requests: int | None
 
 
@@ -216,7 +139,7 @@ class Evaluation(MeasuredRecord):
     seeds: Seeds
     candidate: Side
     reference: Side | None
-    baseline: Mapping[str, Any] | None  # the earlier run that --baseline names
+    baseline: Baseline | None  # the earlier run that --baseline names
     same_checkpoint_warning: str | None  # caveat if both sides may be the same checkpoint
     differences: tuple[str, ...]  # between the servers
     started: str  # ISO 8601, UTC

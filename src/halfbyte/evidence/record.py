@@ -92,11 +92,6 @@ class Record:
             raise cls._invalid(f"{where.name} is not a valid {cls.kind} record: {error}", where) from None
 
     @classmethod
-    def build(cls, results: Mapping[str, Any]) -> Self:
-        """Return the record of a stage's results."""
-        return cls.of(plain(results))
-
-    @classmethod
     def _invalid(cls, what: str, path: Path) -> InvalidRecordError:
         return InvalidRecordError(what, where=str(path), fix=f"run {cls.created_by.format(out='OUT')}")
 

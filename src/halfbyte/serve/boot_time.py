@@ -11,33 +11,22 @@ import json
 import mmap
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+
+from halfbyte.evidence.benchmark import BootTime
 
 VARIABLE = "HALFBYTE_BOOT"
 COLD, WARM = 0.05, 0.95  # share of the checkpoint in the page cache: at most, at least
 _FAILED = ctypes.c_void_p(-1).value
 
 
-@dataclass(frozen=True, slots=True)
-class Boot:
-    """One start of one engine."""
-
-    url: str
-    seconds: float
-    cached: float | None  # share of the checkpoint's bytes in the page cache before the start
-
-    @property
-    def kind(self) -> str:
-        """Return "cold", "warm", "partly warm" or "unknown"."""
-        if self.cached is None:
-            return "unknown"
-        return "cold" if self.cached <= COLD else "warm" if self.cached >= WARM else "partly warm"
-
-    def sentence(self) -> str:
-        """Describe the start in one sentence."""
-        how = "" if self.cached is None else f", {self.cached:.0%} of the checkpoint in the page cache before"
-        return f"answered {self.seconds:.0f} s after its start ({self.kind}{how})"
+def boot_time_of(url: str, seconds: float, cached: float | None) -> BootTime:
+    """Return one start of one engine; `cached` is the share of the checkpoint in the page cache before it."""
+    if cached is None:
+        return BootTime(url=url, seconds=seconds, cached=None, kind="unknown")
+    kind = "cold" if cached <= COLD else "warm" if cached >= WARM else "partly warm"
+    return BootTime(url=url, seconds=seconds, cached=cached, kind=kind)
 
 
 def cached_before(command: Sequence[str]) -> float | None:
@@ -83,15 +72,15 @@ def _resident(descriptor: int, nbytes: int) -> tuple[int, int] | None:
         libc.munmap(address, nbytes)
 
 
-def record_boot(boot: Boot) -> None:
+def record_boot(boot: BootTime) -> None:
     """Put the start into the environment of later child processes."""
     os.environ[VARIABLE] = json.dumps(asdict(boot))
 
 
-def reported_boot(url: str) -> Boot | None:
+def reported_boot(url: str) -> BootTime | None:
     """Return the recorded start of the engine at a URL; None if halfbyte did not start it."""
     try:
-        boot = Boot(**json.loads(os.environ.get(VARIABLE, "")))
+        boot = BootTime(**json.loads(os.environ.get(VARIABLE, "")))
     except (ValueError, TypeError):
         return None
     return boot if boot.url.rstrip("/") == url.rstrip("/") else None

@@ -49,9 +49,9 @@ leaves room for it: it recommends 90 % with a draft and 94 % without on these ca
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.evidence.launches import MemoryFit
 from halfbyte.machine.resources import memory_facts
 from halfbyte.serve.checkpoint_facts import Served
 from halfbyte.serve.gpus import Gpus, parse_gpus
@@ -133,36 +133,36 @@ class Fit:
 
         return fit_lines(self)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data, as `--json` prints it, including the assumptions."""
+    def record(self) -> MemoryFit:
+        """Return the fit for serve.json, including the assumptions."""
         fp8_contexts = self.fp8_tokens / self.context if self.fp8_tokens is not None and self.context else None
-        return {
-            "gpus": str(self.gpus),
-            "fits": self.fits,
-            "problem": self.problem,
-            "advice": self.advice,
-            "tensor_parallel": self.parallel.tensor_of(self.gpus.count),
-            "expert_parallel": self.parallel.expert,
-            "decode_context_parallel": self.parallel.decode_context,
-            "gpu_memory_nbytes": self.gpus.memory_nbytes,
-            "gpu_memory_utilization": self.utilization,
-            "gpu_reserve_nbytes": self.reserve_nbytes,
-            "gpu_reserve_outside": self.reserve_outside,
-            "gpu_weights_nbytes": self.weights_nbytes,
-            "gpu_kv_nbytes": max(0, self.kv_nbytes),
-            "kv_dtype": self.kv_dtype,
-            "kv_token_nbytes": self.kv_token_nbytes,
-            "kv_tokens": self.kv_tokens,
-            "kv_tokens_fp8": self.fp8_tokens,
-            "kv_tokens_bf16": self.bf16_tokens,
-            "context": self.context,
-            "concurrency": self.concurrency,
-            "full_contexts": self.contexts,
-            "full_contexts_fp8": fp8_contexts,
-            "weights": {share.name: share.nbytes for share in (*self.weights, *self.draft)},
-            "reserve": {share.name: share.nbytes for share in self.reserve},
-            "arithmetic": self.lines(),
-        }
+        return MemoryFit(
+            gpus=str(self.gpus),
+            fits=self.fits,
+            problem=self.problem,
+            advice=self.advice,
+            tensor_parallel=self.parallel.tensor_of(self.gpus.count),
+            expert_parallel=self.parallel.expert,
+            decode_context_parallel=self.parallel.decode_context,
+            gpu_memory_nbytes=self.gpus.memory_nbytes,
+            gpu_memory_utilization=self.utilization,
+            gpu_reserve_nbytes=self.reserve_nbytes,
+            gpu_reserve_outside=self.reserve_outside,
+            gpu_weights_nbytes=self.weights_nbytes,
+            gpu_kv_nbytes=max(0, self.kv_nbytes),
+            kv_dtype=self.kv_dtype,
+            kv_token_nbytes=self.kv_token_nbytes,
+            kv_tokens=self.kv_tokens,
+            kv_tokens_fp8=self.fp8_tokens,
+            kv_tokens_bf16=self.bf16_tokens,
+            context=self.context,
+            concurrency=self.concurrency,
+            full_contexts=self.contexts,
+            full_contexts_fp8=fp8_contexts,
+            weights={share.name: share.nbytes for share in (*self.weights, *self.draft)},
+            reserve={share.name: share.nbytes for share in self.reserve},
+            arithmetic=tuple(self.lines()),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,15 @@ context parallelism, and the longest context that fits. A plan determines the ou
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from halfbyte.checkpoint.folder import Checkpoint
 from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.evidence.launches import LaunchCommand, LaunchWarning
+from halfbyte.evidence.record import plain
 from halfbyte.families.model import describe
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.quantization_config import modelopt_file, output_config
@@ -85,22 +87,23 @@ class Launch:
         start = [word.replace("{model}", self.model) for word in self.command]
         return [*start, *(word for row in self.arguments for word in row.words), self.port_flag, str(self.port)]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data, as `--json` prints it."""
-        return {
-            "engine": self.engine,
-            "version": self.version,
-            "model": self.model,
-            "served_name": self.name,
-            "gpus": str(self.gpus),
-            "image": self.container.image,
-            "port": self.port,
-            "command": self.words,
-            "environment": {row.flag: row.value for row in self.environment},
-            "settings": [row.as_dict() for row in (*self.environment, *self.arguments)],
-            "warnings": [{"warning": note.text, "source": note.source} for note in self.warnings],
-            "fit": self.fit.as_dict() if self.fit else None,
-        }
+    def record(self, docker: Sequence[str] | None) -> LaunchCommand:
+        """Return the launch for serve.json; `docker` is its command in docker, or None if it cannot run there."""
+        return LaunchCommand(
+            engine=self.engine,
+            version=self.version,
+            model=self.model,
+            served_name=self.name,
+            gpus=str(self.gpus),
+            image=self.container.image,
+            port=self.port,
+            command=tuple(self.words),
+            environment={row.flag: row.value for row in self.environment},
+            settings=tuple(row.record() for row in (*self.environment, *self.arguments)),
+            warnings=tuple(LaunchWarning(warning=note.text, source=note.source) for note in self.warnings),
+            fit=self.fit.record() if self.fit else None,
+            docker=None if docker is None else tuple(docker),
+        )
 
 
 def engines_for(gpus: Gpus) -> list[str]:
@@ -380,7 +383,7 @@ class PlannedFit:
     def as_dict(self) -> dict[str, Any]:
         """Return plain data: the fit as in `serve --json`, with the verdict for all requested GPUs."""
         verdict = {"gpus": str(self.gpus), "fits": self.problem is None, "problem": self.problem, "advice": self.advice}
-        return {**(self.fit.as_dict() if self.fit else {}), **verdict, "engine": self.engine}
+        return {**(plain(self.fit.record()) if self.fit else {}), **verdict, "engine": self.engine}
 
 
 def planned_fit(plan: Plan, gpus: Gpus) -> PlannedFit:

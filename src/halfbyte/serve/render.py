@@ -142,10 +142,8 @@ def docker_problem(launch: Launch) -> UsageError | None:
 
 def launch_record(launches: Sequence[Launch]) -> Launches:
     """Return the contents of serve.json, best launch first."""
-    rows = [
-        {**launch.as_dict(), "docker": None if docker_problem(launch) else docker_words(launch)} for launch in launches
-    ]
-    return Launches.build({"written_by": WRITTEN_BY, "launches": rows})
+    commands = [launch.record(None if docker_problem(launch) else docker_words(launch)) for launch in launches]
+    return Launches(written_by=WRITTEN_BY, launches=tuple(commands))
 
 
 def files(launches: Sequence[Launch]) -> dict[str, str]:

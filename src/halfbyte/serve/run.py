@@ -21,7 +21,7 @@ from types import FrameType
 from urllib.parse import urlsplit
 
 from halfbyte.errors import EXIT_MACHINE, HalfbyteError, MachineError
-from halfbyte.serve.boot_time import VARIABLE, Boot, cached_before, record_boot
+from halfbyte.serve.boot_time import VARIABLE, boot_time_of, cached_before, record_boot
 from halfbyte.serve.engine_log import EngineLog, known_error
 from halfbyte.serve.engine_process import EngineProcess, FollowUp, describe_exit
 from halfbyte.serve.installed import engine_environment
@@ -64,7 +64,7 @@ def run_engine(  # noqa: PLR0913 - the parts of a launch
             out.note(f"starting {url}, log: {log}")
             wait_until_healthy(engine, url, EngineLog(log), served_name, out=out, silent_s=silent_s)
             shown = proxy or ProxyAddress(url)
-            record_boot(Boot(shown.url, round(time.monotonic() - start, 1), cached))
+            record_boot(boot_time_of(shown.url, round(time.monotonic() - start, 1), cached))
             if then is None:
                 code = _serve(engine, shown, log, out, served_name)
             else:

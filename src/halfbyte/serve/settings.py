@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from halfbyte.errors import UsageError
+from halfbyte.evidence.launches import LaunchSetting
 from halfbyte.recipe.strict_yaml import parse_value
 from halfbyte.serve.launch_data import SWITCH, Engine, Facts, Rule, SettingType, setting_types
 from halfbyte.ui.suggest import did_you_mean
@@ -163,15 +164,11 @@ class Setting:
             return (self.flag,)
         return (self.flag, spelled(self.value))
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain data, as `--json` prints it."""
-        return {
-            "setting": self.name,
-            "flag": self.flag,
-            "value": self.value,
-            "reason": self.reason,
-            "source": self.source,
-        }
+    def record(self) -> LaunchSetting:
+        """Return the setting for serve.json."""
+        return LaunchSetting(
+            setting=self.name, flag=self.flag, value=self.value, reason=self.reason, source=self.source
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Statistics for scores and speeds: pure functions on NumPy arrays.
 
-Every result has `as_dict()` for JSON and `sentence()` for reports. A sentence claims only what its numbers support.
+The types of the results are in `results`, which evidence files embed. Each has a `sentence()` for reports.
 
 sampling.accuracy             scores of one model -> accuracy, its error, Wilson's and the clustered interval
 pairs.paired                  two models on the same items -> difference, exact McNemar, Tango, bootstrap, verdict
@@ -11,25 +11,3 @@ throughput.throughput_ratio   blocks of two servers -> ratio of speeds, its inte
 
 They build on proportions, sampling (errors over items and clusters, bootstrap) and distributions (normal, Student's t).
 """
-
-from halfbyte.statistics.pairs import Paired, Seeds, over_seeds, paired
-from halfbyte.statistics.sampling import Accuracy, accuracy
-from halfbyte.statistics.throughput import Speedup, throughput_ratio
-from halfbyte.statistics.verdicts import Suite, Verdict, holm, items_needed, judge_suite, verdict
-
-__all__ = [
-    "Accuracy",
-    "Paired",
-    "Seeds",
-    "Speedup",
-    "Suite",
-    "Verdict",
-    "accuracy",
-    "holm",
-    "items_needed",
-    "judge_suite",
-    "over_seeds",
-    "paired",
-    "throughput_ratio",
-    "verdict",
-]

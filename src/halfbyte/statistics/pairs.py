@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,9 +34,9 @@ from halfbyte.statistics.proportions import (
     sign_test,
     tango,
 )
+from halfbyte.statistics.results import Interval, OverSeeds, PairedScores, SeedScores
 from halfbyte.statistics.sampling import (
     Clusters,
-    Interval,
     Mean,
     Scores,
     bootstrap,
@@ -46,60 +45,13 @@ from halfbyte.statistics.sampling import (
     mean_over_items,
     scores,
 )
-from halfbyte.statistics.verdicts import ALPHA, MARGIN, Verdict, verdict
+from halfbyte.statistics.verdicts import ALPHA, MARGIN, verdict
 
 FEW_FLIPS = 20
 FEW_CLUSTERS = 10
 LEAST_SPREAD = 0.25  # of the variance over items, i.e. half the error
 _DIGITS = 12  # smaller differences of averages over seeds are rounding errors
 _ONE_SIDED = 1 - 2 * ALPHA  # two-sided confidence with one-sided 95 % bounds as ends
-
-
-@dataclass(frozen=True)
-class Paired:
-    """Candidate - reference as fractions. Fields that do not apply to the scores are None."""
-
-    items: int
-    candidate: float
-    reference: float
-    difference: float
-    better: int
-    """Flips: items on which the candidate scored more."""
-    worse: int
-    """Flips: items on which the candidate scored less."""
-    interval: Interval
-    """The deciding 95 % interval."""
-    p_value: float
-    """Two-sided p-value of no difference."""
-    method: str
-    mcnemar_p: float | None
-    mcnemar_mid_p: float | None
-    tango: Interval | None
-    bootstrap: Interval
-    bootstrap_seed: int
-    clusters: int | None
-    unpaired_z: float | None
-    """As on model cards, from two standard errors; too conservative for the same items. None without variance."""
-    unpaired_p: float | None
-    verdict: Verdict
-
-    @property
-    def flips(self) -> float:
-        """The share of items on which the models disagree (psi)."""
-        return (self.better + self.worse) / self.items
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the comparison for JSON."""
-        return {**asdict(self), "flips": self.flips, "verdict": self.verdict.as_dict(), "confidence": CONFIDENCE}
-
-    def sentence(self) -> str:
-        """Return the difference and the verdict as sentences."""
-        low, high = (f"{100 * end:+.2f}" for end in self.interval)
-        return (
-            f"{self.candidate:.2%} against {self.reference:.2%}: {100 * self.difference:+.2f} pp (95 % interval {low} "
-            f"to {high} pp, p = {self.p_value:.2g}, {self.method}); {self.better:,} of {self.items:,} items better, "
-            f"{self.worse:,} worse. {self.verdict.sentence()}"
-        )
 
 
 class _Decision(NamedTuple):
@@ -119,7 +71,7 @@ def paired(
     clusters: Sequence[Any] | NDArray[Any] | None = None,
     margin: float = MARGIN,
     seed: int = 0,
-) -> Paired:
+) -> PairedScores:
     """Compare a candidate's scores (a) with a reference's (b) on the same items in the same order.
 
     Scores are between 0 and 1 and may be averages over seeds. `clusters` contains each item's subject.
@@ -138,7 +90,7 @@ def paired(
         decision = _by_clusters(differences, grouped, decision, better + worse)
     z = _unpaired_z(mean_over_items(a), mean_over_items(b))
     difference = float(differences.mean())
-    return Paired(
+    return PairedScores(
         items=len(a),
         candidate=float(a.mean()),
         reference=float(b.mean()),
@@ -157,6 +109,8 @@ def paired(
         unpaired_z=z,
         unpaired_p=None if z is None else normal_two_sided(z),
         verdict=verdict(difference, decision.bounds, decision.p_worse, len(a), decision.spread, margin),
+        flips=(better + worse) / len(a),
+        confidence=CONFIDENCE,
     )
 
 
@@ -211,57 +165,13 @@ def _within(interval: Interval) -> Interval:
     return max(-1.0, interval[0]), min(1.0, interval[1])
 
 
-@dataclass(frozen=True)
-class SeedScores:
-    """One model's accuracy by seed."""
-
-    by_seed: tuple[float, ...]
-    mean: float
-    stdev: float
-    """Sample deviation (divided by seeds - 1)."""
-    population_stdev: float
-    """Population deviation (divided by seeds), which is too small."""
-
-
-@dataclass(frozen=True)
-class Seeds:
-    """Candidate against reference over several seeds. Each z is (candidate - reference) / error, as on model cards."""
-
-    candidate: SeedScores
-    reference: SeedScores
-    z_sample: float | None
-    """From the error of the mean with sample deviations. None if all runs are equal."""
-    z_population: float | None
-    """From the error of the mean with population deviations: larger, and wrong for few runs."""
-    z_p: float | None
-    """p-value of z_sample under the normal distribution, as on model cards: too small with few seeds."""
-    welch_p: float | None
-    """p-value of z_sample under Student's t (Welch)."""
-    paired: Paired
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the comparison for JSON."""
-        return {**asdict(self), "paired": self.paired.as_dict()}
-
-    def sentence(self) -> str:
-        """Return the deciding result and the figures of a model card as sentences."""
-        a, b, count = self.candidate, self.reference, len(self.candidate.by_seed)
-        z = "no z (all runs are equal)"
-        if self.z_sample is not None and self.welch_p is not None:
-            z = f"z = {self.z_sample:+.2f} (p = {self.welch_p:.2g} by Student's t)"
-        return (
-            f"Averaged over {count} seeds, by items: {self.paired.sentence()} In model card form, for description "
-            f"only: {a.mean:.4f} ± {a.stdev:.4f} against {b.mean:.4f} ± {b.stdev:.4f} (n={count}), {z}."
-        )
-
-
 def over_seeds(
     by_seed_a: ArrayLike,
     by_seed_b: ArrayLike,
     clusters: Sequence[Any] | NDArray[Any] | None = None,
     margin: float = MARGIN,
     seed: int = 0,
-) -> Seeds:
+) -> OverSeeds:
     """Compare a candidate's scores (a) with a reference's (b): one row per seed, one column per item, same order."""
     a, b = np.asarray(by_seed_a, np.float64), np.asarray(by_seed_b, np.float64)
     if a.ndim != 2 or a.shape != b.shape or len(a) < 2:  # noqa: PLR2004
@@ -274,9 +184,9 @@ def over_seeds(
     first, second = _of_model(a), _of_model(b)
     z, freedom = welch((first.mean, first.stdev), (second.mean, second.stdev), len(a))
     small, _ = welch((first.mean, first.population_stdev), (second.mean, second.population_stdev), len(a))
-    return Seeds(
-        first,
-        second,
+    return OverSeeds(
+        candidate=first,
+        reference=second,
         z_sample=z,
         z_population=small,
         z_p=None if z is None else normal_two_sided(z),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 from halfbyte.errors import UsageError
 from halfbyte.statistics.distributions import t_quantile, t_two_sided
 from halfbyte.statistics.proportions import CONFIDENCE, wilson
+from halfbyte.statistics.results import Accuracy, Interval
 
 Scores = NDArray[np.float64]  # [n], between 0 and 1
-Interval = tuple[float, float]
 
 RESAMPLES = 10_000
 _AT_ONCE = 1 << 22  # resampling weights in memory at a time
@@ -136,38 +136,6 @@ def _resample(shares: Scores, draws: int, parts: NDArray[np.float64], seed: int)
     return np.concatenate(means)
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """An accuracy as a fraction. Clustered fields are None without clusters."""
-
-    items: int
-    value: float
-    standard_error: float | None
-    """sd / sqrt(n) with ddof 1, as in lm-eval and on model cards; 0 for 0 of n, so it gives no valid interval."""
-    wilson: Interval
-    clusters: int | None = None
-    clustered_error: float | None = None
-    clustered: Interval | None = None
-    macro: float | None = None
-    """The mean of the cluster means."""
-    macro_error: float | None = None
-
-    @property
-    def interval(self) -> Interval:
-        """The interval to quote: the clustered one, or Wilson's if clusters are missing or do not differ."""
-        return self.clustered if self.clustered and self.clustered_error else self.wilson
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the accuracy for JSON."""
-        return {**asdict(self), "interval": self.interval, "confidence": CONFIDENCE}
-
-    def sentence(self) -> str:
-        """Return the accuracy as a sentence."""
-        low, high = self.interval
-        by = f"over {self.clusters} clusters" if self.interval is self.clustered else "Wilson"
-        return f"{self.value:.2%} of {self.items:,} items (95 % interval {low:.2%} to {high:.2%}, {by})."
-
-
 def accuracy(correct: ArrayLike, clusters: Sequence[Any] | NDArray[Any] | None = None) -> Accuracy:
     """Return the accuracy of scores between 0 and 1. `clusters` contains each item's subject."""
     values = scores(correct, "accuracy")
@@ -176,18 +144,25 @@ def accuracy(correct: ArrayLike, clusters: Sequence[Any] | NDArray[Any] | None =
     total = float(values.sum())
     interval = wilson(round(total) if total.is_integer() else total, len(values))
     grouped = clusters_of(clusters, len(values))
+    by_items = Accuracy(
+        items=len(values),
+        value=mean.value,
+        standard_error=error,
+        wilson=interval,
+        interval=interval,
+        confidence=CONFIDENCE,
+    )
     if grouped is None:
-        return Accuracy(len(values), mean.value, error, interval)
+        return by_items
     by_cluster, macro = mean_over_clusters(values, grouped), mean_of_clusters(values, grouped)
     low, high = by_cluster.interval(CONFIDENCE)
-    return Accuracy(
-        len(values),
-        mean.value,
-        error,
-        interval,
+    clustered = (max(0.0, low), min(1.0, high))
+    return replace(
+        by_items,
         clusters=grouped.number,
         clustered_error=by_cluster.error,
-        clustered=(max(0.0, low), min(1.0, high)),
+        clustered=clustered,
         macro=macro.value,
         macro_error=macro.error,
+        interval=clustered if by_cluster.error else interval,
     )

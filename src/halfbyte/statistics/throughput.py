@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +20,9 @@ from numpy.typing import NDArray
 from halfbyte.errors import UsageError
 from halfbyte.statistics.distributions import t_quantile, t_two_sided
 from halfbyte.statistics.proportions import CONFIDENCE
-from halfbyte.statistics.sampling import Interval, Mean, bootstrap, mean_over_items
+from halfbyte.statistics.results import Design, Interval, Speedup
+from halfbyte.statistics.sampling import Mean, bootstrap, mean_over_items
 
-Design = Literal["abba", "sequential"]
 Blocks = Sequence[float] | NDArray[Any]
 Logs = NDArray[np.float64]
 
@@ -31,56 +30,6 @@ FEWEST_BLOCKS = 6  # per arm, alternating; fewer give an interval but no headlin
 FEWEST_STARTS = 2  # per arm, sequential
 LEAST = 0.001  # smallest difference of a headline
 DRIFT_P = 0.01
-UNCONTROLLED = "drift and deployment variance are not controlled"
-
-
-@dataclass(frozen=True)
-class Speedup:
-    """A's throughput over B's."""
-
-    design: Design
-    ratio: float
-    interval: Interval | None
-    bootstrap: Interval | None
-    """Percentile interval over pairs, for information: with few blocks it is too narrow."""
-    units: tuple[int, int]
-    """Sampling units of each arm: blocks or server starts."""
-    drift: float | None
-    """Relative change over the whole run, from a linear fit to the logarithms of both arms."""
-    drift_p: float | None
-    no_claim_because: str
-    """Why there is no headline, or an empty string."""
-    confidence: float = CONFIDENCE
-
-    @property
-    def drift_significant(self) -> bool:
-        """Whether the speed of the machine drifted during the measurement."""
-        return self.drift_p is not None and self.drift_p < DRIFT_P
-
-    @property
-    def headline(self) -> str | None:
-        """The claim that the data supports, or None."""
-        if self.no_claim_because or self.interval is None:
-            return None
-        low, high = self.interval
-        # Rounded down, because the claim is a lower bound.
-        percent = math.floor(1000 * max(low - 1, 1 - high)) / 10
-        return f"at least {percent:g} % {'more' if low > 1 else 'less'}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the ratio for JSON."""
-        return {**asdict(self), "drift_significant": self.drift_significant, "headline": self.headline}
-
-    def sentence(self) -> str:
-        """Return the headline, or why there is none, and the measurement as a sentence."""
-        unit = "blocks" if self.design == "abba" else "server starts"
-        seen = f"{self.ratio:.2f}x over {self.units[0]} and {self.units[1]} {unit}"
-        if self.interval:
-            seen = f"{seen} ({100 * self.confidence:.4g} % interval {self.interval[0]:.2f} to {self.interval[1]:.2f})"
-        claim = f"throughput: {self.headline}" if self.headline else f"no claim: {self.no_claim_because}"
-        drift = f" The speed drifted by {self.drift:+.1%} during the run." if self.drift_significant else ""
-        caveat = f" Sequential runs: {UNCONTROLLED}." if self.design == "sequential" else ""
-        return f"{claim}; {seen}.{drift}{caveat}"
 
 
 def throughput_ratio(
@@ -118,16 +67,19 @@ def _abba(a: Logs, b: Logs, seed: int, no_claim: str, confidence: float) -> Spee
     drift, p = _drift([(a, 2 * turn + swapped), (b, 2 * turn + 1 - swapped)])
     interval = _ratios(mean.interval(confidence)) if len(a) > 1 else None
     few = f"{len(a)} blocks per arm, {FEWEST_BLOCKS} needed" if len(a) < FEWEST_BLOCKS else ""
+    why = no_claim or few or _why_not(interval)
     return Speedup(
-        "abba",
-        math.exp(mean.value),
-        interval,
-        _ratios(bootstrap(a - b, None, confidence, seed)) if len(a) > 1 else None,
-        (len(a), len(b)),
-        drift,
-        p,
-        no_claim or few or _why_not(interval),
-        confidence,
+        design="abba",
+        ratio=math.exp(mean.value),
+        interval=interval,
+        bootstrap=_ratios(bootstrap(a - b, None, confidence, seed)) if len(a) > 1 else None,
+        units=(len(a), len(b)),
+        drift=drift,
+        drift_p=p,
+        no_claim_because=why,
+        confidence=confidence,
+        drift_significant=p is not None and p < DRIFT_P,
+        headline=_headline(interval, why),
     )
 
 
@@ -137,9 +89,31 @@ def _sequential(a: list[Logs], b: list[Logs], no_claim: str, confidence: float) 
     few = min(len(a), len(b)) < FEWEST_STARTS
     interval = None if few else _ratios(_welch_interval(*map(mean_over_items, means), confidence=confidence))
     drift, p = _drift([(start, np.arange(len(start))) for start in (*a, *b)])
-    why = f"{len(a)} and {len(b)} server starts, {FEWEST_STARTS} per arm needed" if few else _why_not(interval)
-    units, no_claim_because = (len(a), len(b)), no_claim or why
-    return Speedup("sequential", math.exp(difference), interval, None, units, drift, p, no_claim_because, confidence)
+    few_starts = f"{len(a)} and {len(b)} server starts, {FEWEST_STARTS} per arm needed"
+    why = no_claim or (few_starts if few else _why_not(interval))
+    return Speedup(
+        design="sequential",
+        ratio=math.exp(difference),
+        interval=interval,
+        bootstrap=None,
+        units=(len(a), len(b)),
+        drift=drift,
+        drift_p=p,
+        no_claim_because=why,
+        confidence=confidence,
+        drift_significant=p is not None and p < DRIFT_P,
+        headline=_headline(interval, why),
+    )
+
+
+def _headline(interval: Interval | None, no_claim: str) -> str | None:
+    """Return the claim that the data supports, or None."""
+    if no_claim or interval is None:
+        return None
+    low, high = interval
+    # Rounded down, because the claim is a lower bound.
+    percent = math.floor(1000 * max(low - 1, 1 - high)) / 10
+    return f"at least {percent:g} % {'more' if low > 1 else 'less'}"
 
 
 def _why_not(interval: Interval | None) -> str:

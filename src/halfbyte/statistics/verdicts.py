@@ -12,73 +12,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
 
 from halfbyte.errors import UsageError
 from halfbyte.statistics.distributions import normal_quantile
+from halfbyte.statistics.results import Label, NonInferiority
 
 MARGIN = 0.01
 ALPHA = 0.05  # one-sided error rate of each verdict
 POWER = 0.8
 
-Label = Literal["ACCEPT", "REGRESSION", "INCONCLUSIVE"]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A verdict about candidate - reference, as fractions."""
-
-    label: Label
-    difference: float
-    lower: float
-    """Lower one-sided 95 % bound."""
-    upper: float
-    """Upper one-sided 95 % bound."""
-    p_worse: float
-    """One-sided p-value of a loss."""
-    margin: float
-    significant_loss: bool
-    beyond_margin: bool
-    """Whether the upper bound is below minus the margin."""
-    items: int
-    items_if_no_loss: int | None = None
-    """Items for ACCEPT with 80 % power if there is no true loss; only for INCONCLUSIVE."""
-    items_if_as_observed: int | None = None
-    """Items for ACCEPT or REGRESSION with 80 % power if the observed difference is true; only for INCONCLUSIVE."""
-
-    @property
-    def items_to_decide(self) -> int | None:
-        """Number of items that would decide in either case."""
-        if self.items_if_no_loss is None or self.items_if_as_observed is None:
-            return None
-        return max(self.items_if_no_loss, self.items_if_as_observed, self.items + 1)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the verdict for JSON."""
-        return {**asdict(self), "alpha": ALPHA, "power": POWER, "items_to_decide": self.items_to_decide}
-
-    def sentence(self) -> str:
-        """Return the verdict as a sentence."""
-        margin, lower, seen = _points(self.margin), _signed(self.lower), _signed(self.difference)
-        if self.label == "ACCEPT":
-            small = " A smaller loss is significant." if self.significant_loss else ""
-            return f"ACCEPT: a loss of more than {margin} is ruled out ({seen}, one-sided 95 % bound {lower}).{small}"
-        if self.label == "REGRESSION":
-            size = f"more than {margin}" if self.beyond_margin else f"and more than {margin} is not ruled out"
-            worse = f"worse by {size}" if self.beyond_margin else f"worse, {size}"
-            return f"REGRESSION: the candidate is {worse} ({seen}, p = {self.p_worse:.2g} for no loss, bound {lower})."
-        return (
-            f"INCONCLUSIVE: {self.items:,} items neither show a loss nor rule out one of more than {margin} "
-            f"({seen}, one-sided 95 % bound {lower}). About {self.items_to_decide:,} items would decide "
-            f"({self.items_if_no_loss:,} if there is no loss, {self.items_if_as_observed:,} if as observed; 80 % "
-            "power)."
-        )
-
 
 def verdict(
     difference: float, bounds: tuple[float, float], p_worse: float, items: int, spread: float, margin: float = MARGIN
-) -> Verdict:
+) -> NonInferiority:
     """Judge a difference (candidate - reference) by its one-sided 95 % bounds and the one-sided p-value of a loss.
 
     `spread` is the variance of the difference per item. For binary scores it is the share of items on which the two
@@ -89,12 +36,25 @@ def verdict(
     lower, upper = bounds
     significant_loss = difference < 0 and p_worse <= ALPHA
     label: Label = "ACCEPT" if lower > -margin else "REGRESSION" if significant_loss else "INCONCLUSIVE"
-    result = Verdict(label, difference, lower, upper, p_worse, margin, significant_loss, upper < -margin, items)
+    result = NonInferiority(
+        label=label,
+        difference=difference,
+        lower=lower,
+        upper=upper,
+        p_worse=p_worse,
+        margin=margin,
+        significant_loss=significant_loss,
+        beyond_margin=upper < -margin,
+        items=items,
+        alpha=ALPHA,
+        power=POWER,
+    )
     if label != "INCONCLUSIVE":
         return result
     gap = max(margin + difference, -difference)  # distance to ACCEPT or REGRESSION, whichever needs fewer items
     equal, as_seen = items_needed(spread, margin), items_needed(spread, margin, gap)
-    return replace(result, items_if_no_loss=equal, items_if_as_observed=as_seen)
+    decide = max(equal, as_seen, items + 1)
+    return replace(result, items_if_no_loss=equal, items_if_as_observed=as_seen, items_to_decide=decide)
 
 
 def items_needed(spread: float, margin: float = MARGIN, gap: float | None = None, power: float = POWER) -> int:
@@ -108,16 +68,8 @@ def items_needed(spread: float, margin: float = MARGIN, gap: float | None = None
     return max(math.ceil(by_power), math.ceil(z * z * (1 - margin) / margin))
 
 
-def _points(share: float) -> str:
-    return f"{100 * share:.2g} pp"
-
-
-def _signed(share: float) -> str:
-    return f"{100 * share:+.2f} pp"
-
-
 @dataclass(frozen=True)
-class Suite:
+class SuiteVerdict:
     """The tasks of a suite, judged together."""
 
     label: Label
@@ -125,10 +77,6 @@ class Suite:
     """One-sided p-value of a loss by task, after Holm's correction."""
     verdicts: dict[str, Label]
     """Verdict by task. A REGRESSION that is not significant after the correction is INCONCLUSIVE."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the suite's verdict for JSON."""
-        return {**asdict(self), "correction": "Holm, one-sided", "alpha": ALPHA}
 
     def sentence(self) -> str:
         """Return the verdict as a sentence, including the correction."""
@@ -158,7 +106,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def judge_suite(verdicts: Mapping[str, Verdict]) -> Suite:
+def judge_suite(verdicts: Mapping[str, NonInferiority]) -> SuiteVerdict:
     """Judge the verdicts of several tasks together."""
     if not verdicts:
         raise UsageError("a suite without tasks has no verdict", fix="run at least one task")
@@ -169,4 +117,4 @@ def judge_suite(verdicts: Mapping[str, Verdict]) -> Suite:
     }
     kinds = set(labels.values())
     label: Label = "REGRESSION" if "REGRESSION" in kinds else "ACCEPT" if kinds == {"ACCEPT"} else "INCONCLUSIVE"
-    return Suite(label, adjusted, labels)
+    return SuiteVerdict(label, adjusted, labels)

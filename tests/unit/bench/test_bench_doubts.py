@@ -2,12 +2,12 @@
 
 import pytest
 
-from halfbyte.bench.records import Block, Point, Request
-from halfbyte.bench.report import SAME_SERVER, make_report
-from halfbyte.bench.server import Server
+from halfbyte.bench.records import Block, Request
+from halfbyte.bench.report import SAME_SERVER, make_report, sentences
 from halfbyte.bench.summary import doubt_of
+from halfbyte.evidence.benchmark import BenchServer, LoadPoint
 
-POINT = Point(64, 100, 4)
+POINT = LoadPoint(64, 100, 4)
 
 
 def block(arm="A", turn=0, made=1000.0, tpot=0.01, seconds=10.0, error=""):
@@ -31,18 +31,18 @@ def test_an_agreeing_or_missing_counter_raises_no_doubt(made):
 
 
 def test_load_from_other_clients_prevents_the_claim():
-    assert make_report(turns(), {}, design="abba", slo={}).record().headlines, "without a doubt there is a claim"
+    assert make_report(turns(), {}, design="abba", slo={}).headlines, "without a doubt there is a claim"
     for made, why in ((1200.0, "other clients used the server"), (500.0, "the server's counter shows 500 tokens")):
         result = make_report(turns(made=made), {}, design="abba", slo={})
-        assert result.record().as_json()["headlines"] == []
-        assert any(why in sentence for _, sentence in result.sentences())
+        assert result.headlines == ()
+        assert any(why in sentence for _, sentence in sentences(result))
 
 
 def test_a_buffered_response_raises_a_doubt():
     assert "10 of 10 responses arrived all at once" in doubt_of(block(tpot=1e-6))
     assert "10 of 10 responses arrived all at once" in doubt_of(block(tpot=0.0))
     assert doubt_of(block(tpot=1e-3)) == ""
-    assert make_report(turns(tpot=1e-6), {}, design="abba", slo={}).record().as_json()["headlines"] == []
+    assert make_report(turns(tpot=1e-6), {}, design="abba", slo={}).headlines == ()
 
 
 def test_a_failed_block_is_an_error_not_a_doubt():
@@ -53,9 +53,23 @@ def test_a_failed_block_is_an_error_not_a_doubt():
                                                       ("http://b", 2.0, False), ("http://b", None, False)])  # fmt: skip
 def test_one_server_under_two_names_is_reported(url, started, same):
     a, b = (
-        Server(at, "m", "/m", 512, "1", "gpu", False, False, None, since, {})
+        BenchServer(
+            url=at,
+            model="m",
+            root="/m",
+            context=512,
+            version="1",
+            device="gpu",
+            emulated=False,
+            local=False,
+            kv_tokens=None,
+            started=since,
+            settings={},
+            boot=None,
+            no_claim_because="",
+        )
         for at, since in (("http://a", None if started is None else 1.0), (url, started))
     )
     result = make_report([], {"A": a, "B": b}, design="abba", slo={})
-    assert result.record().same_server == same
-    assert any(SAME_SERVER in sentence for _, sentence in result.sentences()) == same
+    assert result.same_server == same
+    assert any(SAME_SERVER in sentence for _, sentence in sentences(result)) == same

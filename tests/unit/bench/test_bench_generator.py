@@ -8,11 +8,12 @@ from types import MappingProxyType
 import pytest
 
 from halfbyte.bench.generator_process import make_prompts, ordinary_tokens, text_of
-from halfbyte.bench.records import CONTENTS, Point
+from halfbyte.bench.records import CONTENTS
 from halfbyte.bench.vllm_generator import Order, VllmGenerator, seed_of
+from halfbyte.evidence.benchmark import LoadPoint
 
 WORDS = list(range(100, 1100))
-ORDER = Order("http://127.0.0.1:1", "m", "t", Point(8, 4, 2), 4, "A0", 1, 2, 0.2)
+ORDER = Order("http://127.0.0.1:1", "m", "t", LoadPoint(8, 4, 2), 4, "A0", 1, 2, 0.2)
 
 
 def test_prompts_have_the_length_and_a_head_of_their_own():

@@ -6,20 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from halfbyte.bench.records import (
-    Block,
-    Point,
-    open_records,
-    read_records,
-    requests_of,
-    whole_pairs,
-)
+from halfbyte.bench.records import Block, open_records, read_records, requests_of, whole_pairs
 from halfbyte.bench.summary import steady, summarize
 from halfbyte.endpoint.metrics_page import between, read_page
 from halfbyte.errors import UsageError
+from halfbyte.evidence.benchmark import LoadPoint
 
 RECORDED = Path(__file__).parent / "recorded"
-POINT = Point(64, 16, 2)
+POINT = LoadPoint(64, 16, 2)
 
 
 @pytest.fixture
@@ -98,7 +92,7 @@ def test_steady_time_is_between_the_first_answers_and_the_last_request():
 
     # One user, three requests of 2 s, a token at 1, 1.5 and 2 s each: between 1 and 4 s are 5 tokens after the first.
     rows = tuple(Request(2.0 * at, 1.0, 2.0, (0.5, 0.5), 4, 3) for at in range(3))
-    one = Block("A", Point(4, 3, 1), 0, 6.0, rows)
+    one = Block("A", LoadPoint(4, 3, 1), 0, 6.0, rows)
     assert steady([one]) == pytest.approx(5 / 3)
     assert steady([replace(one, requests=rows[:1])]) is None
 

@@ -2,13 +2,14 @@
 
 import pytest
 
-from halfbyte.bench.records import Point, points, targets
+from halfbyte.bench.records import points, targets
 from halfbyte.errors import UsageError
+from halfbyte.evidence.benchmark import LoadPoint
 
 
 def test_every_combination_once():
     result = points(["8k:1k", "512:128", "512:128"], "1, 8", "random,json")
-    assert result[:2] == [Point(8192, 1024, 1), Point(8192, 1024, 8)]
+    assert result[:2] == [LoadPoint(8192, 1024, 1), LoadPoint(8192, 1024, 8)]
     assert len(result) == 2 * 2 * 2
     assert str(result[0]) == "concurrency 1, 8k in / 1k out"
     assert str(result[-1]) == "concurrency 8, 512 in / 128 out, json"

@@ -4,10 +4,10 @@ import json
 import time
 from dataclasses import asdict
 
-from halfbyte.bench.report import make_report
+from halfbyte.bench.report import make_report, sentences
 from halfbyte.bench.server import KvPeak, inspect_server
 from halfbyte.endpoint.metrics_page import read_page
-from halfbyte.serve.boot_time import VARIABLE, Boot
+from halfbyte.serve.boot_time import VARIABLE, boot_time_of
 
 MODELS = {"data": [{"id": "mini", "root": "/models/mini", "max_model_len": 1024}]}
 
@@ -49,12 +49,12 @@ def test_emulation_is_recognized_from_the_metrics_page(serve, monkeypatch):
 def test_startup_time_is_known_only_for_servers_started_by_halfbyte(serve, monkeypatch):
     url = serve({"/v1/models": MODELS})
     monkeypatch.delenv(VARIABLE, raising=False)
-    for boot in (None, Boot(url, 27.4, 0.01)):
+    for boot in (None, boot_time_of(url, 27.4, 0.01)):
         if boot:
             monkeypatch.setenv(VARIABLE, json.dumps(asdict(boot)))
         result = make_report([], {"A": inspect_server(url)}, design="abba", slo={})
-        said = " ".join(sentence for _, sentence in result.sentences())
-        told = result.record().as_json()["servers"]["A"]["boot"]
+        said = " ".join(sentence for _, sentence in sentences(result))
+        told = result.as_json()["servers"]["A"]["boot"]
         if boot:
             assert "A: answered 27 s after its start (cold, 1% of the checkpoint in the page cache before)" in said
             assert told == {"url": url, "seconds": 27.4, "cached": 0.01, "kind": "cold"}

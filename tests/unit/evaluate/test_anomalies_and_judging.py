@@ -7,13 +7,18 @@ import pytest
 from halfbyte.errors import CheckFailedError
 from halfbyte.evaluate.anomalies import anomalies, between
 from halfbyte.evaluate.judging import judge
-from halfbyte.evaluate.results import Evaluation
+from halfbyte.evaluate.results import worst_label
 from halfbyte.evaluate.samples import Sample, check_pairs
 from halfbyte.evaluate.suites import load_suite
 
 SUITE = load_suite("mini")
 WORDS, WORLD, COPYING = SUITE.tasks
 COUNT = 100
+
+
+def pair(result):
+    """Return the comparison that decides a task."""
+    return result.deciding(result.primary)
 
 
 def sample(doc, right=True, *, task=WORDS, **more):
@@ -116,7 +121,7 @@ def test_missing_answers_cannot_lead_to_accept():
     ours[:4] = [replace(one, error="HTTP 500", scores=None) for one in ours[:4]]
     wide, narrow = (judge(only(WORDS), ours, theirs, margin)[0] for margin in (0.01, 0.005))
     assert (wide.label, narrow.label) == ("ACCEPT", "INCONCLUSIVE")
-    assert narrow.paired is not None and narrow.paired.verdict.label == "ACCEPT"
+    assert pair(narrow) is not None and pair(narrow).verdict.label == "ACCEPT"
     assert any("run the same command to retry them" in note for note in narrow.notes)
 
 
@@ -208,29 +213,29 @@ def test_without_a_reference_there_is_a_score_and_no_verdict():
 def test_constant_targets_are_reported():
     alike = [replace(one, target="0") for one in choices(80, pick=lambda doc: doc % 2)]
     assert "the same correct answer" in judge(SUITE, [*items(), *alike, *whole([])[COUNT:]], None, 0.01)[1].notes[0]
-    assert judge(SUITE, whole(items()), None, 0.01)[1].notes == []
+    assert judge(SUITE, whole(items()), None, 0.01)[1].notes == ()
 
 
 def test_verdicts_and_the_correction_for_their_number():
     """Six worse and none better is p = 1/64 one-sided: sure by itself, and after Holm for three tasks (3/64)."""
     judged = judge(SUITE, whole(items(84)), whole(items(90)), 0.01)
     assert [one.label for one in judged] == ["REGRESSION", "INCONCLUSIVE", "INCONCLUSIVE"]
-    assert (judged[0].paired.worse, judged[0].paired.better) == (6, 0)
+    assert (pair(judged[0]).worse, pair(judged[0]).better) == (6, 0)
     judged = judge(SUITE, whole(items(85)), whole(items(90)), 0.01)  # p = 1/32: not after Holm
-    assert judged[0].paired.verdict.label == "REGRESSION" and judged[0].label == "INCONCLUSIVE"
+    assert pair(judged[0]).verdict.label == "REGRESSION" and judged[0].label == "INCONCLUSIVE"
     assert "Holm" in judged[0].notes[0]
 
 
 def test_an_anomalous_task_has_no_verdict_and_makes_the_suite_anomalous():
     judged = judge(SUITE, whole(changed(30, finish_reason="length")), whole(items()), 0.01)
-    assert judged[0].label == "ANOMALOUS" == Evaluation({}, judged).label
+    assert judged[0].label == "ANOMALOUS" == worst_label(judged)
 
 
 def test_missing_answers_are_left_out_with_the_worst_case_reported():
     gone = [replace(one, error="gone", scores=None) if one.doc == 99 else one for one in items(100)]
     judged = judge(SUITE, whole(gone), whole(items(100)), 0.01)
-    assert judged[0].paired.items == 99 and judged[0].paired.difference == 0
-    assert judged[0].worst_case == pytest.approx(-0.01)
+    assert pair(judged[0]).items == 99 and pair(judged[0]).difference == 0
+    assert judged[0].worst_case_difference == pytest.approx(-0.01)
 
 
 def test_several_seeds_are_averaged_by_item():
@@ -238,7 +243,7 @@ def test_several_seeds_are_averaged_by_item():
     both = [*items(90), *more]
     judged = judge(SUITE, whole(both), whole(both), 0.01)
     assert judged[0].candidate.by_metric[WORDS.primary].value == pytest.approx(0.85)
-    assert judged[0].candidate.by_seed == {1234: 0.9, 42: 0.8}
+    assert judged[0].candidate.by_seed == {"1234": 0.9, "42": 0.8}
     assert judged[0].comparisons[WORDS.primary].candidate.stdev == pytest.approx(0.1 / 2**0.5)
 
 
@@ -256,6 +261,6 @@ def test_programs_that_reached_a_limit_are_reported():
     ended = [{"passed": False, "ended": how} for how in ("output", "time", "time", "exit")]
     stopped = [replace(one, programs=[ended[one.doc]]) if one.doc < 4 else one for one in items()]
     notes = judge(SUITE, whole(stopped), whole(items()), 0.01)[0].notes
-    assert notes == ["candidate: 3 programs reached a limit and count as wrong (output 1, time 2)"]
+    assert notes == ("candidate: 3 programs reached a limit and count as wrong (output 1, time 2)",)
     notes = judge(SUITE, whole(items()), whole(stopped), 0.01)[0].notes
-    assert notes == ["reference: 3 programs reached a limit and count as wrong (output 1, time 2)"]
+    assert notes == ("reference: 3 programs reached a limit and count as wrong (output 1, time 2)",)

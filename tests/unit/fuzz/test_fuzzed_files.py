@@ -19,6 +19,7 @@ from halfbyte.engine.pipeline import quantize
 from halfbyte.evaluate.parity import known_then
 from halfbyte.evaluate.results import read_baseline, refuse_missing_items, refuse_other_questions
 from halfbyte.evaluate.samples import Sample, Store, check_pairs, load_samples
+from halfbyte.evidence.evaluation import SuiteFacts
 from halfbyte.plan.manifest import read_plan_file
 from halfbyte.plan.prune_plan import LayerChoice, PrunePlan, read_prune_plan
 from halfbyte.plan.prune_record import read_record
@@ -63,7 +64,7 @@ CASES = [{"messages": [{"role": "user", "content": "x"}], "tools": [{"type": "fu
 
 def earlier_head(path):
     results = read_baseline(path.parent)
-    refuse_other_questions(results, path.parent, SUITE, 4)
+    refuse_other_questions(results, path.parent, SuiteFacts(**HEAD["suite"]), 4)
     refuse_missing_items(results, path.parent, 1)
     known_then(results)
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from halfbyte.serve import boot_time
-from halfbyte.serve.boot_time import VARIABLE, Boot, cached_before, cached_pages, record_boot, reported_boot
+from halfbyte.serve.boot_time import VARIABLE, boot_time_of, cached_before, cached_pages, record_boot, reported_boot
 
 MEBIBYTE = 1 << 20
 
@@ -67,7 +67,7 @@ def test_the_cached_share_is_unknown_without_mincore(checkpoint, monkeypatch, tm
     [(0.0, "cold"), (0.05, "cold"), (0.5, "partly warm"), (0.95, "warm"), (None, "unknown")],
 )
 def test_cold_warm_and_partly_warm(cached, kind):
-    boot = Boot("http://h:1", 27.4, cached)
+    boot = boot_time_of("http://h:1", 27.4, cached)
     assert boot.kind == kind
     assert f"27 s after its start ({kind}" in boot.sentence()
 
@@ -76,8 +76,8 @@ def test_only_the_server_that_was_started_has_a_time(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     assert reported_boot("http://h:1") is None
     monkeypatch.setenv(VARIABLE, "")  # so that it is removed afterwards
-    record_boot(Boot("http://h:1", 27.4, 0.5))
-    assert reported_boot("http://h:1/") == Boot("http://h:1", 27.4, 0.5)
+    record_boot(boot_time_of("http://h:1", 27.4, 0.5))
+    assert reported_boot("http://h:1/") == boot_time_of("http://h:1", 27.4, 0.5)
     assert reported_boot("http://h:2") is None
     for wrong in ("", "{}", "[]", "nonsense", '{"url": 1}'):
         monkeypatch.setenv(VARIABLE, wrong)

@@ -250,7 +250,7 @@ def test_advice_names_what_would_fit():
     assert not found.fits
     assert found.problem == "each GPU needs 154.8 GB, 63.0 GB more than available"
     assert found.advice == "use 8xRTX PRO 6000, or prune to 208 of 384 experts"
-    assert (found.fp8_tokens, found.as_dict()["gpu_kv_nbytes"]) == (0, 0)
+    assert (found.fp8_tokens, found.record().gpu_kv_nbytes) == (0, 0)
     assert found.lines()[-1] == f"verdict    does not fit: {found.problem}; {found.advice}"
     assert fit(K26, parse_gpus("2xH200")).advice == (
         "use 8xH200, or prune to 144 of 384 experts (less than half: expect a damaged model)"

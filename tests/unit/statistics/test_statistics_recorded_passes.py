@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halfbyte.statistics import over_seeds, paired, sampling
+from halfbyte.statistics import sampling
+from halfbyte.statistics.pairs import over_seeds, paired
 from halfbyte.statistics.verdicts import ALPHA
 
 FILE = Path(__file__).parent / "recorded" / "passes_kimi-mini.jsonl"

@@ -1,19 +1,12 @@
 """ACCEPT, REGRESSION, INCONCLUSIVE: when each applies, how many items would decide, and several tasks at once."""
 
-import json
-
 import numpy as np
 import pytest
 
 from halfbyte.errors import UsageError
-from halfbyte.statistics import (
-    holm,
-    items_needed,
-    judge_suite,
-    paired,
-    sampling,
-    verdict,
-)
+from halfbyte.statistics import sampling
+from halfbyte.statistics.pairs import paired
+from halfbyte.statistics.verdicts import holm, items_needed, judge_suite, verdict
 
 
 def judged(difference=0.0, lower=-0.02, upper=0.02, p_worse=0.5, items=1319, spread=0.03, margin=0.01):
@@ -121,6 +114,5 @@ def test_a_suite_accepts_only_as_a_whole():
     assert judge_suite({"a": fine, "b": unsure}).label == "INCONCLUSIVE"
     worse = judge_suite({"a": fine, "b": unsure, "c": bad})
     assert worse.sentence() == "REGRESSION in c (p = 3e-06); p-values after Holm's correction for 3 tasks."
-    assert json.loads(json.dumps(worse.as_dict()))["correction"] == "Holm, one-sided"
     with pytest.raises(UsageError, match="without tasks"):
         judge_suite({})

@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Any
 
-from halfbyte.evidence.evaluation import Evaluation, OverSeeds, PairedScores, Score, SeedScores, TaskResult
+from halfbyte.evidence.evaluation import Evaluation, TaskResult
 from halfbyte.publish.card.facts import CardFacts
 from halfbyte.publish.card.figures import between, counted, p_value, percent, points
 from halfbyte.publish.card.markdown import Markdown, code, phrase, table
+from halfbyte.statistics.results import Accuracy, OverSeeds, PairedScores, SeedScores
 
 HEAD = ["Task", "Metric", "Items", "This model", "Reference", "Difference", "95% CI, pp", "Flips", "p", "Verdict"]
 _MEANS = {
@@ -67,7 +68,7 @@ def _rows(task: TaskResult) -> list[list[Any]]:
     return table_rows
 
 
-def _score(score: Score) -> str:
+def _score(score: Accuracy) -> str:
     shown = percent(score.value)
     return shown if score.standard_error is None else f"{shown} ± {100 * score.standard_error:.2f}"
 
@@ -91,7 +92,7 @@ def _notes(task: TaskResult) -> list[Markdown]:
 
 
 def _over_seeds(side: SeedScores) -> str:
-    return f"{percent(side.mean)} ± {'not measured' if side.stdev is None else f'{100 * side.stdev:.2f}'}"
+    return f"{percent(side.mean)} ± {100 * side.stdev:.2f}"
 
 
 def _method(card: CardFacts, evaluation: Evaluation) -> list[tuple[str, Any]]:

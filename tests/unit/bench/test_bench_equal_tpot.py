@@ -5,8 +5,9 @@ import random
 import pytest
 
 from halfbyte.bench.compare import at_tpot, equal_tpot
-from halfbyte.bench.records import Block, Point, Request
+from halfbyte.bench.records import Block, Request
 from halfbyte.bench.report import make_report
+from halfbyte.evidence.benchmark import LoadPoint
 
 CURVE = [(0.25, 400.0), (0.125, 100.0), (0.5, 800.0)]  # seconds for a token, tokens a second
 
@@ -31,7 +32,7 @@ def blocks(users_and_paces: dict[int, float], arm: str, turns: int = 6, content:
         for users, pace in users_and_paces.items():
             gap = 1 / (pace * drawn.gauss(1, noise))
             rows = tuple(Request(0.0, gap, 10 * gap, (gap,) * 9, 64, 10) for _ in range(users))
-            point = Point(64, 10, users, content)
+            point = LoadPoint(64, 10, users, content)
             yield Block(arm, point, turn, 10 * gap, rows, server={"no_claim_because": ""})
 
 
@@ -56,27 +57,27 @@ def test_a_server_twice_as_fast_at_every_pace_has_its_ratio_and_interval():
     assert one.speedup.ratio == pytest.approx(expected, rel=0.05)
     low, high = one.speedup.interval
     assert low < expected < high and one.speedup.units == (6, 6)
-    assert "ms per token" in one.sentence() and one.as_dict()["speedup"]["headline"]
+    assert "ms per token" in one.sentence and one.speedup.headline
 
 
 def test_reasons_against_a_claim_apply_at_equal_pace():
     a, b = {1: 100.0, 4: 50.0}, {1: 90.0, 4: 45.0}
     (one,) = equal_tpot([*blocks(a, "A"), *blocks(b, "B")], "the server computes on a CPU")
-    assert one.speedup.headline is None and "no claim: the server computes on a CPU" in one.sentence()
+    assert one.speedup.headline is None and "no claim: the server computes on a CPU" in one.sentence
 
 
 def test_paces_that_do_not_meet_have_no_ratio():
     (one,) = equal_tpot([*blocks({1: 100.0, 4: 80.0}, "A"), *blocks({1: 40.0, 4: 20.0}, "B")], "")
     assert one.speedup is None
     assert (
-        "TPOT ranges do not overlap (9.98 to 12.5 and 25.1 to 50 ms" in one.sentence()
-        and "measure more concurrencies" in one.sentence()
+        "TPOT ranges do not overlap (9.98 to 12.5 and 25.1 to 50 ms" in one.sentence
+        and "measure more concurrencies" in one.sentence
     )
 
 
 def test_one_concurrency_gives_no_curve():
     (one,) = equal_tpot([*blocks({4: 80.0}, "A"), *blocks({4: 40.0}, "B")], "")
-    assert "a curve needs at least two concurrencies" in one.sentence()
+    assert "a curve needs at least two concurrencies" in one.sentence
 
 
 def test_shapes_and_contents_are_kept_apart():

@@ -16,7 +16,7 @@ from card_evidence import everything, pruned
 from halfbyte.evidence.audit import Audit
 from halfbyte.evidence.comparison import Comparison
 from halfbyte.evidence.folder import KINDS
-from halfbyte.evidence.record import FORMAT, InvalidRecordError, Record
+from halfbyte.evidence.record import FORMAT, InvalidRecordError, Record, plain
 from halfbyte.evidence.release import AfterRelease, Release
 
 OUTPUTS = {"outputs": {"model.safetensors": {"nbytes": 7, "sha256": "a" * 64}}}
@@ -121,7 +121,7 @@ def test_implausible_numbers_are_refused(value: Any) -> None:
 def test_numbers_that_json_lacks_become_null() -> None:
     total = WHOLE["compare"]["total"] | {"perplexity_first": math.nan, "perplexity_second": math.inf}
     with pytest.raises(InvalidRecordError, match="perplexity_first is null, not a number"):
-        Comparison.build(WHOLE["compare"] | {"total": total})
+        Comparison.of(plain(WHOLE["compare"] | {"total": total}))
 
 
 def test_unknown_fields_are_ignored() -> None:

@@ -27,10 +27,10 @@ NARROW = replace(
 )
 MXFP4_TENSORS = 139_430  # one tensor less for each of the 69,120 routed expert matrices
 BOUNDS = {  # seconds of a core, and megabytes
-    "plan": (60, 900),
-    "quantize": (240, 1_500),
-    "audit": (240, 1_500),
-    "report": (60, 900),
+    "plan": (30, 900),
+    "quantize": (150, 1_500),
+    "audit": (80, 1_500),
+    "report": (40, 900),
 }
 
 

@@ -34,6 +34,11 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def factor(h: torch.Tensor) -> gptq.DeviceFactors:
+    """Return the factors of Hessians, including the order of their columns."""
+    return gptq.factor(h, gptq.column_orders(h))
+
+
 def hessians(count: int, k: int, tokens: int) -> torch.Tensor:
     """Return Hessians of random inputs."""
     found = torch.empty((count, k, k), dtype=torch.float64, device="cuda")
@@ -64,8 +69,8 @@ def main() -> None:
         rows.append({"step": name, "seconds": seconds, "times": times, "flops": flops})
 
     h = hessians(1, D, 2 * D)
-    row("factor, shared", timed(lambda: gptq.factor(h)), 1, 4 / 3 * D**3)
-    shared = gptq.factor(h)
+    row("factor, shared", timed(lambda: factor(h)), 1, 4 / 3 * D**3)
+    shared = factor(h)
 
     w = weights(GROUP, F, D)
     amax = w.abs().amax(dim=(1, 2)).float()
@@ -76,8 +81,8 @@ def main() -> None:
     assert torch.equal(first.scale, second.scale)
     del first, second
     h = hessians(GROUP, F, F)
-    row(f"factor, {GROUP} experts", timed(lambda: gptq.factor(h)), groups, GROUP * 4 / 3 * F**3)
-    own = gptq.factor(h)
+    row(f"factor, {GROUP} experts", timed(lambda: factor(h)), groups, GROUP * 4 / 3 * F**3)
+    own = factor(h)
     w = weights(GROUP, D, F)
     amax = w.abs().amax(dim=(1, 2)).float()
     row(f"down, {GROUP} experts", timed(lambda: gptq.compensate(w, amax, own)), groups, GROUP * D * F * F)

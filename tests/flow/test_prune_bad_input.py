@@ -188,13 +188,6 @@ def test_a_recipe_that_prunes_by_given_statistics_needs_them(place, tmp_path, ca
     assert run("quantize", place / "source", tmp_path / "out", *options, "--stats", place / "stats") == 0
 
 
-def test_no_pass_on_the_gpu_yet(place, tmp_path, capsys):
-    options = ["-r", REAP, "--set", "prune.keep=4", "--stats", place / "stats", "--device", "cuda"]
-    assert run("quantize", place / "source", tmp_path / "out", *options) == 2
-    assert "pruning is not supported on the GPU yet" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_groups_keep_as_many_experts_each(tmp_path):
     source = write_pico(tmp_path / "source", experts=8)
     found = json.loads((source / "config.json").read_text())

@@ -48,7 +48,6 @@ def inputs_from_stats(stats: LayerStats, quantize: Quantize | None) -> Callable[
         if quantize is None or job.action != ENCODE:
             return JobInputs()
         needs = bool(job.linears) and quantize.method_of(job.role).needs_hessians
-        assert encode is not None or not needs  # unwritten layers are measured in the same run
         return JobInputs(scales_of(job, stats, quantize), encode if needs else None)
 
     return inputs_of
@@ -93,7 +92,9 @@ def _encode(job: Job, reader: Reader, quantize: Quantize, encode: Encode | None)
             )
             for linear, source in sources
         ]
-    encode = encode or quantize.method_of(job.role).encoder(None)
+    method = quantize.method_of(job.role)
+    assert encode is not None or not method.needs_hessians  # unwritten layers are measured in the same run
+    encode = encode or method.encoder(None)
     return encode(Group(quantize.format, linears))
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from halfbyte.formats.cpu.rows import EncodeOptions, Rows
     from halfbyte.formats.encoded import Array, BF16Bits, Encoded
     from halfbyte.formats.gpu.blocks import Blocks
+    from halfbyte.formats.gpu.gptq import DeviceFactors
 
 # `written_by` in config.json. The version is only in halfbyte/provenance.json: a new one must not change output bytes.
 WRITTEN_BY = {"name": "halfbyte"}
@@ -162,13 +163,15 @@ class Codec:
 class DeviceCodec:
     """The GPU implementation, in `formats/gpu`, on stacks [E, N, K] of experts.
 
-    `encode` takes BF16 weights or INT4 (packed codes, scales), the amax of each expert and the method. `tensor_scales`
-    returns the stored tensor scale of each expert.
+    `encode` takes BF16 weights or INT4 (packed codes, scales), the amax of each expert and the method. `compensate` is
+    GPTQ: it takes BF16 weights, the amax, and the factors of the Hessians. `tensor_scales` returns the stored tensor
+    scale of each expert.
     """
 
     decode: Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
     encode: Callable[[torch.Tensor | tuple[torch.Tensor, torch.Tensor], torch.Tensor, str], Blocks] | None = None
     tensor_scales: Callable[[torch.Tensor, str], torch.Tensor] | None = None
+    compensate: Callable[[torch.Tensor, torch.Tensor, DeviceFactors], Blocks] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ NVFP4 = Format(
     divisions=("ieee", "reciprocal"),
     reference=lazy("reference.nvfp4:MODELOPT"),
     cpu=lazy("cpu.fp4:NVFP4"),
-    gpu=Gpu(lazy("gpu.nvfp4:MODELOPT"), encodes=("max", "mse")),
+    gpu=Gpu(lazy("gpu.nvfp4:MODELOPT"), encodes=("max", "mse", "gptq")),
     input_scale=InputScale("input_scale", ()),
     activations=_INPUTS,
     declared=(Declared("modelopt", "NVFP4"), Declared("modelopt", _WEIGHTS_ONLY, weights_only=True)),

@@ -63,12 +63,10 @@ def test_every_backend_calibrates_and_quantizes(backend):
 @pytest.mark.parametrize(
     ("backend", "options", "error", "what"),
     [
-        (CUDA, {"recipe": GPTQ}, RecipeError, "GPTQ is not supported on the GPU yet"),
         (RAY, {"recipe": GPTQ}, UsageError, "--ray does not support GPTQ"),
         (CUDA, {"sets": ALL_EXPERTS}, RecipeError, "the backstop all_experts is not supported on the GPU"),
         (CUDA, {"sets": PUBLIC}, RecipeError, "'public_reap: true' is supported on the CPU only"),
         *[(backend, {"sets": QUANTIZED}, RecipeError, "'propagate: quantized' is not implem") for backend in BACKENDS],
-        (CUDA, {"recipe": REAP}, UsageError, "pruning is not supported on the GPU yet"),
         (RAY, {"remote": True}, UsageError, "would fetch the complete remote source"),
         (RAY, {"pushes": True}, UsageError, "--push cannot be combined with --ray"),
     ],
@@ -84,8 +82,13 @@ def test_unsupported_runs_are_refused(backend, options, error, what):
         refuse_unsupported(run)
 
 
+@pytest.mark.parametrize("backend", [LOCAL, CUDA])
+@pytest.mark.parametrize("recipe", [GPTQ, REAP])
+def test_gptq_and_pruning_run_on_cpus_and_gpus(backend, recipe):
+    assert supports(request(backend, recipe)) == []
+
+
 def test_what_a_run_does_not_need_is_not_refused():
-    assert supports(request(CUDA, REAP, writes=False)) == []  # `calibrate` on a GPU, for a pruning recipe
     assert supports(request(CUDA, sets=ALL_EXPERTS, measures=False)) == []
     assert supports(request(CUDA, sets=PUBLIC, measures=False)) == []
     assert supports(request(RAY, remote=True, measures=False)) == []

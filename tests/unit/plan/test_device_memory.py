@@ -262,20 +262,9 @@ def test_the_smallest_of_several(planned, monkeypatch, names, limit, mode, allow
     assert shares == pytest.approx(allowed)
 
 
-def test_a_plan_does_not_promise_what_a_run_refuses(pico, halfbyte):
-    source = pico()
-    for command in (("plan", source), ("quantize", source, source.parent / "out")):
-        code, _, errors = halfbyte(
-            *command, "-r", "kimi-k2.6-nvfp4-reap192", "--set", "prune.keep=2", "--device", "cuda"
-        )
-        assert code == 2
-        assert "pruning is not supported on the GPU yet" in errors
-
-
 @pytest.mark.parametrize(
     ("recipe", "sets", "said"),
     [
-        ("kimi-k2.6-nvfp4-gptq", [], "GPTQ is not supported"),
         ("kimi-k2.6-nvfp4-wafer", ["quantize.input_scale.backstop=all_experts"], "the backstop all_experts is not"),
     ],
 )

@@ -133,9 +133,6 @@ CAPABILITIES = (
         f"methods that need Hessians ({', '.join(f'`{name}`' for name, row in METHODS.items() if row.needs_hessians)})",
         lambda run: run.recipe.quantize is not None and run.recipe.quantize.needs_hessians,
         {
-            CUDA: Unsupported(
-                "GPTQ is not supported on the GPU yet", "{recipe}", "use --device cpu for this recipe", RecipeError
-            ),
             RAY: Unsupported(
                 "--ray does not support GPTQ: the Hessians of expert inputs are too large to send between nodes",
                 "--ray",
@@ -172,17 +169,7 @@ CAPABILITIES = (
         lambda run: run.propagates_quantized,
         dict.fromkeys(BACKENDS, _NOT_IMPLEMENTED),
     ),
-    Capability(
-        "expert pruning",
-        lambda run: run.writes and run.recipe.prune is not None,
-        {
-            CUDA: Unsupported(
-                "pruning is not supported on the GPU yet",
-                "--device",
-                "use --device cpu, or measure (halfbyte calibrate) and run halfbyte prune SRC OUT --stats STATS",
-            ),
-        },
-    ),
+    Capability("expert pruning"),
     Capability("remote source (`hf://`, `s3://`)"),
     Capability(
         "calibration on a remote source",

@@ -30,13 +30,14 @@ from halfbyte.formats.gpu.blocks import (
     tensor_scale,
     write_record,
 )
-from halfbyte.formats.gpu.scalars import bf16_value, e2m1_value, e4m3_code, e4m3_value
+from halfbyte.formats.gpu.scalars import INTERPRETED, bf16_value, e2m1_value, e4m3_code, e4m3_value
 from halfbyte.formats.reference.gptq import ABOVE, BELOW, DAMPING, FIRST, HEADROOM, LAST, column_order
 
 PANEL, SECTION = 128, 1024  # columns
 _ROWS = 128  # per program: one thread each
 _QUALITY_BLOCKS = 256  # per program
-_CHOICE_ROWS, _LANES = 8, 16  # rows per program, and threads for the candidates of a row
+_LANES = 16  # threads for the candidates of a row
+_CHOICE_ROWS = 128 if INTERPRETED.value else 16  # per program
 _BLOCK = tl.constexpr(NVFP4_BLOCK)
 _BELOW, _ABOVE, _FIRST, _LAST = (tl.constexpr(value) for value in (BELOW, ABOVE, FIRST, LAST))
 _CANDIDATES = tl.constexpr(BELOW + ABOVE + 1)
@@ -56,11 +57,15 @@ def gptq_scale(amax: torch.Tensor) -> torch.Tensor:
     return tensor_scale(amax) * float(HEADROOM)
 
 
-def factor(hessians: torch.Tensor) -> DeviceFactors:
-    """Return the factors of Hessians, FP64 [H, K, K]. Synchronizes: columns are ordered on the host."""
+def column_orders(hessians: torch.Tensor) -> torch.Tensor:
+    """Return the order in which columns are rounded, INT64 [H, K]. Synchronizes: it is computed on the host."""
+    diagonal: NDArray[np.float64] = hessians.diagonal(dim1=1, dim2=2).cpu().numpy()
+    return torch.from_numpy(np.stack([column_order(row) for row in diagonal])).to(hessians.device)
+
+
+def factor(hessians: torch.Tensor, order: torch.Tensor) -> DeviceFactors:
+    """Return the factors of Hessians, FP64 [H, K, K]."""
     diagonal = hessians.diagonal(dim1=1, dim2=2)
-    host: NDArray[np.float64] = diagonal.cpu().numpy()
-    order = torch.from_numpy(np.stack([column_order(row) for row in host])).to(hessians.device)
     k = hessians.shape[-1]
     mean = diagonal.sum(dim=1) / k
     damping = torch.where(mean > 0, DAMPING * mean, 1.0)

@@ -21,6 +21,7 @@ from halfbyte.formats.gpu.blocks import (
     tensor_scale,
 )
 from halfbyte.formats.gpu.decode import nvfp4_to_bf16
+from halfbyte.formats.gpu.gptq import compensate, gptq_scale
 from halfbyte.formats.gpu.scalars import NVFP4_CT, NVFP4_GIVEN, NVFP4_MAX
 from halfbyte.formats.gpu.sweep import settle_bf16, settle_int4, sweep_bf16, sweep_int4
 
@@ -106,9 +107,13 @@ def _decode_ct(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return nvfp4_to_bf16(tensors["weight_packed"], scale, global_scales, reciprocal=True)
 
 
+def _modelopt_scales(amax: torch.Tensor, method: str) -> torch.Tensor:
+    return gptq_scale(amax) if method == "gptq" else tensor_scale(amax)
+
+
 def _ct_scales(amax: torch.Tensor, method: str) -> torch.Tensor:
     return global_scale(amax) if method == "compressed-tensors" else stored_global_scale(amax)
 
 
-MODELOPT = DeviceCodec(_decode_modelopt, _encode, lambda amax, _method: tensor_scale(amax))
+MODELOPT = DeviceCodec(_decode_modelopt, _encode, _modelopt_scales, compensate)
 COMPRESSED_TENSORS = DeviceCodec(_decode_ct, _encode, _ct_scales)

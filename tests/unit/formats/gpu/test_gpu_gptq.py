@@ -30,6 +30,10 @@ def on_the_cpu(weight, amax, factors):
     return encode(source, "nvfp4", method="gptq", amax=amax, factors=factors)
 
 
+def factor(hessians):
+    return gptq.factor(hessians, gptq.column_orders(hessians))
+
+
 def codes(packed):
     return np.stack((packed & 15, packed >> 4), axis=-1)
 
@@ -37,7 +41,7 @@ def codes(packed):
 @pytest.mark.parametrize("k", [16, 64, 272])
 def test_factors_are_those_of_the_reference(k, device):
     hessians = np.stack([hessian(k, 3 * k, 0), hessian(k, k // 4, 1), np.zeros((k, k))])
-    order, upper = gptq.factor(torch.from_numpy(hessians).to(device))
+    order, upper = factor(torch.from_numpy(hessians).to(device))
     for at, expected in enumerate(map(reference_factor, hessians)):
         assert (order[at].cpu().numpy() == expected.order).all()
         np.testing.assert_allclose(
@@ -54,7 +58,7 @@ def test_codes_are_those_of_the_cpu(shared, n, k, device, monkeypatch):
     amax = weights.abs().amax(dim=(1, 2)).float()
     amax[1] = amax[0]
     hessians = np.stack([hessian(k, 2 * k, seed) for seed in range(1 if shared else 3)])
-    factors = gptq.factor(torch.from_numpy(hessians).to(device))
+    factors = factor(torch.from_numpy(hessians).to(device))
     blocks = gptq.compensate(weights, amax, factors)
     for at, weight in enumerate(weights):
         of = 0 if shared else at
@@ -73,7 +77,7 @@ def test_codes_are_those_of_the_cpu(shared, n, k, device, monkeypatch):
 def test_an_expert_without_tokens_is_rounded_to_nearest(device):
     weights = weights_of(1, 4, 32, device)
     amax = weights.abs().amax(dim=(1, 2)).float()
-    factors = gptq.factor(torch.zeros((1, 32, 32), dtype=torch.float64, device=device))
+    factors = factor(torch.zeros((1, 32, 32), dtype=torch.float64, device=device))
     blocks = gptq.compensate(weights, amax, factors)
     expected = on_the_cpu(weights[0], float(amax[0]), reference_factor(np.zeros((32, 32))))
     assert (blocks.packed[0].cpu().numpy() == expected.tensors["weight"]).all()
@@ -82,7 +86,7 @@ def test_an_expert_without_tokens_is_rounded_to_nearest(device):
 
 def test_zeros_stay_zeros(device):
     weights = torch.zeros((2, 4, 32), dtype=torch.bfloat16, device=device)
-    factors = gptq.factor(torch.from_numpy(hessian(32, 64, 0)[None]).to(device))
+    factors = factor(torch.from_numpy(hessian(32, 64, 0)[None]).to(device))
     blocks = gptq.compensate(weights, torch.zeros(2, device=device), factors)
     assert not blocks.packed.any()
     assert torch.isfinite(blocks.quality.error).all()

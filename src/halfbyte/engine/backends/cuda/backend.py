@@ -21,7 +21,7 @@ from halfbyte.errors import MachineError
 from halfbyte.machine.device_option import CUDA, device_names
 from halfbyte.machine.library_settings import allow_expandable_segments
 from halfbyte.plan.manifest import Plan
-from halfbyte.plan.rules import Job
+from halfbyte.plan.rules import ENCODE, ROUTED, Job
 from halfbyte.ui.units import size
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from halfbyte.calibrate.stream import Calibration
     from halfbyte.engine.backends.cuda.layer_loop import DevicePass
     from halfbyte.engine.dispatch import Work
+    from halfbyte.prune.plan_source import LayerByLayer
 
 _CONTEXT_NBYTES = 600_000_000  # the CUDA context, which PyTorch's allocator does not count
 
@@ -99,17 +100,18 @@ def mode_of(
 def run(work: Work) -> Mapping[int, LayerStats]:
     """Run all pending jobs; return the statistics of the run, if it has any."""
     devices, limit = devices_of(work.resources.device), work.resources.device_memory
-    layers, _ = run_on_device(work.plan, work.runner, work.measured, devices, limit)
+    layers, _ = run_on_device(work.plan, work.runner, work.measured, devices, limit, chooser=work.chooser)
     return layers
 
 
-def run_on_device(
+def run_on_device(  # noqa: PLR0913 - keyword-only at the end
     plan: Plan,
     runner: Runner,
     measured: Statistics | None,
     devices: Sequence[torch.device],
     limit: int | None = None,
     *,
+    chooser: LayerByLayer | None = None,
     known: dict[int, LayerStats] | None = None,
 ) -> tuple[dict[int, LayerStats], DevicePass]:
     """Run all pending jobs; return the statistics, and the pass with its timings.
@@ -132,7 +134,9 @@ def run_on_device(
         stored = dict(measured.layers(runner.reader, None, runner.say, ()))
     elif store is not None:
         store.begin()
-        resumed = store.resume()
+        again = {job.layer for job in runner.pending() if job.role == ROUTED and job.action == ENCODE}
+        needs_hessians = quantize is not None and quantize.needs_hessians  # which are not saved
+        resumed = store.resume(again={layer for layer in again if layer is not None} if needs_hessians else ())
         stored, forward_from, hidden = dict(resumed.measured), resumed.next_layer, resumed.hidden
         calibration = None if resumed.complete else calibration
     device_pass = DevicePass(
@@ -143,6 +147,7 @@ def run_on_device(
         layers=layers,
         calibration=calibration,
         store=store,
+        chooser=chooser,
         inputs_of=inputs_of,
         say=runner.say,
     )

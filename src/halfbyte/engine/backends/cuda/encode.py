@@ -19,15 +19,17 @@ from numpy.typing import NDArray
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.engine.activation_scales import fixed_scales
 from halfbyte.engine.backends.cuda.experts import Stack, to_bf16
+from halfbyte.engine.backends.cuda.observe import DeviceHessians
 from halfbyte.engine.backends.cuda.placement import is_direct
 from halfbyte.engine.backends.cuda.streams import Clock, Lane, Mark, Slot, Slots
 from halfbyte.engine.jobs import JobInputs, as_bytes
 from halfbyte.engine.runner import Countdown, EncodedSpan, Runner
 from halfbyte.errors import TensorError
-from halfbyte.families.family import GATE, UP
+from halfbyte.families.family import DOWN, GATE, UP
 from halfbyte.formats.encoded import Quality
 from halfbyte.formats.format import DeviceCodec
 from halfbyte.formats.gpu.blocks import Blocks, bf16_amax, int4_amax
+from halfbyte.formats.gpu.gptq import DeviceFactors, column_orders, factor
 from halfbyte.formats.int4 import INT4
 from halfbyte.formats.registry import FORMATS
 from halfbyte.plan.rules import Job
@@ -97,7 +99,15 @@ class EncodedStack:
 class LayerEncoder:
     """Encodes the stacks of a layer. The constructor synchronizes, to raise for infinite or NaN weights."""
 
-    def __init__(self, stacks: Mapping[str, Stack], format: str, method: str, group: int) -> None:
+    def __init__(
+        self,
+        stacks: Mapping[str, Stack],
+        format: str,
+        method: str,
+        group: int,
+        hessians: DeviceHessians | None = None,
+    ) -> None:
+        self._factors = _LayerFactors(hessians) if hessians is not None else None
         self._stacks, self._format, self._method, self._group = stacks, format, method, group
         self._count = len(next(iter(stacks.values())).of.linears)
         self._amax = {name: torch.cat([_amax(part) for part in self._parts(stack, group)])
@@ -128,8 +138,10 @@ class LayerEncoder:
 
         The work is queued on the device.
         """
-        direct = all(is_direct(stack.of.format) for stack in self._stacks.values())
-        return list(self._each(self._count if direct else self._group))
+        direct = self._factors is None and all(is_direct(stack.of.format) for stack in self._stacks.values())
+        encoded = list(self._each(self._count if direct else self._group))
+        self._factors = None  # frees the Hessians before the next layer runs
+        return encoded
 
     def groups(self) -> Iterator[list[EncodedStack]]:
         """Encode one group of experts per iteration, to limit memory."""
@@ -142,7 +154,8 @@ class LayerEncoder:
 
     def _stack(self, name: str, part: Stack, where: slice) -> EncodedStack:
         amax = self._amax[name][where]
-        blocks = _encode(part, amax, self._format, self._method)
+        factors = None if self._factors is None else self._factors.of(part)
+        blocks = _encode(part, amax, self._format, self._method, factors)
         assert blocks.quality is not None
         weights, *sums = blocks.quality
         tensor_scales = self._scales_by_projection[name]
@@ -169,8 +182,29 @@ def _amax(part: Stack) -> torch.Tensor:
     return bf16_amax(to_bf16(part))
 
 
-def _encode(part: Stack, amax: torch.Tensor, format: str, method: str) -> Blocks:
-    encode = _codec(format).encode
+class _LayerFactors:
+    """Inverse-Hessian factors for GPTQ: the gate and up projections share them, each down projection has its own."""
+
+    def __init__(self, hessians: DeviceHessians) -> None:
+        self._by_expert = hessians.by_expert
+        self._orders = column_orders(hessians.by_expert)
+        shared = hessians.shared[None]
+        self._shared = factor(shared, column_orders(shared))
+
+    def of(self, part: Stack) -> DeviceFactors:
+        """Return the factors of some experts' projection."""
+        if part.of.name != DOWN:
+            return self._shared
+        numbers = [int(linear.expert or 0) for linear in part.of.linears]
+        return factor(self._by_expert[numbers], self._orders[numbers])
+
+
+def _encode(part: Stack, amax: torch.Tensor, format: str, method: str, factors: DeviceFactors | None = None) -> Blocks:
+    codec = _codec(format)
+    if factors is not None:
+        assert codec.compensate is not None
+        return codec.compensate(to_bf16(part), amax, factors)
+    encode = codec.encode
     assert encode is not None
     if part.of.format == INT4.name:
         return encode((part.tensors["weight_packed"], part.tensors["weight_scale"]), amax, method)

@@ -58,6 +58,16 @@ class Stack:
             {suffix: tensor[begin:end] for suffix, tensor in self.tensors.items()},
         )
 
+    def select(self, linears: Sequence[StoredLinear]) -> Stack:
+        """Return some of the experts with the names in `linears`, copied unless they are a range of the stack."""
+        at = {linear.stored_as: number for number, linear in enumerate(self.of.linears)}
+        numbers = [at[linear.stored_as] for linear in linears]
+        projection = Projection(self.of.name, tuple(linears))
+        if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+            return Stack(projection, self.part(numbers[0], numbers[-1] + 1).tensors)
+        rows = torch.tensor(numbers, device=next(iter(self.tensors.values())).device)
+        return Stack(projection, {suffix: tensor[rows] for suffix, tensor in self.tensors.items()})
+
 
 Memory = list[dict[tuple[str, str], torch.Tensor]]  # of a layer: per device, by projection and suffix
 

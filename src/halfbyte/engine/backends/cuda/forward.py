@@ -74,14 +74,19 @@ class DeviceStream:
                 return self._hidden.host.clone()
             return self._hidden[:].to("cpu", copy=True)  # copy=True: the next layer overwrites it
 
-    def through(self, layer: DecoderLayer, experts: Experts | Expert | None) -> DeviceObserver:
-        """Start the forward pass of a layer; the device may still be running when this returns."""
+    def through(
+        self, layer: DecoderLayer, experts: Experts | Expert | None, *, hessians: tuple[int, int] | None = None
+    ) -> DeviceObserver:
+        """Start the forward pass of a layer; the device may still be running when this returns.
+
+        `hessians` are the widths of the experts' inputs, if their Hessians are needed.
+        """
         text, rows = self._of.text, self._of.rows
         count = text.experts if layer.is_moe else 0
-        observer = DeviceObserver(layer.index, rows, count, self._device)
+        observer = DeviceObserver(layer.index, rows, count, self._device, hessians=hessians)
         with self._lane:
             begin = self._lane.mark()
-            run_layer(
+            inputs = run_layer(
                 layer,
                 self._hidden,
                 lambda chunk: attention_inputs(text, rows, chunk, DTYPE, str(self._device)),
@@ -93,6 +98,8 @@ class DeviceStream:
                 add=observer.add,
                 most=EXPERT_TOKENS,
             )
+            if inputs is not None:
+                observer.all_inputs(inputs)
             end = self._lane.mark()
         attention_end = experts.attention_end if isinstance(experts, Experts) else None
         middle = attention_end or end

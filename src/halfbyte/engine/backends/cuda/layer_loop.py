@@ -1,9 +1,10 @@
 """The layer loop of the GPU backend: load the next layer, run and encode the current one, write the previous one.
 
 Three threads each have a lane of the device. `_load` reads a layer and copies it to the device. The caller runs it on
-the calibration tokens and encodes it. `_store_layer` copies it back and passes it to the writer threads. Encoding takes
-a fiftieth of a layer's time, so it shares the compute lane. If memory is short (`placement.LEAN`), `_store_layer` also
-encodes, one group of experts at a time, and the next layer is loaded afterwards.
+the calibration tokens and encodes it. `_store_layer` copies it back and passes it to the writer threads. Except with
+GPTQ, encoding takes a fiftieth of a layer's time, so it shares the compute lane. If memory is short (`placement.LEAN`),
+`_store_layer` also encodes, one group of experts at a time, and the next layer is loaded afterwards. If experts are
+pruned by the statistics of this run, those of a layer are final before it is encoded, and only kept experts are.
 
 With several devices, a thread per device submits its work, and every layer is loaded on each of them. Each runs its own
 rows and encodes its own experts. Statistics are added in row order, and encoded experts are copied back in file order.
@@ -21,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 
@@ -33,12 +34,13 @@ from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.engine.backends.cuda.encode import CopyBack, EncodedStack, LayerEncoder, when_done
 from halfbyte.engine.backends.cuda.experts import Buffers, Experts, Loader, Memory, Stack
 from halfbyte.engine.backends.cuda.forward import DeviceStream, first_hidden
-from halfbyte.engine.backends.cuda.observe import DeviceObserver
+from halfbyte.engine.backends.cuda.observe import DeviceObserver, added_hessians
 from halfbyte.engine.backends.cuda.placement import (
     Mode,
     expert_shares,
     group_of,
     has_encoder,
+    projections,
     row_shares,
     some_rows,
     stacks_by_layer,
@@ -46,10 +48,15 @@ from halfbyte.engine.backends.cuda.placement import (
 from halfbyte.engine.backends.cuda.streams import Clock, Lane, Mark, Slots, slot_nbytes
 from halfbyte.engine.jobs import JobInputs
 from halfbyte.engine.runner import Runner
+from halfbyte.families.family import DOWN
+from halfbyte.families.linears import StoredLinear
 from halfbyte.families.weights import Weights
 from halfbyte.forward.model import DecoderLayer
 from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import ENCODE, ROUTED, Job
+
+if TYPE_CHECKING:
+    from halfbyte.prune.plan_source import LayerByLayer
 
 _IN_SLOTS, _OUT_SLOTS = 4, 4
 _READERS = 8
@@ -122,13 +129,9 @@ class _Staged:
     memory: Memory
 
     @cached_property
-    def modules(self) -> set[str]:
-        """Return the modules in its stacks."""
-        return {linear.module for stack in self.copies[0].stacks.values() for linear in stack.of.linears}
-
-    def experts(self) -> int:
-        """Return the number of experts in its stacks."""
-        return max((len(stack.of.linears) for stack in self.copies[0].stacks.values()), default=0)
+    def stored(self) -> set[str]:
+        """Return the source's names of the linears in its stacks."""
+        return {linear.stored_as for stack in self.copies[0].stacks.values() for linear in stack.of.linears}
 
 
 class _Output(NamedTuple):
@@ -152,11 +155,13 @@ class DevicePass:
         layers: int,
         calibration: Calibration | None = None,
         store: Store | None = None,
+        chooser: LayerByLayer | None = None,
         inputs_of: _InputsOfStats,
         say: Callable[[str], None],
     ) -> None:
         self._plan, self._runner, self._layers, self.mode = plan, runner, layers, mode
-        self._calibration, self._store, self._inputs_of, self._say = calibration, store, inputs_of, say
+        self._calibration, self._store, self._chooser = calibration, store, chooser
+        self._inputs_of, self._say = inputs_of, say
         self.clock = Clock()
         self._weights = Weights(plan.model, runner.reader)
         self._layer_tensors = tensors_by_layer(plan.model)
@@ -183,6 +188,9 @@ class DevicePass:
 
         Layers before `forward_from` are in `measured` already and are only written, if still pending.
         """
+        if self._chooser is not None:
+            for layer in sorted(self.measured):
+                self._choose(layer, self.measured[layer])
         todo = [layer for layer in range(self._layers) if self._runs(layer, forward_from) or layer in self._jobs]
         if self._calibration is not None and forward_from < self._layers:
             self._start_streams(self._calibration, hidden)
@@ -199,10 +207,23 @@ class DevicePass:
                         staged = loading.result()
                     loading = loader.submit(self._load, *following) if following else None
                     observers = self._forward(staged)
-                    outputs = self._encode(staged)
                     hidden_copy = self._snapshot() if observers else None
+                    stats = None
+                    if observers and self._chooser is not None:  # which experts are encoded depends on the statistics
+                        stats = self._stats(staged, observers, hidden_copy)
+                        self._choose(staged.index, stats)
+                    outputs = self._encode(staged, observers)
                     done = [state.compute.mark() for state in self._devices]
-                    storing.append(storer.submit(self._store_layer, staged, observers, outputs, done, hidden_copy))
+
+                    def stats_of(
+                        staged: _Staged = staged,
+                        observers: list[DeviceObserver] = observers,
+                        hidden: torch.Tensor | None = hidden_copy,
+                        stats: LayerStats | None = stats,
+                    ) -> LayerStats | None:
+                        return stats if stats is not None or not observers else self._stats(staged, observers, hidden)
+
+                    storing.append(storer.submit(self._store_layer, staged, stats_of, outputs, done))
                     while len(storing) > 1:
                         storing.popleft().result()
                 for future in storing:
@@ -273,11 +294,29 @@ class DevicePass:
         assert state.stream is not None
         assert copy.decoder is not None
         state.compute.follow(copy.loaded)
-        experts = Experts(copy.stacks, state.compute) if copy.stacks else None
-        if experts is None and copy.decoder.is_moe:
+        hessians = self._hessian_widths(layer)
+        if not copy.stacks and copy.decoder.is_moe:
             stored = self._weights.experts(layer, str(state.device))
-            return state.stream.through(copy.decoder, stored)
-        return state.stream.through(copy.decoder, experts)
+            return state.stream.through(copy.decoder, stored, hessians=hessians)
+        experts = Experts(copy.stacks, state.compute) if copy.stacks else None
+        return state.stream.through(copy.decoder, experts, hessians=hessians)
+
+    def _hessian_widths(self, layer: int) -> tuple[int, int] | None:
+        """Return the input widths D and F of a layer's experts if they are still to be encoded with Hessians."""
+        quantize = self._plan.recipe.quantize
+        if quantize is None or not quantize.needs_hessians:
+            return None
+        linears = [linear for job in self._jobs.get(layer, []) if job.action == ENCODE and job.role == ROUTED
+                   for linear in job.linears]  # fmt: skip
+        widths = {linear.projection == DOWN: linear.shape[1] for linear in linears}
+        return (widths[False], widths[True]) if len(widths) > 1 else None
+
+    def _choose(self, layer: int, stats: LayerStats) -> None:
+        """Restrict the jobs of a measured layer to the experts that are kept."""
+        assert self._chooser is not None
+        jobs = self._chooser.jobs(layer, stats, self._jobs.get(layer, []))
+        if jobs:
+            self._jobs[layer] = jobs
 
     def _snapshot(self) -> torch.Tensor | None:
         """Return a copy of the hidden states of all rows, at most every `KEEP_SECONDS`."""
@@ -288,7 +327,7 @@ class DevicePass:
             parts = [state.stream.snapshot() for state in self._devices if state.stream is not None]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _encode(self, staged: _Staged) -> list[_Output]:
+    def _encode(self, staged: _Staged, observers: list[DeviceObserver]) -> list[_Output]:
         """Encode a layer's stacks, after the output of the previous layer has left the devices."""
         quantize = self._plan.recipe.quantize
         jobs = [job for job in self._jobs.get(staged.index, []) if self._is_encoded_here(job, staged)]
@@ -296,31 +335,47 @@ class DevicePass:
             return []
         with self.clock("waiting for the host"):
             self._one_output.acquire()
+        linears = self._linears(staged)
+        hessians = [observer.hessians for observer in observers if observer.hessians is not None]
 
         def encode(state: _DeviceState, work: tuple[_DeviceLayer, slice]) -> _Output | None:
             copy, share = work
             if share.start == share.stop:
                 return None  # more devices than experts
             state.compute.follow(copy.loaded)
-            stacks = {name: stack.part(share.start, share.stop) for name, stack in copy.stacks.items()}
             with state.compute:
                 begin = state.compute.mark()
-                encoder = LayerEncoder(stacks, quantize.format, quantize.method_of(ROUTED).name, self._group)
+                stacks = {name: stack.select(linears[name][share]) for name, stack in copy.stacks.items()}
+                total = added_hessians(hessians, state.device) if hessians else None
+                encoder = LayerEncoder(stacks, quantize.format, quantize.method_of(ROUTED).name, self._group, total)
                 encoded = [] if self.mode.grouped else encoder.parts()
                 self.clock.between("encode", begin, state.compute.mark())
             return _Output(state, encoder, encoded)
 
-        shares = expert_shares(staged.experts(), len(self._devices))
+        shares = expert_shares(len(next(iter(linears.values()))), len(self._devices))
         outputs = self._devices.each(encode, list(zip(staged.copies, shares, strict=True)))
+        for observer in observers:
+            observer.hessians = None
         return [output for output in outputs if output is not None]
+
+    def _linears(self, staged: _Staged) -> dict[str, tuple[StoredLinear, ...]]:
+        """Return the linears that a layer's stacks encode: all of them, or those of the kept experts, in file order."""
+        if self._plan.recipe.prune is None:
+            return {name: stack.of.linears for name, stack in staged.copies[0].stacks.items()}
+        jobs = self._plan.jobs
+        if self._chooser is not None:
+            kept = self._chooser.choices[staged.index].kept
+            jobs = list(self._plan.chosen_jobs(staged.index, kept).values())
+        linears = [linear for job in jobs if job.layer == staged.index and self._is_encoded_here(job, staged)
+                   for linear in job.linears]  # fmt: skip
+        return {stack.name: stack.linears for stack in projections(linears)}
 
     def _store_layer(
         self,
         staged: _Staged,
-        observers: list[DeviceObserver],
+        stats_of: Callable[[], LayerStats | None],
         outputs: list[_Output],
         done: list[Mark],
-        hidden: torch.Tensor | None,
     ) -> None:
         """Save the statistics of a layer and write it; runs on the storer thread."""
         with ExitStack() as cleanup:
@@ -335,7 +390,8 @@ class DevicePass:
                 copy.decoder = None
             if not self.mode.grouped:
                 source.close()  # this layer is encoded: its buffers may receive the next one
-            job_inputs = self._inputs_of(self._stats(staged.index, observers, hidden))
+            stats = stats_of()
+            job_inputs = self._inputs_of(self.measured.get(staged.index) if stats is None else stats)
             jobs = self._jobs.get(staged.index, [])
             encoded = [job for job in jobs if self._is_encoded_here(job, staged)]
             names = {job.name for job in encoded}
@@ -362,9 +418,9 @@ class DevicePass:
             yield group
             del group  # frees it before the next group is encoded
 
-    def _stats(self, layer: int, observers: list[DeviceObserver], hidden: torch.Tensor | None) -> LayerStats | None:
-        if not observers:
-            return self.measured.get(layer)
+    def _stats(self, staged: _Staged, observers: list[DeviceObserver], hidden: torch.Tensor | None) -> LayerStats:
+        """Return and save the statistics of a layer that has run; synchronizes."""
+        layer = staged.index
         parts: list[LayerStats] = []
         for state, observer in zip(self._devices, observers, strict=True):
             with self.clock("statistics"), state.download:
@@ -378,6 +434,9 @@ class DevicePass:
                 with self.clock("keep"):
                     self._store.save_hidden(layer + 1, hidden)
         self._say(f"measured layer {layer + 1} of {self._layers}")
+        hessians = [observer.hessians for observer in observers if observer.hessians is not None]
+        if hessians and not staged.stored:  # the host encodes experts that cannot be stacked
+            stats = replace(stats, hessians=added_hessians(hessians, hessians[0].shared.device).on_host())
         return stats
 
     def _is_encoded_here(self, job: Job, staged: _Staged) -> bool:
@@ -385,7 +444,7 @@ class DevicePass:
         if quantize is None or job.action != ENCODE or not job.linears:
             return False
         known = has_encoder(quantize.format, quantize.method_of(job.role).name)
-        return known and all(linear.module in staged.modules for linear in job.linears)
+        return known and all(linear.stored_as in staged.stored for linear in job.linears)
 
     def _release(self, futures: list[Future[None]], infos: Iterable[TensorInfo]) -> None:
         """Release a layer's cached tensors when the jobs that read them are done."""

@@ -5,6 +5,8 @@ The statistics are those of `calibrate.observe`. Sums are computed on the device
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +17,10 @@ from halfbyte.calibrate.observe import not_finite, tokens_second
 from halfbyte.calibrate.routing import Routing, softmax_weights
 from halfbyte.calibrate.stats import SUMS, ExpertStats, LayerStats
 from halfbyte.calibrate.token_rows import Rows
+from halfbyte.engine.backends.cuda.placement import HESSIAN_TOKENS
 from halfbyte.formats.gpu.combine import combine
 from halfbyte.forward.model import Look, Routed
+from halfbyte.methods.gptq import Hessians
 
 _linalg: Any = torch.linalg  # its functions are untyped
 
@@ -37,10 +41,40 @@ class _Call(NamedTuple):
     largest: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceHessians:
+    """Hessians of a layer's expert inputs on the device, as `methods.gptq.Hessians`."""
+
+    shared: torch.Tensor  # FP64 [D, D]
+    by_expert: torch.Tensor  # FP64 [E, F, F]
+
+    def to(self, device: torch.device) -> DeviceHessians:
+        """Return them on a device, without a copy if they are there."""
+        return DeviceHessians(self.shared.to(device), self.by_expert.to(device))
+
+    def on_host(self) -> Hessians:
+        """Return a copy for the encoder of the host."""
+        return Hessians(self.shared.cpu().numpy(), dict(enumerate(self.by_expert.cpu().numpy())))
+
+
+def added_hessians(parts: Sequence[DeviceHessians], device: torch.device) -> DeviceHessians:
+    """Return the sum over the rows of all devices, on one of them; added in row order."""
+    if len(parts) == 1:
+        return parts[0]
+    total = DeviceHessians(*(tensor.to(device, copy=True) for tensor in (parts[0].shared, parts[0].by_expert)))
+    for part in parts[1:]:
+        total.shared.add_(part.shared.to(device))
+        total.by_expert.add_(part.by_expert.to(device))
+    return total
+
+
 class DeviceObserver:
     """Collects the statistics of one layer; `finish` synchronizes and returns them."""
 
-    def __init__(self, layer: int, rows: Rows, experts: int, device: torch.device) -> None:
+    def __init__(
+        self, layer: int, rows: Rows, experts: int, device: torch.device, *, hessians: tuple[int, int] | None = None
+    ) -> None:
+        """`hessians` are the widths D and F of the experts' inputs, if their Hessians are needed."""
         self._layer, self._rows, self._experts, self._device = layer, rows, experts, device
         self._largest: dict[str, torch.Tensor] = {}
         self._calls: list[_Call] = []
@@ -48,6 +82,14 @@ class DeviceObserver:
         self._added: tuple[torch.Tensor, torch.Tensor] | None = None
         counts = rows.left_padded or bool(rows.real.all())  # left padding is part of the model's input
         self._real = None if counts else torch.from_numpy(rows.real).to(device)
+        self.hessians: DeviceHessians | None = None
+        if hessians is not None and experts:
+            width, inner = hessians
+            shared = torch.zeros((width, width), dtype=torch.float64, device=device)
+            by_expert = torch.zeros((experts, inner, inner), dtype=torch.float64, device=device)
+            self.hessians = DeviceHessians(shared, by_expert)
+            # Unlike for amax, padding never counts.
+            self._weight = None if rows.real.all() else torch.from_numpy(rows.real.reshape(-1)).to(device).double()
 
     def look(self, chunk: slice) -> Look:
         """Return an observer of linear inputs, keys and values for some rows."""
@@ -83,12 +125,34 @@ class DeviceObserver:
         """Record a call of an expert."""
         assert self._added is not None
         norms, largest = self._added
+        if self.hessians is not None:
+            self._add_to(self.hessians.by_expert[expert], act, gate_weights.double(), tokens)
         if self._real is not None:
             # Padding is set to zero, because removing it would need its count and synchronize with the device.
             real = self._real.view(-1)[tokens]
             given, act = (torch.where(real[:, None], tensor, 0) for tensor in (given, act))
             largest = torch.where(real, largest, 0)
         self._calls.append(_Call(expert, tokens, gate_weights, _amax(given), _amax(act), norms, largest))
+
+    def all_inputs(self, inputs: torch.Tensor) -> None:
+        """Record the inputs of all tokens to the experts, [T, D]."""
+        if self.hessians is None:
+            return
+        for start in range(0, len(inputs), HESSIAN_TOKENS):
+            part = slice(start, start + HESSIAN_TOKENS)
+            self._add_to(self.hessians.shared, inputs[part], None, part)
+
+    def _add_to(
+        self, total: torch.Tensor, x: torch.Tensor, weights: torch.Tensor | None, tokens: torch.Tensor | slice
+    ) -> None:
+        """Add w^2 x x^T of the tokens that are not padding."""
+        x = x.double()
+        if self._weight is not None:
+            real = self._weight[tokens]
+            weights = real if weights is None else weights * real
+        if weights is not None:
+            x = x * weights[:, None]
+        total.addmm_(x.t(), x)
 
     def finish(self) -> LayerStats:
         """Return the statistics; synchronizes."""

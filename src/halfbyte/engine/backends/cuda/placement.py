@@ -17,6 +17,7 @@ with 262,144 tokens:
               dense MLP, a chunk in norms and router (FP32), a piece of an expert's tokens (with the decoded matrices
               and the previous piece); or, in the encoder: tables, quality sums, the sweep's list, and a group in BF16
               if its stored format is not encoded directly
+    hessians  with GPTQ: of expert inputs in FP64, 8 * (E * F^2 + D^2) (13.3); encoding then works on one group in FP64
     CUDA      context, kernels, cuBLAS workspaces and allocator fragmentation: a fixed allowance of 1.6
 
 Chunks and pieces have the same size in every mode, so modes do not change the results. The slots (page-locked) and, in
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from halfbyte.calibrate.expert_sums import SUM_ROWS
 from halfbyte.errors import CheckpointError, MachineError, UsageError
+from halfbyte.families.family import DOWN
 from halfbyte.families.linears import StoredLinear
 from halfbyte.formats.registry import FORMATS
 from halfbyte.methods.rounding import MSE
@@ -47,6 +49,7 @@ _DTYPES_IN_STACKS = ("I32", "BF16", "U8", "F8_E4M3", "F32")
 SHAPE = "weight_shape"  # also in the headers; checked, not copied
 SLOT_NBYTES = 1 << 28  # 5 ms over PCIe, which hides the latency
 CHUNK_TOKENS = 1 << 14  # per attention call
+HESSIAN_TOKENS = 1 << 13  # per product of expert inputs in FP64
 EXPERT_TOKENS = 1 << 14  # per expert call: the busiest expert may receive most of the tokens
 _GROUPS_AT_ONCE = 3  # output groups in `lean` mode: one being encoded, two being copied
 _SCALARS_NBYTES = 64  # per expert: tensor scales and input scales
@@ -54,7 +57,8 @@ _CUDA_NBYTES = 3 << 29
 _ROUTED_NBYTES = 300
 _TABLE_NBYTES = 16 * 9 * 128 * 8  # per expert, see formats/gpu/encode_int4.py
 _CLOSE_BLOCKS, _BLOCK, _CLOSE_NBYTES = 1 << 24, 16, 8  # see formats/gpu/sweep.py
-_BF16, _F32 = 2, 4
+_BF16, _F32, _F64 = 2, 4, 8
+_GPTQ_SECTION = 1024  # see formats/gpu/gptq.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +233,8 @@ class Needs:
     experts: int  # temporaries of a piece of an expert's tokens, after that
     encode: int  # temporaries of encoding all experts at once
     encode_group: int  # temporaries of encoding one group
+    hessians: int = 0  # of the layer that runs or is encoded, for GPTQ
+    selected: int = 0  # copy of the kept experts of a layer, if experts are pruned
 
     def parts(self, mode: Mode) -> dict[str, int]:
         """Return the peak memory by purpose."""
@@ -238,7 +244,7 @@ class Needs:
         phases = (
             (previous, hidden + self.states, self.forward),
             (previous, hidden + 2 * self.states, self.experts),
-            (output, hidden, self.encode_group if mode.grouped else self.encode),
+            (output, hidden, self.selected + (self.encode_group if mode.grouped else self.encode)),
         )
         largest, tokens, work = max(phases, key=sum)
         return {
@@ -248,6 +254,7 @@ class Needs:
             "tokens": tokens,
             "routed": self.routed,
             "work": work,
+            "hessians": self.hessians,
             "cuda": _CUDA_NBYTES,
         }
 
@@ -283,6 +290,12 @@ def needs_of(plan: Plan, tokens: int, slot: int = SLOT_NBYTES, devices: int = 1)
     group = min(count, group_of(stacks, slot)[0])
     swept = plan.recipe.quantize is not None and plan.recipe.quantize.method_of(ROUTED) is MSE
     widths = _Widths.of(plan.model.family.text(plan.checkpoint.config)) if tokens else _NOTHING
+    gptq = encodes and plan.recipe.quantize is not None and plan.recipe.quantize.needs_hessians
+    experts = min(tokens, EXPERT_TOKENS) * widths.expert_piece() + 3 * widths.hidden * widths.expert * _BF16
+
+    def encoding(experts: int) -> int:
+        return _gptq_encoding(largest, group) if gptq else _encoding(largest, experts, group, swept=swept)
+
     return Needs(
         layer=sum(stack.nbytes for stack in largest),
         output=count * _encoded_nbytes(largest) if encodes else 0,
@@ -291,9 +304,11 @@ def needs_of(plan: Plan, tokens: int, slot: int = SLOT_NBYTES, devices: int = 1)
         states=tokens * widths.hidden * _BF16,
         routed=tokens * widths.active * _ROUTED_NBYTES,
         forward=min(tokens, CHUNK_TOKENS) * widths.chunk(),
-        experts=min(tokens, EXPERT_TOKENS) * widths.expert_piece() + 3 * widths.hidden * widths.expert * _BF16,
-        encode=_encoding(largest, count, group, swept=swept) if encodes else 0,
-        encode_group=_encoding(largest, group, group, swept=swept) if encodes else 0,
+        experts=experts + (_hessian_work(largest, tokens) if gptq else 0),
+        encode=encoding(count) if encodes else 0,
+        encode_group=encoding(group) if encodes else 0,
+        hessians=_hessian_nbytes(largest) if gptq and tokens else 0,
+        selected=_selected_nbytes(plan, largest) if encodes else 0,
     )
 
 
@@ -317,6 +332,39 @@ def _encoding(stacks: Sequence[Projection], experts: int, group: int, *, swept: 
     if not all(is_direct(stack.format) for stack in stacks):
         nbytes += group * matrix * _BF16
     return nbytes
+
+
+def _hessian_nbytes(stacks: Sequence[Projection]) -> int:
+    shared, own = _input_widths(stacks)
+    return (shared**2 + len(stacks[0].linears) * own**2) * _F64
+
+
+def _hessian_work(stacks: Sequence[Projection], tokens: int) -> int:
+    """Return the temporaries of a product of inputs: a piece in FP64, before and after it is weighted."""
+    shared, own = _input_widths(stacks)
+    return 2 * _F64 * max(min(tokens, HESSIAN_TOKENS) * shared, min(tokens, EXPERT_TOKENS) * own)
+
+
+def _gptq_encoding(stacks: Sequence[Projection], group: int) -> int:
+    """Return the temporaries of encoding a group of experts with GPTQ, see formats/gpu/gptq.py."""
+    shared, own = _input_widths(stacks)
+    factors = 4 * (shared**2 + group * own**2) * _F64  # the Hessian, the factor, and two copies while it is computed
+    matrix = max(stack.weights for stack in stacks)
+    sections = max(min(1.0, _GPTQ_SECTION / width) for width in (shared, own))
+    return factors + round(group * matrix * (_F64 * (1 + sections) + 3 * _BF16 + 4))  # targets, errors, BF16, codes
+
+
+def _input_widths(stacks: Sequence[Projection]) -> tuple[int, int]:
+    """Return the width of the inputs that all experts share, and of their own activations."""
+    widths = {stack.name == DOWN: stack.shape[1] for stack in stacks}
+    return widths[False], widths[True]
+
+
+def _selected_nbytes(plan: Plan, stacks: Sequence[Projection]) -> int:
+    """Return the bytes of the kept experts of a layer, which are copied before they are encoded."""
+    if plan.recipe.prune is None or not stacks:
+        return 0
+    return sum(stack.nbytes for stack in stacks) * plan.experts // len(stacks[0].linears)
 
 
 def _other_weights(plan: Plan, layers: int) -> tuple[int, ...]:

@@ -129,7 +129,7 @@ def _requests():
 
 @pytest.mark.parametrize(
     ("recipe", "sets", "options"),
-    [(GPTQ, (), {"device": "cuda"}), (WAFER, PUBLIC, {"device": "cuda"}), (WAFER, QUANTIZED, {})],
+    [(WAFER, ALL_EXPERTS, {"device": "cuda"}), (WAFER, PUBLIC, {"device": "cuda"}), (WAFER, QUANTIZED, {})],
 )
 def test_quantize_and_calibrate_refuse_before_the_source_is_read(tmp_path, recipe, sets, options):
     refused, missing = load_recipe(recipe, list(sets)), tmp_path / "missing"

@@ -17,6 +17,7 @@ from halfbyte.errors import EXIT_USAGE, CheckFailedError, HalfbyteError, RecipeE
 from halfbyte.machine.device_option import CPU
 from halfbyte.options.declare import to_argv
 from halfbyte.options.release import ReleaseOptions
+from halfbyte.options.serve import URL_COMMANDS
 from halfbyte.options.shared import Placement, RecipeChanges
 from halfbyte.ui.console import SYMBOLS, Column, Level, Output
 from halfbyte.ui.escape import pasted
@@ -64,7 +65,7 @@ def _release(options: ReleaseOptions) -> tuple[Release, Preflight]:
     from halfbyte.recipe.load import load_release
     from halfbyte.release.preflight import Preflight
     from halfbyte.release.run import Folders, Release
-    from halfbyte.release.stages import ASKS_SERVER, ReleaseRequest, make_stages
+    from halfbyte.release.stages import ReleaseRequest, make_stages
 
     recipe, block = (
         chosen_recipe(options.recipe, options.changes),
@@ -73,7 +74,7 @@ def _release(options: ReleaseOptions) -> tuple[Release, Preflight]:
     if block is None:
         fix = "add a 'release' block with stages and gates; `halfbyte recipes show kimi-k2.6-nvfp4-nvidia` has one"
         raise RecipeError(f"recipe '{recipe.name}' has no 'release' block", where=options.recipe, fix=fix)
-    asks = [name for name in ASKS_SERVER if name in block]
+    asks = [name for name in URL_COMMANDS if name in block]
     if asks and "serve" not in block and options.url is None:
         fix = "add 'release.serve' to the recipe ({} for the engine's defaults), or pass --url"
         raise RecipeError(f"stage '{asks[0]}' needs a server, but there is no 'serve' stage", where="release", fix=fix)

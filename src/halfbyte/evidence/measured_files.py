@@ -16,6 +16,7 @@ from halfbyte.checkpoint.hashing import Stamps, Watch, hash_files
 from halfbyte.checkpoint.output_folder import FOLDER
 from halfbyte.checkpoint.untrusted_files import MOST_NBYTES
 from halfbyte.errors import CheckpointError
+from halfbyte.options.serve import URL_COMMANDS
 from halfbyte.plan.quantization_config import MODELOPT_FILE
 
 MEASURED = "measured_files"  # the key in a result: the name of each file and its SHA-256
@@ -24,7 +25,6 @@ _WEIGHTS = ".safetensors"
 _FORMATS = (CONFIG, INDEX, MODELOPT_FILE)
 _LOADED = (".json", ".jinja", ".py", ".model", ".tiktoken")  # tokenizer, chat template, sampling, model code
 _VOCABULARY = ("merges.txt", "vocab.txt")
-_OF_SERVER = ("probe", "eval", "bench")  # result folders; eval-source holds results of the source
 _DOCUMENTS = re.compile(r"licen[cs]e|copying|notice|readme", re.IGNORECASE)
 
 
@@ -80,7 +80,7 @@ def output_of(path: Path) -> Path | None:
     """Return the checkpoint folder OUT of a result in OUT/halfbyte/probe, eval or bench; None for other paths."""
     folder = path.absolute().parent
     out = folder.parent.parent
-    return out if folder.name in _OF_SERVER and folder.parent.name == FOLDER and (out / CONFIG).is_file() else None
+    return out if folder.name in URL_COMMANDS and folder.parent.name == FOLDER and (out / CONFIG).is_file() else None
 
 
 def measured_on(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, create_model
 
 from halfbyte.options.declare import Option
+from halfbyte.options.serve import URL_COMMANDS
 from halfbyte.options.stages import STAGE_OPTIONS
 from halfbyte.recipe import decisions
 from halfbyte.recipe import schema as recipe_schema
@@ -23,7 +24,6 @@ from halfbyte.recipe.schema import Part
 
 _NEEDED_BY_GATES = {"audit": "audit", "loops": "loops", "compare": "compare", "probe": "probe",
                     "probe_coverage": "probe", "eval": "eval", "bench": "bench"}  # fmt: skip
-_NEEDS_SERVER = ("probe", "eval", "bench")
 Block = TypeVar("Block", bound=Part)
 
 
@@ -192,7 +192,7 @@ class Release(Part):
         if named and published and named != published:
             fix = f"set card.repo to {published}, or leave it out"
             yield Problem("the card and 'publish' name different repositories", ("card", "repo"), fix)
-        if self.serve is not None and not any(getattr(self, kind) is not None for kind in _NEEDS_SERVER):
+        if self.serve is not None and not any(getattr(self, kind) is not None for kind in URL_COMMANDS):
             yield Problem("no stage uses 'serve'", ("serve",), "remove it, or add 'probe', 'eval' or 'bench'")
 
 

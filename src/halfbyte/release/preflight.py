@@ -63,6 +63,7 @@ from halfbyte.machine.interrupts import gc_paused
 from halfbyte.machine.os_errors import os_error
 from halfbyte.machine.python_path import OWN_PYTHON
 from halfbyte.machine.resources import memory_facts, refuse_few_addresses
+from halfbyte.options.serve import URL_COMMANDS
 from halfbyte.plan.manifest import refuse_nothing_to_prune
 from halfbyte.plan.summary import peak_memory_nbytes, source_nbytes
 from halfbyte.probe.budget import parse_budget
@@ -70,7 +71,7 @@ from halfbyte.probe.profiles import load_profile
 from halfbyte.probe.run import chosen
 from halfbyte.prune.plan_source import refuse_unclear
 from halfbyte.publish.hub.hub import check_name
-from halfbyte.release.stages import ASKS_SERVER, SERVE, VERDICT, ReleaseRequest
+from halfbyte.release.stages import SERVE, VERDICT, ReleaseRequest
 from halfbyte.serve import checkpoint_facts as served
 from halfbyte.serve import needs
 from halfbyte.serve.gpus import parse_gpus
@@ -190,7 +191,7 @@ class Preflight:
         if name == "bench":
             yield lambda: self._check(name, "vLLM's load generator", lambda: _engine_words(self._installed("vllm")))
             yield lambda: self._check(name, "shapes within the context", self._shapes)
-        if name in ASKS_SERVER:
+        if name in URL_COMMANDS:
             yield from self._servers(name)
         if name == "publish":
             yield lambda: self._check(name, "a Hub token with write access", self._token)
@@ -455,7 +456,7 @@ class Preflight:
 
     def _servers(self, stage: str) -> Iterator[Callable[[], object]]:
         """Check servers on other machines. A server of the output cannot run before the output exists."""
-        earlier = [name for name in self._runs() if name not in (*ASKS_SERVER, VERDICT)]
+        earlier = [name for name in self._runs() if name not in (*URL_COMMANDS, VERDICT)]
         for option, url in (("--url", self._asked.url), ("--reference-url", self._asked.reference_url)):
             if url is None or any(row.needs == f"the server of {option}" for row in self._requirements):
                 continue

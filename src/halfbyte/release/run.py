@@ -20,6 +20,7 @@ from halfbyte.evidence.folder import NOT_MEASURED, read_evidence
 from halfbyte.evidence.measured_files import measured_in
 from halfbyte.evidence.record import Record
 from halfbyte.evidence.release import StageRecord
+from halfbyte.options.serve import URL_COMMANDS
 from halfbyte.release.child import StageLog, run_child
 from halfbyte.release.gate import Judged, judge
 from halfbyte.release.record import Records
@@ -28,7 +29,6 @@ from halfbyte.release.stage_durations import expected_seconds, quantize_seconds_
 from halfbyte.release.stage_keys import digest, key_of, made_files, plan_of, result_sha256
 from halfbyte.release.stages import (
     AFTER_VERDICT,
-    ASKS_SERVER,
     OUT,
     SERVE,
     SOURCE,
@@ -124,13 +124,13 @@ class Release:
             if not kept and stage.name != SERVE:
                 runs.add(stage.name)
             states.append((stage, "kept" if kept else "run"))
-        serves = any(name in runs for name in ASKS_SERVER)
+        serves = any(name in runs for name in URL_COMMANDS)
         return [(stage, ("run" if serves else "kept") if stage.name == SERVE else state) for stage, state in states]
 
     def _read_records(self) -> Records:
         """Read the records of earlier runs, except of stages in --again; rerunning `serve` reruns its clients."""
         records = Records(self.folders.out)
-        for name in (*self.again, *(ASKS_SERVER if SERVE in self.again else ())):
+        for name in (*self.again, *(URL_COMMANDS if SERVE in self.again else ())):
             records.forget(name)
         return records
 
@@ -204,7 +204,7 @@ class Release:
     def _serve(self, stage: Stage, view: View, at: list[str]) -> None:
         """Start the server, run the stages that use it, and stop it. Skip the start if all of them are kept."""
         inside = [
-            self._possible(client) for client in self.stages if client.name in ASKS_SERVER and self.stop_after != SERVE
+            self._possible(client) for client in self.stages if client.name in URL_COMMANDS and self.stop_after != SERVE
         ]
         key = self._key(stage)
         blocked = self._blocked(stage)

@@ -17,8 +17,9 @@ from halfbyte.checkpoint.output_folder import FOLDER, PLAN
 from halfbyte.checkpoint.untrusted_files import json_object
 from halfbyte.evidence.folder import KINDS
 from halfbyte.evidence.measured_files import content, decides_weights, measured_paths
+from halfbyte.options.serve import URL_COMMANDS
 from halfbyte.publish.provenance import hash_output
-from halfbyte.release.stages import ASKS_SERVER, SERVE, Stage
+from halfbyte.release.stages import SERVE, Stage
 
 _WRITTEN = ("README.md", "halfbyte/report.html")  # published in addition to evidence
 
@@ -55,7 +56,7 @@ def key_of(stage: Stage, stages: Sequence[Stage], out: Path, source: Path, recip
         parts["source"] = [_stamp(path)[1:] for path in measured_paths(source).values() if decides_weights(path.name)]
     if stage.of_weights:
         parts |= {"plan": plan_of(out), "weights": made_files(out)}
-    if stage.name in ASKS_SERVER and SERVE in by_name:
+    if stage.name in URL_COMMANDS and SERVE in by_name:
         parts["server"] = by_name[SERVE].words
     parts["results"] = {name: _result(by_name.get(name), out) for name in stage.after}
     if stage.name == "provenance":

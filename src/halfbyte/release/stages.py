@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from halfbyte.machine.python_path import OWN_PYTHON
 from halfbyte.options.declare import to_argv
+from halfbyte.options.serve import URL_COMMANDS
 from halfbyte.options.server_tests import BenchOptions
 from halfbyte.options.stages import stage_argv
 
@@ -25,7 +26,6 @@ PROVENANCE = (*OWN_PYTHON, *_PROVENANCE)
 _MARK = re.compile(f"{OUT}|{SOURCE}|{URL}")
 VERDICT = "verdict"
 SERVE = "serve"
-ASKS_SERVER = ("probe", "eval", "bench")  # share one server
 AFTER_VERDICT = ("provenance", "card", "report", "publish")
 _MADE = ("quantize",)
 _LOGS = f"{OUT}/halfbyte/release"
@@ -132,7 +132,7 @@ def _of_files(options: ReleaseRequest) -> list[Stage]:
 def _served(options: ReleaseRequest) -> list[Stage]:
     """Return the stages that start a server, then those that use it."""
     block, stages = options.block, list[Stage]()
-    inside = [name for name in ASKS_SERVER if name in block]
+    inside = [name for name in URL_COMMANDS if name in block]
     against_source = "eval" in block and block["eval"]["against"] == "source"
     own_source = against_source and options.reference_url is None
     if own_source:

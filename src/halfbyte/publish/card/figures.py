@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-NOT_MEASURED = "not measured"
+from halfbyte.evidence.folder import NOT_MEASURED
+
 _DECIMAL = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"))
 _BINARY = {"TB": (1 << 40, "TiB"), "GB": (1 << 30, "GiB"), "MB": (1 << 20, "MiB")}
 _COUNTS = ((10**12, " T"), (10**9, " B"), (10**6, " M"))

@@ -8,10 +8,9 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from halfbyte.evidence.folder import Evidence
+from halfbyte.evidence.folder import NOT_MEASURED, Evidence
 from halfbyte.evidence.record import Record
 
-NOT_MEASURED = "not measured"
 Level = Literal["", "good", "note", "bad"]
 MARKS = {"": "", "good": "✓", "note": "!", "bad": "✗"}  # color alone carries no meaning
 

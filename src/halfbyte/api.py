@@ -420,9 +420,12 @@ def audit(
 @_halfbyte_errors()
 def compare(  # noqa: PLR0913 - keyword-only, as on the command line
     source: Folder,
-    out: Folder,
-    data: Data,
+    out: Folder | None = None,
+    data: Data = (),
     *,
+    recipe: AnyRecipe | None = None,
+    overrides: Overrides = (),
+    stats: Folder | None = None,
     samples: int | None = None,
     length: int = 512,
     rows: Literal["packed", "padded"] = "packed",
@@ -430,6 +433,7 @@ def compare(  # noqa: PLR0913 - keyword-only, as on the command line
     dtype: Literal["float32", "bfloat16"] = "float32",
     activations: Literal["off", "as-served"] = "off",
     kv: Literal["off", "fp8", "fp8-scaled"] = "off",
+    by_layer: bool = False,
     device: Literal["cpu", "cuda"] = "cpu",
     threads: int | None = None,
     progress: Callable[[Step], None] | None = None,
@@ -438,8 +442,11 @@ def compare(  # noqa: PLR0913 - keyword-only, as on the command line
 
     Args:
         source: folder of the reference.
-        out: folder of the checkpoint to compare with it.
+        out: folder of the checkpoint to compare with it; None with `recipe`.
         data: texts to run on: {"domain": "file.jsonl"}, "domain=file.jsonl:column,column", or a list of such strings.
+        recipe: instead of `out`: encode each layer of `source` with this recipe in memory, and write no checkpoint.
+        overrides: with `recipe`: keys to override, e.g. {"quantize.scales": "mse"}.
+        stats: with `recipe`: statistics from `halfbyte calibrate`, for calibrated scales and pruning.
         samples: rows, taken evenly from the files; up to 128 by default.
         length: tokens per row.
         rows: "packed" (full rows of several texts) or "padded" (one text per row).
@@ -447,6 +454,7 @@ def compare(  # noqa: PLR0913 - keyword-only, as on the command line
         dtype: "float32", or "bfloat16", which adds rounding in both models.
         activations: "as-served" quantizes the activations of `out` as engines do.
         kv: FP8 KV cache of `out`: "fp8" casts, "fp8-scaled" applies its k_scale.
+        by_layer: also measure the error that each layer adds, by running it on the source's hidden states.
         device: "cpu" or "cuda".
         threads: compute threads; the number of cores by default.
         progress: called with a Step after each layer.
@@ -465,13 +473,19 @@ def compare(  # noqa: PLR0913 - keyword-only, as on the command line
     pairs = _pairs(data)
     if not pairs:
         raise UsageError("no data specified", where="data", fix='pass texts, e.g. {"news": "articles.jsonl"}')
+    from halfbyte.cli.load_options import refuse_unclear_comparison
+
+    overridden = _changes(overrides)
+    options = CompareOptions(
+        source=_local(source, "source"), out_folder=None if out is None else _local(out, "out"), overrides=overridden,
+        stats=None if stats is None else _local(stats, "stats"), data=pairs, samples=samples, length=length, rows=rows,
+        score=score, dtype=dtype, activations=activations, kv=kv, by_layer=by_layer, device=device, threads=threads,
+    )  # fmt: skip
+    refuse_unclear_comparison(options, recipe)
     from halfbyte.compare.stream import compare_checkpoints
 
-    options = CompareOptions(
-        source=_local(source, "source"), out_folder=_local(out, "out"), data=pairs, samples=samples, length=length,
-        rows=rows, score=score, dtype=dtype, activations=activations, kv=kv, device=device, threads=threads,
-    )  # fmt: skip
-    return compare_checkpoints(options, progress or _no_progress)
+    decided = None if recipe is None else _recipe(recipe, overridden, (), None)
+    return compare_checkpoints(options, progress or _no_progress, recipe=decided)
 
 
 @_halfbyte_errors()

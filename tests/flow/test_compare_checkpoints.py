@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from pico import write_pico
 
-from halfbyte.compare import checkpoints
+from halfbyte.compare import stream
 from halfbyte.engine.pipeline import quantize
 from halfbyte.recipe.load import load_recipe
 
@@ -194,7 +194,7 @@ def test_a_file_that_could_not_be_written_is_said_before_any_work(compared):
 
 
 def test_ctrl_c_leaves_nothing_behind(compared, monkeypatch, tmp_path):
-    real = checkpoints.compare
+    real = stream.compare
 
     def interrupted(rows, first, second, *, progress, **how):
         def stop(step):
@@ -203,7 +203,7 @@ def test_ctrl_c_leaves_nothing_behind(compared, monkeypatch, tmp_path):
 
         return real(rows, first, second, progress=stop, **how)
 
-    monkeypatch.setattr(checkpoints, "compare", interrupted)
+    monkeypatch.setattr(stream, "compare", interrupted)
     before = threading.active_count()
     code, out, err = compared("mxfp4-wafer", "-o", str(tmp_path / "plot.json"))
     assert (code, out) == (130, "")

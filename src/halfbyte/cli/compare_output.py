@@ -13,6 +13,7 @@ from halfbyte.evidence.comparison import Estimate, LayerDifference, Summary
 from halfbyte.machine.device_option import CPU
 from halfbyte.ui.console import Activity, Column, Output
 
+_WORST = 5  # layers in the table of added errors
 _TIMED = 3  # layers before the time left is estimated
 
 
@@ -22,6 +23,8 @@ def steps(activity: Activity) -> Callable[[Step], None]:
     def show(step: Step) -> None:
         layer = step.differences[0]
         line = f"layer {layer.layer}  {step.done} of {step.layers}  relative error {_error(layer)}"
+        if layer.added_error is not None:
+            line += f"  added error {layer.added_error:.3g}"
         if layer.routing_agreement is not None:
             line += f"  same routing {layer.routing_agreement:.2%}"
         line += f"  {duration(step.seconds)}"
@@ -82,6 +85,9 @@ def _tables(out: Output, result: Report) -> None:
     ]
     columns = [Column("layer", "layer"), Column("error", "relative error"), Column("cosine", "cosine")]
     out.table(layers, [*columns, Column("routing", "same routing")])
+    if worst := result.by_added_error()[:_WORST]:
+        rated = [{"layer": layer.layer, "added": f"{layer.added_error:.3g}"} for layer in worst]
+        out.table(rated, [Column("layer", "layer"), Column("added", f"added error (largest {len(worst)} layers)")])
     if len(result.domains) > 1:
         out.table([_row(name, part) for name, part in result.domains.items()], _DOMAIN)
 

@@ -19,6 +19,7 @@ from halfbyte.ui.units import nbytes
 
 if TYPE_CHECKING:
     from halfbyte.checkpoint.folder import Checkpoint
+    from halfbyte.options.check import CompareOptions
     from halfbyte.options.shared import Placement, RecipeChanges, ShardCache, Upload
     from halfbyte.plan.manifest import PlanFile
     from halfbyte.publish.hub.push import Push
@@ -59,6 +60,23 @@ def chosen_plan(recipe: object, plan: Path | None, changes: RecipeChanges) -> Pl
     from halfbyte.plan.manifest import read_plan_file
 
     return read_plan_file(plan)
+
+
+def refuse_unclear_comparison(options: CompareOptions, recipe: object) -> None:
+    """Refuse both or none of OUT and a recipe, options of the other one, and a report inside the source."""
+    if (options.out_folder is None) == (recipe is None):
+        if recipe is None:
+            what, fix = "nothing to compare with", "pass OUT, or -r RECIPE to encode SRC in memory"
+        else:
+            what, fix = "OUT and -r cannot be combined", "omit one: -r encodes SRC in memory instead of reading OUT"
+        raise UsageError(what, where="halfbyte compare", fix=fix)
+    if recipe is None:
+        for option, value in (("--set", options.overrides), ("--stats", options.stats)):
+            if value:
+                raise UsageError(f"{option} requires -r", where=option, fix=f"omit {option}, or pass -r instead of OUT")
+    elif options.file is not None and options.file.resolve().is_relative_to(options.source.resolve()):
+        fix = "write it to another folder: it does not describe the source's files"
+        raise UsageError("the report would be written into the source", where=str(options.file), fix=fix)
 
 
 def chosen_device_memory(placement: Placement) -> int | None:

@@ -4,6 +4,7 @@
     tokens.answers         the tokens that belong to answers, for scoring only these
     models.Side            one model: config, decoded tensors, experts, and activation hooks
     models.open_side       open a checkpoint folder, optionally emulating quantized activations and KV cache
+    models.open_planned_side   the same for the output of a recipe, encoded from the source and not written
     activations            emulated quantized activations; vLLM's plugin uses them too
     stream.compare_checkpoints   the `compare` command: two folders, some data -> report
     stream.compare         compare two sides on rows of tokens

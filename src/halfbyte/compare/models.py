@@ -9,13 +9,15 @@ from pathlib import Path
 
 import torch
 
-from halfbyte.checkpoint.folder import open_checkpoint
+from halfbyte.checkpoint.folder import Checkpoint, open_checkpoint
 from halfbyte.checkpoint.reader import Reader
 from halfbyte.compare.activations import served_activations
 from halfbyte.engine.backends.cuda.backend import check_machine
 from halfbyte.engine.backends.cuda.experts import StoredExperts
+from halfbyte.engine.backends.cuda.planned_experts import PlannedExperts
+from halfbyte.engine.planned_output import PlannedOutput, PlannedReader
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.families.model import describe
+from halfbyte.families.model import Model, describe
 from halfbyte.families.registry import text_model
 from halfbyte.families.weights import Weights
 from halfbyte.forward.experts import Change, Expert
@@ -59,24 +61,55 @@ def open_side(
     `activations` as-served quantizes the inputs of linears as in engines. `kv` emulates an FP8 KV cache, cast or with
     the checkpoint's scales. On a GPU `device`, experts are decoded there.
     """
+    _check(activations, kv, device)
+    checkpoint = open_checkpoint(folder)
+    model = describe(checkpoint)
+    with Reader(checkpoint) as reader, ExitStack() as threads:
+        weights = Weights(model, reader, dtype)
+        side = Side(str(folder), text_model(checkpoint.config), weights, weights.experts, dtype, device=device)
+        if device != CPU:
+            experts = StoredExperts(model.linears.values(), reader, weights, dtype, torch.device(device))
+            side = replace(side, experts=threads.enter_context(experts), stored_nbytes=experts.nbytes)
+        yield _emulating(side, checkpoint, model, activations, kv)
+
+
+@contextmanager
+def open_planned_side(
+    output: PlannedOutput,
+    *,
+    dtype: torch.dtype = torch.float32,
+    activations: str = "off",
+    kv: str = "off",
+    device: str = CPU,
+) -> Generator[Side]:
+    """Open the output of a recipe that is not written: its tensors are encoded from the source, then decoded.
+
+    The options are those of `open_side`. On a GPU `device`, experts are encoded there, to the same bytes.
+    """
+    _check(activations, kv, device)
+    checkpoint, model = output.checkpoint, describe(output.checkpoint)
+    name = f"{checkpoint.root} with recipe {output.plan.recipe.name}"
+    with Reader(output.plan.checkpoint) as source, PlannedReader(output, source) as reader, ExitStack() as threads:
+        weights = Weights(model, reader, dtype)
+        side = Side(name, text_model(checkpoint.config), weights, weights.experts, dtype, device=device)
+        if device != CPU:
+            experts = PlannedExperts(output.plan, model, source, weights, dtype, torch.device(device))
+            side = replace(side, experts=threads.enter_context(experts), stored_nbytes=experts.nbytes)
+        yield _emulating(side, checkpoint, model, activations, kv)
+
+
+def _check(activations: str, kv: str, device: str) -> None:
     for value, known in ((activations, ACTIVATIONS), (kv, KV)):
         if value not in known:
             raise UsageError(f"unknown value '{value}'", fix=f"choose one of {', '.join(known)}")
     if device != CPU:
         check_machine(torch.device(device))
-    checkpoint = open_checkpoint(folder)
-    model, text = describe(checkpoint), text_model(checkpoint.config)
-    with Reader(checkpoint) as reader, ExitStack() as threads:
-        weights = Weights(model, reader, dtype)
-        side = Side(str(folder), text, weights, weights.experts, dtype, device=device)
-        if device != CPU:
-            experts = StoredExperts(model, reader, weights, dtype, torch.device(device))
-            side = replace(side, experts=threads.enter_context(experts), stored_nbytes=experts.nbytes)
-        if activations != "off":
-            side = served_activations(side, checkpoint, model)
-        if kv != "off":
-            side = cached_in_fp8(side, scaled=kv == "fp8-scaled")
-        yield side
+
+
+def _emulating(side: Side, checkpoint: Checkpoint, model: Model, activations: str, kv: str) -> Side:
+    if activations != "off":
+        side = served_activations(side, checkpoint, model)
+    return side if kv == "off" else cached_in_fp8(side, scaled=kv == "fp8-scaled")
 
 
 def refuse_unlike(first: Side, second: Side) -> None:

@@ -90,6 +90,7 @@ class Report:
     rows: tuple[int, int]
     fingerprint: str  # of the tokens
     seconds: float
+    planned: str | None = None  # fingerprint of the plan, if the second is not written
 
     def record(self, scored: str, measured: Mapping[str, Any] | None = None) -> evidence.Comparison:
         """Return the results without those by position and document."""
@@ -106,8 +107,14 @@ class Report:
             layers=self.layers,
             seconds=self.seconds,
             scored=scored,
+            planned=self.planned,
             **(measured or {}),
         )
+
+    def by_added_error(self) -> list[LayerDifference]:
+        """Return the layers, largest added error first; none if it was not measured."""
+        rated = [layer for layer in self.layers if layer.added_error is not None]
+        return sorted(rated, key=lambda layer: -(layer.added_error or 0.0))
 
     def _domain_indexes(self) -> list[int]:
         return self.documents.domain.tolist()
@@ -118,7 +125,9 @@ class Report:
         return replace(
             self.record(scored, measured),
             by_layer={
-                row.name: tuple(getattr(layer, row.name) for layer in self.layers) for row in fields(LayerDifference)
+                row.name: tuple(getattr(layer, row.name) for layer in self.layers)
+                for row in fields(LayerDifference)
+                if row.name != "added_error" or self.by_added_error()
             },
             by_position=documents.positions.means() if documents.positions else None,
             by_document=evidence.DocumentResults(

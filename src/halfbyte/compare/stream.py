@@ -11,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from halfbyte.calibrate.token_rows import Rows
 from halfbyte.calibrate.tokenizer import load_vocabulary
-from halfbyte.compare.measures import LOGITS_ON_DEVICE, Choices, Predicting, difference, predict, predicting
-from halfbyte.compare.models import Side, open_side, refuse_unlike
+from halfbyte.compare.measures import LOGITS_ON_DEVICE, Choices, Difference, Predicting, difference, predict, predicting
+from halfbyte.compare.models import Side, open_planned_side, open_side, refuse_unlike
 from halfbyte.compare.report import Documents, LayerDifference, Report, summarize
 from halfbyte.compare.tokens import answers, rows_of
 from halfbyte.engine.backends.cuda.streams import Lane
+from halfbyte.engine.planned_output import PlannedOutput, planned_output
 from halfbyte.errors import CheckpointError, MachineError, UsageError
 from halfbyte.forward.embedding_and_head import Head, embed
 from halfbyte.forward.experts import Expert
@@ -36,6 +37,7 @@ from halfbyte.forward.run import row_chunks, run_layer
 from halfbyte.machine.device_option import CPU, refuse_threads_beside_device
 from halfbyte.machine.resources import usable_cores
 from halfbyte.options.check import CompareOptions
+from halfbyte.recipe.decisions import Recipe
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -126,14 +128,18 @@ class Needs:
         return rows * self.row + self.fixed
 
 
-def needs(shape: tuple[int, int], chunk_rows: int, sides: Sequence[Side]) -> Needs:
-    """Return the memory of a comparison: hidden states of all models, and two layers at once."""
+def needs(shape: tuple[int, int], chunk_rows: int, sides: Sequence[Side], *, by_layer: bool = False) -> Needs:
+    """Return the memory of a comparison: hidden states of all models, and two layers at once.
+
+    With `by_layer`, the inputs of a layer are kept, and copied for all but the last model.
+    """
     config: Any = sides[0].model.config
     item = max(side.dtype.itemsize for side in sides)
     (rows, length), width = shape, config.hidden_size
     experts = max(config.n_routed_experts or 1, 1)
     # Hidden states and expert routing of each model, and expert inputs and outputs of the running one.
-    row = length * ((len(sides) + 2) * width * item + len(sides) * experts + 32 * config.num_experts_per_tok)
+    states = len(sides) + 2 + (min(len(sides) - 1, 2) if by_layer else 0)
+    row = length * (states * width * item + len(sides) * experts + 32 * config.num_experts_per_tok)
     chunk = min(chunk_rows, rows) * length
     heads = config.num_attention_heads * (config.qk_head_dim + config.v_head_dim)
     attention = chunk * (4 * heads + 4 * width) * item + chunk * length * (1 + item)
@@ -159,11 +165,14 @@ def refuse_too_large(need: Needs, rows: int, free: int) -> None:
     raise MachineError(what, where="--device", fix=f"{fewer}, or --device cpu")
 
 
-def check_memory(shape: tuple[int, int], chunk_rows: int, sides: Sequence[Side], device: torch.device) -> None:
+def check_memory(
+    shape: tuple[int, int], chunk_rows: int, sides: Sequence[Side], device: torch.device, *, by_layer: bool = False
+) -> None:
     """Raise if the comparison does not fit into the device's free memory."""
     if device.type == "cuda":
         torch.cuda.empty_cache()  # frees memory cached by earlier runs of this process
-        refuse_too_large(needs(shape, chunk_rows, sides), shape[0], torch.cuda.mem_get_info(device)[0])
+        need = needs(shape, chunk_rows, sides, by_layer=by_layer)
+        refuse_too_large(need, shape[0], torch.cuda.mem_get_info(device)[0])
 
 
 ROWS = 8  # rows per chunk
@@ -179,35 +188,39 @@ class Step:
     differences: tuple[LayerDifference, ...]  # one per second model
 
 
-def compare(
+def compare(  # noqa: PLR0913 - keyword-only
     rows: Rows,
     first: Side,
     second: Side,
     *,
     scored: NDArray[np.bool_] | None = None,
     threads: int = 1,
+    by_layer: bool = False,
     progress: Callable[[Step], None] | None = None,
 ) -> Report:
     """Run two models on the same rows and report the differences of the second from the first.
 
     `scored` [R, L] selects the tokens whose prediction is scored (default: all). Hidden states of all tokens count.
+    With `by_layer`, each layer of the second also runs on the first's hidden states, to measure the error it adds.
     """
-    return compare_many(rows, first, [second], scored=scored, threads=threads, progress=progress)[0]
+    how: dict[str, Any] = {"scored": scored, "threads": threads, "by_layer": by_layer, "progress": progress}
+    return compare_many(rows, first, [second], **how)[0]
 
 
-def compare_many(
+def compare_many(  # noqa: PLR0913 - keyword-only
     rows: Rows,
     first: Side,
     seconds: Sequence[Side],
     *,
     scored: NDArray[np.bool_] | None = None,
     threads: int = 1,
+    by_layer: bool = False,
     progress: Callable[[Step], None] | None = None,
 ) -> list[Report]:
-    """Run one model and several others on the same rows; the first runs only once."""
+    """Run one model and several others on the same rows; the first runs only once. Options as in `compare`."""
     layers = first.model.layers
     differences: list[tuple[LayerDifference, ...]] = []
-    run = _Run(rows, [first, *seconds], scored, threads)
+    run = _Run(rows, [first, *seconds], scored, threads, by_layer=by_layer)
     with run.layers, exact_products():
         for index in range(layers):
             differences.append(run.layer(index))
@@ -224,8 +237,10 @@ def compare_many(
 class _Run:
     """The hidden states of all models, and their tokens."""
 
-    def __init__(self, rows: Rows, sides: Sequence[Side], scored: NDArray[np.bool_] | None, threads: int) -> None:
-        self.start = time.monotonic()
+    def __init__(
+        self, rows: Rows, sides: Sequence[Side], scored: NDArray[np.bool_] | None, threads: int, *, by_layer: bool
+    ) -> None:
+        self.start, self._by_layer = time.monotonic(), by_layer
         self.rows, self.sides, self._device = rows, sides, sides[0].device
         self._threads = threads if self._device == CPU else 1  # one thread submits work to a device
         for side in sides[1:]:
@@ -245,7 +260,7 @@ class _Run:
             return ROWS
         count, length = self.rows.tokens.shape
         chunk = max(1, min(ROWS, CHUNK_TOKENS // length))
-        check_memory((count, length), chunk, self.sides, torch.device(self._device))
+        check_memory((count, length), chunk, self.sides, torch.device(self._device), by_layer=self._by_layer)
         return chunk
 
     def _checked(self, scored: NDArray[np.bool_] | None) -> Predicting:
@@ -260,35 +275,52 @@ class _Run:
 
     def layer(self, index: int) -> tuple[LayerDifference, ...]:
         """Run a layer of every model in turn."""
-        choices = [self._advance(side, hidden, index) for side, hidden in zip(self.sides, self._hidden, strict=True)]
-        real, reference = self._real.view(-1), choices[0]
-        differences: list[LayerDifference] = []
-        for side, hidden, routing in zip(self.sides[1:], self._hidden[1:], choices[1:], strict=True):
-            apart = difference(self._hidden[0], hidden, self._real, self._chunks, self._threads)
-            if not np.isfinite([apart.error, apart.signal]).all():
-                what = f"non-finite values after layer {index}"
-                raise CheckpointError(what, where=f"{self.sides[0].name} or {side.name}", fix="audit both checkpoints")
-            same_experts = reference is not None and routing is not None and reference.experts == routing.experts
-            agreement = reference.agreement(routing, real) if reference and routing and same_experts else None
-            differences.append(LayerDifference(index, apart.relative_error, apart.mean_cosine, agreement))
-        return tuple(differences)
+        before = self._hidden[0].clone() if self._by_layer else None
+        reference = self._advance(self.sides[0], self._hidden[0], index)
+        return tuple(self._second(at, index, reference, before) for at in range(1, len(self.sides)))
 
-    def _advance(self, side: Side, hidden: torch.Tensor, index: int) -> Choices | None:
+    def _second(self, at: int, index: int, reference: Choices | None, before: torch.Tensor | None) -> LayerDifference:
+        """Run a layer of another model, also on the first's inputs `before` if they are given."""
+        side, hidden = self.sides[at], self._hidden[at]
+        again = before.clone() if before is not None and at < len(self.sides) - 1 else before
+        routing = self._advance(side, hidden, index, again)
+        apart = self._difference(side, hidden, index)
+        added = None if again is None else self._difference(side, again, index).relative_error
+        same_experts = reference is not None and routing is not None and reference.experts == routing.experts
+        agreement = (
+            reference.agreement(routing, self._real.view(-1)) if reference and routing and same_experts else None
+        )
+        return LayerDifference(index, apart.relative_error, apart.mean_cosine, agreement, added)
+
+    def _difference(self, side: Side, hidden: torch.Tensor, index: int) -> Difference:
+        apart = difference(self._hidden[0], hidden, self._real, self._chunks, self._threads)
+        if not np.isfinite([apart.error, apart.signal]).all():
+            what = f"non-finite values after layer {index}"
+            raise CheckpointError(what, where=f"{self.sides[0].name} or {side.name}", fix="audit both checkpoints")
+        return apart
+
+    def _advance(
+        self, side: Side, hidden: torch.Tensor, index: int, again: torch.Tensor | None = None
+    ) -> Choices | None:
+        """Run the next layer on hidden states, and on those of `again`; return the routing of the former."""
         layer, experts = self.layers.take()
         look = side.look(index) if side.look else None
+        change = side.change(index) if side.change and layer.is_moe else None
         count = side.model.experts
         choices = Choices(self.rows.tokens.size, count, self._device) if layer.is_moe else None
-        run_layer(
-            layer,
-            hidden,
-            lambda chunk: attention_inputs(side.model, self.rows, chunk, side.dtype, self._device),
-            self._chunks,
-            experts,
-            threads=self._threads,
-            looks=(lambda _: look) if look else None,
-            observe=choices,
-            change=side.change(index) if side.change and layer.is_moe else None,
-        )
+        for states, observe in ((hidden, choices), (again, None)):
+            if states is not None:
+                run_layer(
+                    layer,
+                    states,
+                    lambda chunk: attention_inputs(side.model, self.rows, chunk, side.dtype, self._device),
+                    self._chunks,
+                    experts,
+                    threads=self._threads,
+                    looks=(lambda _: look) if look else None,
+                    observe=observe,
+                    change=change,
+                )
         self.layers.settle()
         return choices
 
@@ -335,23 +367,29 @@ def _report(run: _Run, side: Side, layers: Sequence[LayerDifference], documents:
 
 
 def compare_checkpoints(
-    options: CompareOptions, progress: Callable[[Step], None], begins: Callable[[str], None] = lambda what: None
+    options: CompareOptions,
+    progress: Callable[[Step], None],
+    begins: Callable[[str], None] = lambda what: None,
+    *,
+    recipe: Recipe | None = None,
 ) -> Report:
-    """Compare two folders on the data; `begins` is called with each phase, `progress` after each layer."""
+    """Compare a folder with another, or with its output of a recipe, on the data.
+
+    `begins` is called with each phase, `progress` after each layer.
+    """
     refuse_threads_beside_device(options.threads, options.device)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
+    output = None if recipe is None else _planned(options, recipe)
     with (
         open_side(options.source, dtype=dtype, device=options.device) as first,
-        open_side(
-            options.out_folder, dtype=dtype, activations=options.activations, kv=options.kv, device=options.device
-        ) as second,
+        _second_side(options, dtype, output) as second,
     ):
         refuse_unlike(first, second)  # before the data is read
         begins("reading and tokenizing the texts")
         rows = rows_of(
             options.data,
             options.source,
-            [options.out_folder],
+            [] if options.out_folder is None else [options.out_folder],
             samples=options.samples,
             length=options.length,
             kind=options.rows,
@@ -359,4 +397,27 @@ def compare_checkpoints(
         scored = answers(rows, load_vocabulary(options.source)) if options.score == "answers" else None
         threads = options.threads or usable_cores()
         begins("running both models, layer by layer")
-        return compare(rows, first, second, scored=scored, threads=threads, progress=progress)
+        report = compare(
+            rows, first, second, scored=scored, threads=threads, by_layer=options.by_layer, progress=progress
+        )
+    return report if output is None else replace(report, planned=output.plan.fingerprint())
+
+
+def _planned(options: CompareOptions, recipe: Recipe) -> PlannedOutput:
+    return planned_output(
+        options.source,
+        recipe,
+        options.stats,
+        input_scales=options.activations != "off",
+        kv_scales=options.kv == "fp8-scaled",
+    )
+
+
+def _second_side(
+    options: CompareOptions, dtype: torch.dtype, output: PlannedOutput | None
+) -> AbstractContextManager[Side]:
+    how: dict[str, Any] = {"dtype": dtype, "activations": options.activations, "kv": options.kv}
+    if output is not None:
+        return open_planned_side(output, **how, device=options.device)
+    assert options.out_folder is not None
+    return open_side(options.out_folder, **how, device=options.device)

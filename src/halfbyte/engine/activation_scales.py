@@ -32,6 +32,16 @@ def scales_of(job: Job, stats: LayerStats, quantize: Quantize) -> Scales:
     return input_scales(job.linears, stats, quantize) if quantize.activations == "calibrated" else {}
 
 
+def calibrated_names(job: Job, quantize: Quantize) -> list[str]:
+    """Return the names of the tensors of a job that `scales_of` returns."""
+    if job.action != ENCODE:
+        return []
+    if not job.linears:
+        return [output.name for output in job.outputs]
+    suffix = FORMATS[quantize.format].input_scale_suffix
+    return [f"{linear.module}.{suffix}" for linear in job.linears] if quantize.activations == "calibrated" else []
+
+
 def fixed_scales(job: Job, quantize: Quantize) -> Scales:
     """Return a job's input scales that the recipe sets to a constant, by name."""
     encodes = job.action == ENCODE and quantize.activations == "fixed"

@@ -148,7 +148,7 @@ def quantize(  # noqa: PLR0913 - keyword-only
     if request.measures:
         begins("reading the calibration data")
     measured = _statistics(run_plan, out, weights, stats, device, prune_plan)
-    run_plan, pruned = _with_experts(run_plan, measured, weights, prune_plan)
+    run_plan, pruned = with_experts(run_plan, measured, weights, prune_plan)
     backend.check_plan(run_plan, measured, resources)
     _check_folder(out, run_plan, measured)
     journal = Journal(out / FOLDER / JOURNAL)
@@ -248,7 +248,7 @@ def _measures(recipe: Recipe, stats: Path | None, prune_plan: PrunePlan | None) 
     return recipe.calibrate is not None and stats is None and (prune_plan is None or recipe.quantize is not None)
 
 
-def _with_experts(
+def with_experts(
     run_plan: Plan, measured: Statistics | None, weights: Mapping[str, str], prune_plan: PrunePlan | None
 ) -> tuple[Plan, PrunePlan | None]:
     """Return the plan and the kept experts, if they are known before the run."""
@@ -301,27 +301,31 @@ def _statistics(
     prune_plan: PrunePlan | None,
 ) -> Statistics | None:
     """Return the statistics that the recipe needs, from a file or measured by this run."""
-    if prune_plan is not None and run_plan.recipe.quantize is None and stats is None:
-        return None  # the pruning plan replaces the data
-    if run_plan.recipe.calibrate is None and (run_plan.recipe.prune is None or stats is None):
-        if stats is not None:
-            what = f"recipe '{run_plan.recipe.name}' does not use statistics"
-            raise UsageError(what, where="--stats", fix="omit --stats, or use a recipe that calibrates")
-        return None
-    layers = run_plan.layers or run_plan.model.layers
     if stats is not None:
-        if run_plan.recipe.quantize is not None and run_plan.recipe.quantize.needs_hessians:
-            what = "GPTQ needs the Hessians of expert inputs, which statistics files do not contain"
-            raise UsageError(what, where="--stats", fix="omit --stats: this recipe calibrates while it writes")
-        from halfbyte.calibrate.store import loaded_statistics  # noqa: PLC0415
-
-        rule = run_plan.recipe.quantize.input_scale if run_plan.recipe.quantize else None
-        choosing = run_plan.recipe.quantize is None  # only for expert selection, not for scales
-        return loaded_statistics(stats, run_plan.checkpoint, weights, layers, rule, choosing=choosing)
+        return given_statistics(run_plan, weights, stats)
+    if run_plan.recipe.calibrate is None or (prune_plan is not None and run_plan.recipe.quantize is None):
+        return None  # no data needed, or the pruning plan replaces it
+    layers = run_plan.layers or run_plan.model.layers
     from halfbyte.engine.measure_statistics import measured_here  # noqa: PLC0415 - imports torch
 
     folder = out / FOLDER / STATS
     return measured_here(run_plan.checkpoint, run_plan.model, run_plan.recipe, weights, folder, layers, device=device)
+
+
+def given_statistics(run_plan: Plan, weights: Mapping[str, str], stats: Path) -> Statistics:
+    """Return the statistics in a file; raise if they are of another model, or if the recipe needs others or none."""
+    quantize = run_plan.recipe.quantize
+    if run_plan.recipe.calibrate is None and run_plan.recipe.prune is None:
+        what = f"recipe '{run_plan.recipe.name}' does not use statistics"
+        raise UsageError(what, where="--stats", fix="omit --stats, or use a recipe that calibrates")
+    if quantize is not None and quantize.needs_hessians:
+        what = "GPTQ needs the Hessians of expert inputs, which statistics files do not contain"
+        raise UsageError(what, where="--stats", fix="omit --stats: this recipe calibrates while it writes")
+    from halfbyte.calibrate.store import loaded_statistics  # noqa: PLC0415
+
+    layers, rule = run_plan.layers or run_plan.model.layers, quantize.input_scale if quantize else None
+    choosing = quantize is None  # only for expert selection, not for scales
+    return loaded_statistics(stats, run_plan.checkpoint, weights, layers, rule, choosing=choosing)
 
 
 def _check_folder(out: Path, run_plan: Plan, measured: Statistics | None) -> None:

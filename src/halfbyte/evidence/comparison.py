@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from halfbyte.evidence.record import MeasuredRecord
+from halfbyte.evidence.record import OMIT, MeasuredRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class LayerDifference:
     relative_error: float | None  # ||a - b|| / ||a||; None if the reference is zero and the other is not
     cosine: float  # mean over tokens
     routing_agreement: float | None  # share of (token, expert) pairs with the same routing; null without a router
+    added_error: float | None = field(default=None, metadata=OMIT)  # of this layer alone, on the source's hidden states
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class Comparison(MeasuredRecord):
     layers: tuple[LayerDifference, ...]
     seconds: float
     scored: str  # which tokens count: all, or those of answers
+    planned: str | None = field(default=None, metadata=OMIT)  # fingerprint of the plan, if the second is not written
     by_layer: Mapping[str, tuple[float | None, ...]] | None = None  # the layers as arrays, for plots
     by_position: Positions | None = None
     by_document: DocumentResults | None = None

@@ -71,7 +71,20 @@ class CompareOptions:
     """Options of `halfbyte compare`."""
 
     source: Path = argument("SRC")
-    out_folder: Path = argument("OUT")
+    out_folder: Path | None = argument("[OUT]", required=False)
+    recipe: str | None = option(
+        "-r",
+        "--recipe",
+        kind="recipe",
+        metavar="NAME|FILE",
+        help="Instead of OUT: encode each layer of SRC with this recipe in memory. Writes no checkpoint.",
+    )
+    overrides: tuple[str, ...] = option(
+        "--set", default=(), metavar="KEY=VALUE", help="With -r: override a key of the recipe."
+    )
+    stats: Path | None = option(
+        "--stats", help="With -r: statistics from `halfbyte calibrate`, for calibrated scales and pruning."
+    )
     data: tuple[str, ...] = option(
         "--data",
         required=True,
@@ -112,6 +125,11 @@ class CompareOptions:
         default="off",
         help="Emulate OUT's FP8 KV cache: cast, or scaled by its k_scale, as in vLLM 0.17 to 0.24.",
         recipe="off, fp8 or fp8-scaled for the KV cache",
+    )
+    by_layer: bool = option(
+        "--by-layer",
+        default=False,
+        help="Also measure the error that each layer adds, by running it on SRC's hidden states.",
     )
     device: str = option(
         "--device", default="cpu", kind="device", metavar="cpu|cuda", help="Where layers run; cuda is one GPU."

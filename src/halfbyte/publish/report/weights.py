@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -142,11 +142,10 @@ def _hidden(evidence: Evidence) -> list[Block]:
     comparison = evidence.get(Comparison)
     if comparison is None:
         return [missing(evidence, Comparison, "hidden-state error by layer")]
-    points = [
-        (float(row.layer), row.relative_error, f"layer {row.layer}: {row.relative_error:.4g}")
-        for row in comparison.layers
-        if row.relative_error is not None
-    ]
+    errors = [(row.layer, row.relative_error) for row in comparison.layers]
+    added = [(row.layer, row.added_error) for row in comparison.layers if row.added_error is not None]
+    about = "Error of the hidden states after each layer, relative to the source."
+    drawn = [_error_line("error", errors)]
     rows = [
         [
             str(row.layer),
@@ -157,14 +156,24 @@ def _hidden(evidence: Evidence) -> list[Block]:
         for row in comparison.layers
     ]
     columns = ("layer", "relative error", "cosine similarity", "same expert routing")
+    if added:
+        about += " Added error: that of one layer alone, on the source's hidden states."
+        drawn.append(_error_line("added error", added, " added"))
+        rows = [[*row, formatted(layer.added_error, ".4g")] for row, layer in zip(rows, comparison.layers, strict=True)]
+        columns = (*columns, "added error")
     return [
         Figure(
-            "Error of the hidden states after each layer, relative to the source.",
-            lines(Axes("Hidden-state error by layer", "layer", "relative error"), [Line("error", points)]),
+            about,
+            lines(Axes("Hidden-state error by layer", "layer", "relative error"), drawn),
         ),
         Fold(f"Table: hidden states of {len(rows)} layers",
              [Table("Hidden states by layer", columns, rows, frozenset(columns[1:]))]),
     ]  # fmt: skip
+
+
+def _error_line(name: str, errors: Sequence[tuple[int, float | None]], unit: str = "") -> Line:
+    points = [(float(at), error, f"layer {at}: {error:.4g}{unit}") for at, error in errors if error is not None]
+    return Line(name, points)
 
 
 _STATS = "stats"

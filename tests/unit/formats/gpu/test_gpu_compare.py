@@ -17,11 +17,13 @@ from halfbyte.calibrate.token_rows import Document, Share, packed_rows, padded_r
 from halfbyte.checkpoint.folder import open_checkpoint
 from halfbyte.compare import activations, models, stream
 from halfbyte.compare import stream as compare_memory
-from halfbyte.compare.models import open_side
+from halfbyte.compare.models import open_planned_side, open_side
 from halfbyte.compare.stream import Needs, compare, compare_many, needs, refuse_too_large
 from halfbyte.engine.backends.cuda import backend as start
 from halfbyte.engine.backends.cuda import experts as device_experts
-from halfbyte.engine.pipeline import quantize
+from halfbyte.engine.backends.cuda import planned_experts
+from halfbyte.engine.pipeline import plan, quantize
+from halfbyte.engine.planned_output import PlannedOutput, output_checkpoint, planned_output
 from halfbyte.errors import MachineError, UsageError
 from halfbyte.families.examples import example
 from halfbyte.families.model import describe
@@ -33,6 +35,7 @@ GB = 10**9
 SHAPE = {"layers": 2, "experts": 4, "hidden": 64, "expert_width": 32}
 # Every way in which experts are stored; of the last one no stacks are made.
 STORED = ("int4-k2.6", "nvfp4", "nvfp4_ct", "mxfp4", "mxfp4_ct", "fp8-block-k2", "bf16", "fp8-channel")
+DECODED = tuple(f"roles.{role}=bf16" for role in ("attention", "dense_mlp", "shared_experts"))
 THERE = "cuda" if torch.cuda.is_available() else "cpu:0"
 
 
@@ -92,6 +95,67 @@ def test_what_is_emulated_gives_the_cpus_numbers(folders, kind, how):
     ours, theirs = (compared(folders, ["made"], device, kind, **how) for device in (THERE, "cpu"))
     assert alike(ours, theirs)
     assert ours != compared(folders, ["made"], THERE, kind)
+
+
+def planned(folders, device, name, *, first="int4-k2.6", sets=(), kept=None, **how):
+    """Return the results against the output of a recipe that is not written."""
+    output = planned_output(folders / first, load_recipe(name, sets))
+    if kept is not None:
+        run_plan = plan(folders / first, load_recipe(name, sets), kept=kept)
+        output = PlannedOutput(run_plan, output_checkpoint(run_plan), {})
+    with (
+        open_side(folders / first, device=device) as source,
+        open_planned_side(output, device=device, **how) as other,
+    ):
+        report = compare(rows("packed"), source, other, by_layer=True)
+        return {**report.record("all").as_json(), "device": "", "seconds": 0}, other.stored_nbytes
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "first", "device_encodes"),
+    [
+        ("kimi-k2.6-mxfp4-wafer", (), "int4-k2.6", True),
+        ("kimi-k2.6-mxfp4a16", (), "bf16", True),
+        ("kimi-k2.7-code-nvfp4-nvidia", (), "int4-k2.6", True),
+        ("kimi-k2.7-code-nvfp4-nvidia", ("quantize.scales=mse",), "int4-k2.6", True),
+        ("kimi-k2.6-nvfp4a16", DECODED, "fp8-block-k2", True),
+        ("kimi-k2.6-fp8-reference", (), "int4-k2.6", False),
+        ("kimi-k2.6-bf16", (), "int4-k2.6", False),
+    ],
+)
+def test_a_recipe_gives_the_cpus_numbers(folders, monkeypatch, name, sets, first, device_encodes):
+    """The kernels encode what the CPU encodes, and nothing else differs."""
+    encoded = []
+    real = planned_experts.LayerEncoder.groups
+    monkeypatch.setattr(planned_experts.LayerEncoder, "groups", lambda self: encoded.append(self._format) or real(self))
+    monkeypatch.setattr(planned_experts, "group_of", lambda stacks, slot: (3, slot))  # 4 experts: two groups
+    how = {"first": first, "sets": sets, "kv": "fp8"}
+    (ours, there), (theirs, here) = (planned(folders, device, name, **how) for device in (THERE, "cpu"))
+    assert alike([ours], [theirs])
+    assert bool(encoded) == device_encodes
+    assert ours["total"]["kl"]["value"] > 0
+    assert here == 0
+    if device_encodes:  # a layer of the source and its encoded form
+        with open_side(folders / first, device=THERE) as side:
+            assert there > side.stored_nbytes > 0
+
+
+@pytest.mark.parametrize("name", ["kimi-k2.6-mxfp4-wafer", "kimi-k2.6-bf16"])
+def test_pruned_experts_have_the_numbers_of_the_output(folders, name):
+    kept = {1: (1, 2, 3)}
+    (ours, _), (theirs, _) = (planned(folders, device, name, kept=kept) for device in (THERE, "cpu"))
+    assert alike([ours], [theirs])
+    assert ours["total"]["kl"]["value"] > 0
+
+
+def test_a_recipe_gives_the_numbers_of_its_output_on_the_device(folders):
+    ours, _ = planned(folders, THERE, "kimi-k2.6-mxfp4-wafer", activations="as-served")
+    (theirs,) = compared(folders, ["made"], THERE, activations="as-served")
+    for key in ("total", "domains", "emulated"):
+        assert ours[key] == theirs[key]
+    assert [{**layer, "added_error": None} for layer in ours["layers"]] == [
+        {**layer, "added_error": None} for layer in theirs["layers"]
+    ]
 
 
 def test_calibrated_scales_lie_where_they_are_divided_by(folders, monkeypatch):
@@ -179,6 +243,8 @@ def test_what_takes_memory_is_counted(kimi):
     assert small.row >= 512 * 7168 * 4 * 4  # two hidden states, inputs and outputs of experts
     assert large.fixed - small.fixed < 5 * GB
     assert needs((128, 512), 8, [*kimi, kimi[0]]).row > large.row
+    assert needs((128, 512), 8, kimi, by_layer=True).row - large.row == 512 * 7168 * 4  # the inputs of a layer
+    assert needs((128, 512), 8, [*kimi, kimi[0]], by_layer=True).row - large.row > 3 * 512 * 7168 * 4
     bigger = [SimpleNamespace(model=s.model, dtype=s.dtype, stored_nbytes=2 * s.stored_nbytes) for s in kimi]
     assert needs((128, 512), 8, bigger).fixed - large.fixed == 19 * GB
     assert large.total(128) < 60 * GB

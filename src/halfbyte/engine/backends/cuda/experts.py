@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.checkpoint.reader import NUMPY_DTYPES, Reader
 from halfbyte.engine.backends.cuda.placement import SHAPE, SLOT_NBYTES, Projection, projections
-from halfbyte.engine.backends.cuda.streams import Clock, Lane, Mark, Slot, Slots
+from halfbyte.engine.backends.cuda.streams import Clock, Lane, Mark, Slot, Slots, current_lane
 from halfbyte.errors import TensorError
 from halfbyte.families.family import PROJECTIONS
 from halfbyte.families.linears import StoredLinear
-from halfbyte.families.model import Model
 from halfbyte.families.weights import Weights
 from halfbyte.formats.registry import FORMATS
 from halfbyte.forward.experts import Expert
@@ -287,14 +286,19 @@ class StoredExperts:
     """
 
     def __init__(
-        self, model: Model, reader: Reader, weights: Weights, dtype: torch.dtype, device: torch.device
+        self,
+        linears: Iterable[StoredLinear],
+        reader: Reader,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self._weights, self._dtype, self._device = weights, dtype, device
         routed: dict[int, list[StoredLinear]] = {}
-        for linear in model.linears.values():
+        for linear in linears:
             if linear.role == ROUTED and linear.layer is not None:
                 routed.setdefault(linear.layer, []).append(linear)
-        self._stacks: dict[int, list[Projection]] = {layer: projections(linears) for layer, linears in routed.items()}
+        self._stacks: dict[int, list[Projection]] = {layer: projections(members) for layer, members in routed.items()}
         self.nbytes = max((sum(stack.nbytes for stack in stacks) for stacks in self._stacks.values()), default=0)
         largest = max((linear.parts[suffix].nbytes for stacks in self._stacks.values() for stack in stacks
                        for linear in stack.linears for suffix in stack.suffixes()), default=1)  # fmt: skip
@@ -317,13 +321,21 @@ class StoredExperts:
             return self._weights.experts(layer, str(self._device))
         with self._lane:  # allocate in the lane that writes the memory
             buffers = Buffers(0, [self._device])
-            (stacks,) = self._loader.load(layer_stacks, buffers, buffers.fresh())
+            (loaded,) = self._loader.load(layer_stacks, buffers, buffers.fresh())
+            stacks = self._prepared(loaded)
+            del loaded
         self._lane.mark().wait()
-        at = layer_stacks[0].positions()
+        at = stacks[PROJECTIONS[0]].of.positions()
 
         def expert(number: int) -> ExpertWeights:
             where = at[number]
-            gate, up, down = (to_bf16(stacks[name].part(where, where + 1))[0].to(self._dtype) for name in PROJECTIONS)
+            parts = [stacks[name].part(where, where + 1) for name in PROJECTIONS]
+            with current_lane(self._device):
+                gate, up, down = (to_bf16(part)[0].to(self._dtype) for part in parts)
             return gate, up, down
 
         return expert
+
+    def _prepared(self, stacks: Mapping[str, Stack]) -> Mapping[str, Stack]:
+        """Return the stacks to decode experts from."""
+        return stacks

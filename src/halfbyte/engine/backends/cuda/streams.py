@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 
 import torch
@@ -74,6 +74,11 @@ class Lane:
         """Make work submitted from now on wait for a mark of another lane."""
         if self._stream is not None and mark.event is not None:
             self._stream.wait_event(mark.event)
+
+
+def current_lane(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context for kernels in the current stream; on a CPU it waits until no other thread is in its lane."""
+    return nullcontext() if device.type == "cuda" else _ONE_LANE
 
 
 def slot_nbytes(device: torch.device) -> int:

@@ -39,12 +39,14 @@ from rehearsal_table import table
 from halfbyte.ui.units import nbytes
 
 ROOT = Path(__file__).parents[1]
+# Pruned and encoded in one pass from INT4; the recipe kimi-k2.6-nvfp4-reap192 copies the experts of an NVFP4 source.
+REAP192 = ("prune.method=reap", "prune.statistics=calibrate", "prune.keep=192", "prune.select=mean")
 RECIPES = {
     "mxfp4": ("kimi-k2.6-mxfp4a16", []),
     "nvfp4-max": ("kimi-k2.6-nvfp4-nvidia", ["quantize.scales=max"]),
     "nvfp4-mse": ("kimi-k2.6-nvfp4-nvidia", []),
     "nvfp4-gptq": ("kimi-k2.6-nvfp4-gptq", []),
-    "reap192": ("kimi-k2.6-nvfp4-reap192", []),
+    "reap192": ("kimi-k2.6-nvfp4-nvidia", ["quantize.scales=max", *REAP192]),
 }
 STORE, CP = "store", "cp"
 SEQUENCE = 512

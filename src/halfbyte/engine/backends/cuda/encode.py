@@ -20,7 +20,7 @@ from halfbyte.checkpoint.headers import TensorInfo
 from halfbyte.engine.activation_scales import fixed_scales
 from halfbyte.engine.backends.cuda.experts import Stack, to_bf16
 from halfbyte.engine.backends.cuda.observe import DeviceHessians
-from halfbyte.engine.backends.cuda.placement import is_direct
+from halfbyte.engine.backends.cuda.placement import GPTQ_EXPERTS, is_direct
 from halfbyte.engine.backends.cuda.streams import Clock, Lane, Mark, Slot, Slots
 from halfbyte.engine.jobs import JobInputs, as_bytes
 from halfbyte.engine.runner import Countdown, EncodedSpan, Runner
@@ -138,8 +138,11 @@ class LayerEncoder:
 
         The work is queued on the device.
         """
-        direct = self._factors is None and all(is_direct(stack.of.format) for stack in self._stacks.values())
-        encoded = list(self._each(self._count if direct else self._group))
+        direct = all(is_direct(stack.of.format) for stack in self._stacks.values())
+        size = self._count if direct else self._group
+        if self._factors is not None:
+            size = max(self._group, GPTQ_EXPERTS)  # a launch takes the host as long as the device takes for 10 experts
+        encoded = list(self._each(size))
         self._factors = None  # frees the Hessians before the next layer runs
         return encoded
 

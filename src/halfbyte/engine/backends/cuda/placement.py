@@ -51,6 +51,7 @@ SLOT_NBYTES = 1 << 28  # 5 ms over PCIe, which hides the latency
 CHUNK_TOKENS = 1 << 14  # per attention call
 HESSIAN_TOKENS = 1 << 13  # per product of expert inputs in FP64
 EXPERT_TOKENS = 1 << 14  # per expert call: the busiest expert may receive most of the tokens
+GPTQ_EXPERTS = 48  # encoded at once, unless memory is short
 _GROUPS_AT_ONCE = 3  # output groups in `lean` mode: one being encoded, two being copied
 _SCALARS_NBYTES = 64  # per expert: tensor scales and input scales
 _CUDA_NBYTES = 3 << 29
@@ -294,7 +295,9 @@ def needs_of(plan: Plan, tokens: int, slot: int = SLOT_NBYTES, devices: int = 1)
     experts = min(tokens, EXPERT_TOKENS) * widths.expert_piece() + 3 * widths.hidden * widths.expert * _BF16
 
     def encoding(experts: int) -> int:
-        return _gptq_encoding(largest, group) if gptq else _encoding(largest, experts, group, swept=swept)
+        if gptq:
+            return _gptq_encoding(largest, group if experts == group else min(experts, max(group, GPTQ_EXPERTS)))
+        return _encoding(largest, experts, group, swept=swept)
 
     return Needs(
         layer=sum(stack.nbytes for stack in largest),

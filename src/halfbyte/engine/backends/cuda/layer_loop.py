@@ -210,10 +210,12 @@ class DevicePass:
                     hidden_copy = self._snapshot() if observers else None
                     stats = None
                     if observers and self._chooser is not None:  # which experts are encoded depends on the statistics
+                        for mark in self._compute_marks():
+                            mark.wait()
                         stats = self._stats(staged, observers, hidden_copy)
                         self._choose(staged.index, stats)
                     outputs = self._encode(staged, observers)
-                    done = [state.compute.mark() for state in self._devices]
+                    done = self._compute_marks()
 
                     def stats_of(
                         staged: _Staged = staged,
@@ -337,12 +339,15 @@ class DevicePass:
             self._one_output.acquire()
         linears = self._linears(staged)
         hessians = [observer.hessians for observer in observers if observer.hessians is not None]
+        ran = self._compute_marks() if hessians else []
 
         def encode(state: _DeviceState, work: tuple[_DeviceLayer, slice]) -> _Output | None:
             copy, share = work
             if share.start == share.stop:
                 return None  # more devices than experts
             state.compute.follow(copy.loaded)
+            for mark in ran:
+                state.compute.follow(mark)  # the Hessians of all devices are added
             with state.compute:
                 begin = state.compute.mark()
                 stacks = {name: stack.select(linears[name][share]) for name, stack in copy.stacks.items()}
@@ -354,9 +359,16 @@ class DevicePass:
 
         shares = expert_shares(len(next(iter(linears.values()))), len(self._devices))
         outputs = self._devices.each(encode, list(zip(staged.copies, shares, strict=True)))
+        read = self._compute_marks() if hessians else []
+        for state in self._devices:
+            for mark in read:
+                state.compute.follow(mark)  # no device reuses the memory of its Hessians while another one reads them
         for observer in observers:
             observer.hessians = None
         return [output for output in outputs if output is not None]
+
+    def _compute_marks(self) -> list[Mark]:
+        return [state.compute.mark() for state in self._devices]
 
     def _linears(self, staged: _Staged) -> dict[str, tuple[StoredLinear, ...]]:
         """Return the linears that a layer's stacks encode: all of them, or those of the kept experts, in file order."""

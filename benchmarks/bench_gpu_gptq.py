@@ -60,6 +60,8 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=384)
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, object]] = []
     groups = options.experts / GROUP
 

@@ -17,7 +17,7 @@ from quiet_server import QuietServer
 
 from halfbyte.bench.blocks import Arm, Plan, measure, run_block
 from halfbyte.bench.records import open_records
-from halfbyte.bench.report import make_report
+from halfbyte.bench.report import make_report, sentences
 from halfbyte.bench.server import inspect_server
 from halfbyte.bench.summary import summarize
 from halfbyte.bench.vllm_generator import VllmGenerator
@@ -197,7 +197,7 @@ def test_a_server_that_slows_down_is_measured_and_told_on(generator, server, tmp
     measure(plan, generator, records, lambda _: None)
     seen = summarize(records.blocks, {})
     assert seen.failed == 0 and seen.drift < -0.3
-    said = [sentence for _, sentence in make_report(records.blocks, {}, design="abba", slo={}).sentences()]
+    said = [sentence for _, sentence in sentences(make_report(records.blocks, {}, design="abba", slo={}))]
     assert any("throughput changed by -" in sentence for sentence in said)
 
 

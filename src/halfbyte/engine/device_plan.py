@@ -29,6 +29,7 @@ from halfbyte.engine.backends.cuda.placement import (
     refuse_too_many,
     stacks_by_layer,
 )
+from halfbyte.methods.gptq import GPTQ
 from halfbyte.methods.rounding import MSE
 from halfbyte.plan.estimate import ASSUMED_WRITING
 from halfbyte.plan.machine_speed import Disk
@@ -51,6 +52,7 @@ class Rates:
     host_write_nbytes_per_s: float
     encode_weights_per_s: float
     sweep_weights_per_s: float
+    gptq_weights_per_s: float  # at Kimi-K2.6's shapes and 262,144 tokens, Hessians included
     start_s: float
     compile_s: float  # once per machine: compiled kernels are cached
 
@@ -71,12 +73,15 @@ class Work:
     to_host_nbytes: int
     write_nbytes: int
     encoded_weights: int
-    swept: bool
+    method: str | None = None  # of the encoded weights
 
     def seconds(self, at: Rates) -> dict[str, float]:
         """Return the seconds that bus, GPU and host take."""
         encode = self.encoded_weights / at.encode_weights_per_s
-        encode += self.encoded_weights / at.sweep_weights_per_s if self.swept else 0
+        if self.method == MSE.name:
+            encode += self.encoded_weights / at.sweep_weights_per_s
+        elif self.method == GPTQ.name:
+            encode += self.encoded_weights / at.gptq_weights_per_s
         bus = self.to_device_nbytes / at.to_device_nbytes_per_s, self.to_host_nbytes / at.to_host_nbytes_per_s
         return {
             "bus": max(bus),
@@ -189,7 +194,7 @@ def on_device(plan: Plan, disk: Disk | None, limit: int | None, devices: int = 1
         to_host_nbytes=sum(work.to_host_nbytes for work in layers),
         write_nbytes=plan.write_nbytes,
         encoded_weights=sum(work.encoded_weights for work in layers) // devices,
-        swept=any(work.swept for work in layers),
+        method=next((work.method for work in layers if work.method), None),
     )
     waits = total.seconds(at)
     if mode.offloads:
@@ -220,6 +225,7 @@ def work_by_layer(plan: Plan, tokens: int) -> list[Work]:
             encoded[job.layer] += job.write_nbytes if job.role == ROUTED and job.action == ENCODE else 0
     stacks = stacks_by_layer(plan, count, forward=tokens > 0)
     encodes = [encodes_experts(plan) and bool(layer_stacks) for layer_stacks in stacks]
+    method = plan.recipe.quantize.method_of(ROUTED).name if plan.recipe.quantize is not None else None
     share = plan.model.active_experts / max(plan.model.experts, 1)
     return [
         Work(
@@ -228,7 +234,7 @@ def work_by_layer(plan: Plan, tokens: int) -> list[Work]:
             to_host_nbytes=encoded[layer] if encodes[layer] else 0,
             write_nbytes=written[layer],
             encoded_weights=routed[layer] if encodes[layer] else 0,
-            swept=encodes[layer] and plan.recipe.quantize is not None and plan.recipe.quantize.method_of(ROUTED) is MSE,
+            method=method if encodes[layer] else None,
         )
         for layer, layer_stacks in enumerate(stacks)
     ]

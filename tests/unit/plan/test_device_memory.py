@@ -160,6 +160,24 @@ def test_rates_are_those_of_the_results():
     final = [at for what, at in again["events"] if what.startswith(tuple(f"model-0000{n}" for n in range(1, 7)))]
     assert at.host_write_nbytes_per_s == pytest.approx(5e9 * 5 / (final[-1] - final[0]), rel=0.01)
     assert at.start_s == pytest.approx(found["memory, max"]["layer_ends"][0], abs=0.1)
+    rehearsed = json.loads((Path(__file__).parents[3] / "benchmarks/results/rehearsal_h200_202611.json").read_text())
+    gptq, plain = (
+        next(row for title, row in rehearsed["rows"].items() if title.startswith(name))["work"]
+        for name in ("nvfp4-gptq", "reap192")
+    )
+    seconds = gptq["encode"]["seconds"] + gptq["experts"]["seconds"] - plain["experts"]["seconds"]
+    assert at.gptq_weights_per_s == pytest.approx(60 * 384 * 3 * 2048 * 7168 / seconds, rel=0.01)
+
+
+def test_gptq_is_estimated_with_its_own_rate():
+    """Measured: 484 s for the pass and 34 s before it."""
+    planned = plan(
+        example("kimi-k2.6"),
+        load_recipe("kimi-k2.6-nvfp4-gptq", ["calibrate.samples=512", "calibrate.sequence_length=512"]),
+    )
+    found = on_device(planned, None, None)
+    assert 60e9 < found.needs.total(FULL) < 80e9  # measured: 65 GB
+    assert 400 < found.time.seconds < 600
 
 
 def test_plan_states_it_without_torch():

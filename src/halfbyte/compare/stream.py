@@ -238,7 +238,13 @@ class _Run:
     """The hidden states of all models, and their tokens."""
 
     def __init__(
-        self, rows: Rows, sides: Sequence[Side], scored: NDArray[np.bool_] | None, threads: int, *, by_layer: bool
+        self,
+        rows: Rows,
+        sides: Sequence[Side],
+        scored: NDArray[np.bool_] | None,
+        threads: int,
+        *,
+        by_layer: bool = False,
     ) -> None:
         self.start, self._by_layer = time.monotonic(), by_layer
         self.rows, self.sides, self._device = rows, sides, sides[0].device

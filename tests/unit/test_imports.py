@@ -59,6 +59,15 @@ def test_what_is_planned_is_done_without_the_libraries_that_read_recipes():
     assert not loaded & {"pydantic", "torch", "transformers"}  # numba looks for YAML, and does without
 
 
+def test_the_gpu_kernels_are_loaded_on_gpus_only():
+    """They need Triton, which CPU builds of PyTorch lack."""
+    code = (
+        "import sys, halfbyte.api, halfbyte.compare.stream, halfbyte.engine.pipeline, halfbyte.engine.planned_output\n"
+    )
+    code += "assert not [name for name in sys.modules if name.startswith('halfbyte.formats.gpu')]"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_pruning_a_large_model_imports_no_torch_to_say_that_it_is_not_asked(tmp_path):
     """It took as long as copying several gigabytes."""
     source = write_pico(tmp_path / "source", experts=8)

@@ -14,7 +14,6 @@ from halfbyte.checkpoint.reader import Reader
 from halfbyte.compare.activations import served_activations
 from halfbyte.engine.backends.cuda.backend import check_machine
 from halfbyte.engine.backends.cuda.experts import StoredExperts
-from halfbyte.engine.backends.cuda.planned_experts import PlannedExperts
 from halfbyte.engine.planned_output import PlannedOutput, PlannedReader
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.families.model import Model, describe
@@ -93,6 +92,8 @@ def open_planned_side(
         weights = Weights(model, reader, dtype)
         side = Side(name, text_model(checkpoint.config), weights, weights.experts, dtype, device=device)
         if device != CPU:
+            from halfbyte.engine.backends.cuda.planned_experts import PlannedExperts  # noqa: PLC0415 - needs Triton
+
             experts = PlannedExperts(output.plan, model, source, weights, dtype, torch.device(device))
             side = replace(side, experts=threads.enter_context(experts), stored_nbytes=experts.nbytes)
         yield _emulating(side, checkpoint, model, activations, kv)

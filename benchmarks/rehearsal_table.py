@@ -52,7 +52,7 @@ def _runs(runs: dict[str, Any]) -> str:
         cells += [f"{row['seconds']:.1f}", f"{row['source_nbytes_per_second'] / 1e9:.2f}", layer, state]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     head = "source|output|tensors|seconds|source GB/s|median s per layer|result"
-    return _table("Runs. The source counts what was fetched, headers and samples included.", head, lines)
+    return _table("Runs. The source counts all fetched bytes, headers and samples included.", head, lines)
 
 
 def _memory(runs: dict[str, Any]) -> str:

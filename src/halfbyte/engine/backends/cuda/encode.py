@@ -141,7 +141,7 @@ class LayerEncoder:
         direct = all(is_direct(stack.of.format) for stack in self._stacks.values())
         size = self._count if direct else self._group
         if self._factors is not None:
-            size = max(self._group, GPTQ_EXPERTS)  # a launch takes the host as long as the device takes for 10 experts
+            size = max(self._group, GPTQ_EXPERTS)  # few experts would leave the device waiting for launches
         encoded = list(self._each(size))
         self._factors = None  # frees the Hessians before the next layer runs
         return encoded

@@ -216,16 +216,11 @@ class DevicePass:
                         self._choose(staged.index, stats)
                     outputs = self._encode(staged, observers)
                     done = self._compute_marks()
-
-                    def stats_of(
-                        staged: _Staged = staged,
-                        observers: list[DeviceObserver] = observers,
-                        hidden: torch.Tensor | None = hidden_copy,
-                        stats: LayerStats | None = stats,
-                    ) -> LayerStats | None:
-                        return stats if stats is not None or not observers else self._stats(staged, observers, hidden)
-
-                    storing.append(storer.submit(self._store_layer, staged, stats_of, outputs, done))
+                    if not observers:
+                        stats = self.measured.get(staged.index)
+                    storing.append(
+                        storer.submit(self._store_layer, staged, observers, stats, outputs, done, hidden_copy)
+                    )
                     while len(storing) > 1:
                         storing.popleft().result()
                 for future in storing:
@@ -385,11 +380,13 @@ class DevicePass:
     def _store_layer(
         self,
         staged: _Staged,
-        stats_of: Callable[[], LayerStats | None],
+        observers: list[DeviceObserver],
+        stats: LayerStats | None,
         outputs: list[_Output],
         done: list[Mark],
+        hidden: torch.Tensor | None,
     ) -> None:
-        """Save the statistics of a layer and write it; runs on the storer thread."""
+        """Write a layer; runs on the storer thread. Without `stats`, finish and save those of the observers first."""
         with ExitStack() as cleanup:
             if outputs:
                 cleanup.callback(self._one_output.release)
@@ -402,8 +399,9 @@ class DevicePass:
                 copy.decoder = None
             if not self.mode.grouped:
                 source.close()  # this layer is encoded: its buffers may receive the next one
-            stats = stats_of()
-            job_inputs = self._inputs_of(self.measured.get(staged.index) if stats is None else stats)
+            if stats is None and observers:
+                stats = self._stats(staged, observers, hidden)
+            job_inputs = self._inputs_of(stats)
             jobs = self._jobs.get(staged.index, [])
             encoded = [job for job in jobs if self._is_encoded_here(job, staged)]
             names = {job.name for job in encoded}

@@ -48,10 +48,6 @@ class DeviceHessians:
     shared: torch.Tensor  # FP64 [D, D]
     by_expert: torch.Tensor  # FP64 [E, F, F]
 
-    def to(self, device: torch.device) -> DeviceHessians:
-        """Return them on a device, without a copy if they are there."""
-        return DeviceHessians(self.shared.to(device), self.by_expert.to(device))
-
     def on_host(self) -> Hessians:
         """Return a copy for the encoder of the host."""
         return Hessians(self.shared.cpu().numpy(), dict(enumerate(self.by_expert.cpu().numpy())))

@@ -1,6 +1,8 @@
 """Shared fixtures. pytest also adds this folder to the path because of this file, so that tests can import pico."""
 
 import os
+import signal
+import threading
 
 import pytest
 from exhaustive import is_exhaustive
@@ -14,6 +16,10 @@ from halfbyte.cli import main as cli
 from halfbyte.machine.library_settings import limit_onednn
 
 limit_onednn()  # before any test computes a product
+
+# Shells without job control start background jobs with SIGINT ignored, which the processes under test would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine draws slowly; how long a draw takes says nothing about the code under test. The suite draws the same
 # examples every time, so that it fails for a change and not by chance; `make fuzz` looks for new ones.

@@ -53,8 +53,8 @@ def linear_again(folder: Path, names: list[str], call: dict[str, torch.Tensor], 
     with open_side(folder, activations=activations) as side:
         prefix, leaf = names[0].split(".mlp.")
         layer = int(prefix.rpartition(".")[2])
-        look = side.look(layer) if side.look else None
-        x = look(f"mlp.{leaf}", call["x"]) if look else call["x"]
+        hook = side.hook(layer) if side.hook else None
+        x = hook(f"mlp.{leaf}", call["x"]) if hook else call["x"]
         return torch.cat([torch.nn.functional.linear(x, side.tensors(f"{name}.weight").float()) for name in names], -1)
 
 

@@ -16,7 +16,7 @@ from halfbyte.calibrate.stats import ExpertStats, LayerStats
 from halfbyte.calibrate.token_rows import Rows
 from halfbyte.errors import CheckpointError
 from halfbyte.forward.experts import Expert
-from halfbyte.forward.model import Look, Routed
+from halfbyte.forward.model import Hook, Routed
 from halfbyte.methods.gptq import Hessians
 
 _WITH_HEADS = 4  # dimensions of [R, H, L, d]
@@ -37,16 +37,16 @@ class Observer:
         # In left-padded rows, padding passes through the model and counts for amax. In packed rows it is excluded.
         self._counts = None if rows.left_padded else torch.from_numpy(rows.real)
 
-    def look(self, chunk: slice) -> Look:
+    def hook(self, chunk: slice) -> Hook:
         """Return the callback for inputs of linears, keys and values of a chunk of rows."""
         counts = self._counts[chunk] if self._counts is not None else None
 
-        def look(name: str, tensor: torch.Tensor) -> None:
+        def hook(name: str, tensor: torch.Tensor) -> None:
             if counts is not None and not counts.all():
                 tensor = tokens_second(tensor).reshape(*counts.shape, -1)[counts]
             self._update_amax(name, _amax(tensor))
 
-        return look
+        return hook
 
     def routes(self, chunk: slice, routed: Routed) -> None:
         """Record the routing of a chunk of rows. All rows must be recorded before any expert."""

@@ -126,7 +126,7 @@ class Stream:
             self._chunks,
             expert,
             threads=self._threads,
-            looks=observer.look,
+            hook_of=observer.hook,
             routes=observer.routes,
             observe=observer.expert,
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,6 +44,17 @@ class Rows:
     domains: NDArray[np.int16]  # [R, L], index into names, PADDING for padding
     names: tuple[str, ...]
     left_padded: bool  # one sample per row; the mask equals that of transformers for attention_mask=real
+
+    def select(self, share: slice) -> Rows:
+        """Return some of the rows, without copying."""
+        return replace(
+            self,
+            tokens=self.tokens[share],
+            real=self.real[share],
+            positions=self.positions[share],
+            documents=self.documents[share],
+            domains=self.domains[share],
+        )
 
     def tokens_of_domains(self) -> dict[str, int]:
         """Return the number of tokens per domain."""

@@ -15,7 +15,7 @@ from halfbyte.families.family import DOWN, GATE
 from halfbyte.families.model import Model
 from halfbyte.formats.registry import FORMATS
 from halfbyte.forward.experts import GATE_UP, Change
-from halfbyte.forward.model import Look, fetch
+from halfbyte.forward.model import Hook, fetch
 
 if TYPE_CHECKING:
     from halfbyte.compare.models import Side
@@ -35,7 +35,7 @@ def served_activations(side: Side, checkpoint: Checkpoint, model: Model) -> Side
         return replace(side, emulated={**side.emulated, "activations": "none: weight-only quantization"})
     inputs = _Inputs(side, model)
     description = f"{' and '.join(formats)}, into {len(inputs.quantized):,} linears"
-    return replace(side, look=inputs.look, change=inputs.change, emulated={**side.emulated, "activations": description})
+    return replace(side, hook=inputs.hook, change=inputs.change, emulated={**side.emulated, "activations": description})
 
 
 def is_emulated(format: str) -> bool:
@@ -81,19 +81,19 @@ class _Inputs:
         for name in self.quantized:
             self._fused.setdefault(self._group(name), []).append(name)
 
-    def look(self, layer: int) -> Look | None:
-        """Return the look that quantizes the inputs of a layer's linears outside its routed experts."""
+    def hook(self, layer: int) -> Hook | None:
+        """Return the hook that quantizes the inputs of a layer's linears outside its routed experts."""
         ready = {
             linear.in_layer: self._fake(linear.module)
             for linear in self._linears.values()
             if linear.layer == layer and linear.expert is None and linear.module in self.quantized
         }
 
-        def look(name: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        def hook(name: str, tensor: torch.Tensor) -> torch.Tensor | None:
             fake = ready.get(name)
             return fake(tensor) if fake else None
 
-        return look if ready else None
+        return hook if ready else None
 
     def change(self, layer: int) -> Change | None:
         """Return the function that quantizes the inputs of a layer's routed experts."""

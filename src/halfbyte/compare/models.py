@@ -20,7 +20,7 @@ from halfbyte.families.model import Model, describe
 from halfbyte.families.registry import text_model
 from halfbyte.families.weights import Weights
 from halfbyte.forward.experts import Change, Expert
-from halfbyte.forward.model import Look, Tensors, TextModel, fetch
+from halfbyte.forward.model import Hook, Tensors, TextModel, fetch
 from halfbyte.machine.device_option import CPU
 
 ACTIVATIONS = ("off", "as-served")
@@ -31,7 +31,7 @@ KV = ("off", "fp8", "fp8-scaled")
 class Side:
     """One model. `tensors`, `experts` and the hooks must be thread-safe.
 
-    `look` and `change` return the hooks that replace activations of a layer, see `forward`.
+    `hook` and `change` return the hooks that replace activations of a layer, see `forward`.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Side:
     tensors: Tensors  # decoded, by their names in the checkpoint
     experts: Callable[[int], Expert]  # of a layer; decoded matrices in `dtype`, on `device`
     dtype: torch.dtype = torch.float32
-    look: Callable[[int], Look | None] | None = None
+    hook: Callable[[int], Hook | None] | None = None
     change: Callable[[int], Change | None] | None = None
     emulated: Mapping[str, str] = field(default_factory=dict[str, str])  # description of these hooks
     device: str = CPU  # where layers run; `tensors` are always on the host
@@ -146,10 +146,10 @@ def cached_in_fp8(side: Side, *, scaled: bool) -> Side:
     if scaled:
         _k_scale(side, 0)  # fails early if the checkpoint has no scales
     description = "fp8, latent and rope key by the checkpoint's k_scale" if scaled else "fp8, cast without scales"
-    inner = side.look
+    inner = side.hook
     cached_names = [f"{side.model.attention_module}.{name}" for name in _CACHED]
 
-    def look(layer: int) -> Look:
+    def hook(layer: int) -> Hook:
         scale = _k_scale(side, layer).to(side.device) if scaled else 1.0  # on the device, for exact division
         others = inner(layer) if inner else None
 
@@ -160,7 +160,7 @@ def cached_in_fp8(side: Side, *, scaled: bool) -> Side:
 
         return cached
 
-    return replace(side, look=look, emulated={**side.emulated, "kv": description})
+    return replace(side, hook=hook, emulated={**side.emulated, "kv": description})
 
 
 def _k_scale(side: Side, layer: int) -> torch.Tensor:

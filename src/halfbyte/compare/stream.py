@@ -310,7 +310,7 @@ class _Run:
     ) -> Choices | None:
         """Run the next layer on hidden states, and on those of `again`; return the routing of the former."""
         layer, experts = self.layers.take()
-        look = side.look(index) if side.look else None
+        hook = side.hook(index) if side.hook else None
         change = side.change(index) if side.change and layer.is_moe else None
         count = side.model.experts
         choices = Choices(self.rows.tokens.size, count, self._device) if layer.is_moe else None
@@ -323,7 +323,7 @@ class _Run:
                     self._chunks,
                     experts,
                     threads=self._threads,
-                    looks=(lambda _: look) if look else None,
+                    hook_of=(lambda _: hook) if hook else None,
                     observe=observe,
                     change=change,
                 )

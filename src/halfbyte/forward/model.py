@@ -21,7 +21,7 @@ from halfbyte.forward.positions import AttentionInputs
 
 Tensors = Callable[[str], torch.Tensor] | Mapping[str, torch.Tensor]
 # Called with a name in the layer and a tensor, [R, L, d] or, with heads, [R, H, L, d]; may return a replacement.
-Look = Callable[[str, torch.Tensor], torch.Tensor | None]
+Hook = Callable[[str, torch.Tensor], torch.Tensor | None]
 
 
 class Routed(NamedTuple):
@@ -39,11 +39,11 @@ class DecoderLayer(Protocol):
     index: int
     is_moe: bool
 
-    def attention_part(self, h: torch.Tensor, inputs: AttentionInputs, look: Look | None = None) -> torch.Tensor:
+    def attention_part(self, h: torch.Tensor, inputs: AttentionInputs, hook: Hook | None = None) -> torch.Tensor:
         """Return hidden states [R, L, D] after attention."""
         ...
 
-    def mlp(self, h: torch.Tensor, look: Look | None = None) -> torch.Tensor:
+    def mlp(self, h: torch.Tensor, hook: Hook | None = None) -> torch.Tensor:
         """Return hidden states after the MLP of a dense layer."""
         ...
 
@@ -52,7 +52,7 @@ class DecoderLayer(Protocol):
         ...
 
     def after_experts(
-        self, h: torch.Tensor, x: torch.Tensor, routed: torch.Tensor, look: Look | None = None
+        self, h: torch.Tensor, x: torch.Tensor, routed: torch.Tensor, hook: Hook | None = None
     ) -> torch.Tensor:
         """Return hidden states after a MoE layer, given the sum of its routed experts."""
         ...
@@ -138,7 +138,7 @@ def load_into(
 
 
 class LinearHooks:
-    """Call a look on the inputs of a layer's linears; one look per thread, because chunks run in parallel."""
+    """Call a hook on the inputs of a layer's linears; one hook per thread, because chunks run in parallel."""
 
     def __init__(self, layer: Any) -> None:
         self._local = threading.local()
@@ -147,18 +147,18 @@ class LinearHooks:
                 module.register_forward_pre_hook(self._before(name))
 
     @contextmanager
-    def by(self, look: Look | None) -> Generator[None]:
-        """Enable the look on this thread."""
-        self._local.look = look
+    def use(self, hook: Hook | None) -> Generator[None]:
+        """Enable the hook on this thread."""
+        self._local.hook = hook
         try:
             yield
         finally:
-            self._local.look = None
+            self._local.hook = None
 
     def seen(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Call the look on a tensor; return the tensor or its replacement."""
-        look: Look | None = getattr(self._local, "look", None)
-        changed = look(name, tensor) if look else None
+        """Call the hook on a tensor; return the tensor or its replacement."""
+        hook: Hook | None = getattr(self._local, "hook", None)
+        changed = hook(name, tensor) if hook else None
         return tensor if changed is None else changed
 
     def _before(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _masks: Any = masking_utils  # its functions lack type annotations
 
 
-class Placed(Protocol):
+class RowPositions(Protocol):
     """Positions and document boundaries of rows of tokens."""
 
     @property
@@ -50,7 +50,7 @@ class AttentionInputs:
 
 
 def attention_inputs(
-    model: TextModel, rows: Placed, chunk: slice, dtype: torch.dtype = torch.bfloat16, device: str = "cpu"
+    model: TextModel, rows: RowPositions, chunk: slice, dtype: torch.dtype = torch.bfloat16, device: str = "cpu"
 ) -> AttentionInputs:
     """Return RoPE and mask of some rows."""
     positions = torch.from_numpy(rows.positions[chunk]).to(device, torch.int64)
@@ -62,12 +62,12 @@ def attention_inputs(
     )
 
 
-def _padded(model: TextModel, rows: Placed, chunk: slice, shaped: torch.Tensor) -> torch.Tensor | None:
+def _padded(model: TextModel, rows: RowPositions, chunk: slice, shaped: torch.Tensor) -> torch.Tensor | None:
     real = torch.from_numpy(rows.real[chunk]).to(shaped.device)
     return _masks.create_causal_mask(model.config, shaped, real, None)
 
 
-def _packed(model: TextModel, rows: Placed, chunk: slice, shaped: torch.Tensor) -> torch.Tensor | None:
+def _packed(model: TextModel, rows: RowPositions, chunk: slice, shaped: torch.Tensor) -> torch.Tensor | None:
     documents = torch.from_numpy(rows.documents[chunk]).to(shaped.device, torch.int64)
     several = bool((documents != documents[:, :1]).any())
     causal = _masks.causal_mask_function

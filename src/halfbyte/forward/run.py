@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from halfbyte.forward.experts import Add, Change, Expert, Observe, run_experts
-from halfbyte.forward.model import DecoderLayer, Look, Routed
+from halfbyte.forward.model import DecoderLayer, Hook, Routed
 from halfbyte.forward.ordered_threads import in_order
 from halfbyte.forward.positions import AttentionInputs
 
@@ -35,7 +35,7 @@ class Hidden(Protocol):
 
 
 ChunkInputs = Callable[[slice], AttentionInputs]
-Looks = Callable[[slice], Look]
+HookOf = Callable[[slice], Hook]
 Routes = Callable[[slice, Routed], None]  # a chunk and its routing
 
 
@@ -52,7 +52,7 @@ def run_layer(  # noqa: PLR0913 - keyword-only from the experts on
     expert: Expert | None = None,
     *,
     threads: int = 1,
-    looks: Looks | None = None,
+    hook_of: HookOf | None = None,
     routes: Routes | None = None,
     observe: Observe | None = None,
     change: Change | None = None,
@@ -61,17 +61,17 @@ def run_layer(  # noqa: PLR0913 - keyword-only from the experts on
 ) -> torch.Tensor | None:
     """Replace hidden states [R, L, D] by those after the layer; return the inputs [T, D] of the routed experts.
 
-    `looks` returns the look of each chunk. `routes` is called with the routing of each chunk before any expert runs.
+    `hook_of` returns the hook of a chunk. `routes` is called with the routing of each chunk before any expert runs.
     Both are called from several threads. `most` limits the number of tokens an expert gets at a time.
     """
 
     x = hidden.new_empty(hidden.shape) if layer.is_moe else None
 
     def first_half(chunk: slice) -> tuple[torch.Tensor, torch.Tensor] | None:
-        look = looks(chunk) if looks else None
-        h = layer.attention_part(hidden[chunk], inputs_of(chunk), look)
+        hook = hook_of(chunk) if hook_of else None
+        h = layer.attention_part(hidden[chunk], inputs_of(chunk), hook)
         if x is None:
-            hidden[chunk] = layer.mlp(h, look)
+            hidden[chunk] = layer.mlp(h, hook)
             return None
         hidden[chunk] = h
         routed = layer.before_experts(h)
@@ -91,8 +91,8 @@ def run_layer(  # noqa: PLR0913 - keyword-only from the experts on
     ).view_as(x)
 
     def second_half(chunk: slice) -> None:
-        look = looks(chunk) if looks else None
-        hidden[chunk] = layer.after_experts(hidden[chunk], x[chunk], total[chunk], look)
+        hook = hook_of(chunk) if hook_of else None
+        hidden[chunk] = layer.after_experts(hidden[chunk], x[chunk], total[chunk], hook)
 
     for _ in in_order(second_half, chunks, threads):
         pass

@@ -64,6 +64,7 @@ from halfbyte.machine.os_errors import os_error
 from halfbyte.machine.python_path import OWN_PYTHON
 from halfbyte.machine.resources import memory_facts, refuse_few_addresses
 from halfbyte.options.serve import URL_COMMANDS
+from halfbyte.options.server_tests import BenchOptions
 from halfbyte.plan.manifest import refuse_nothing_to_prune
 from halfbyte.plan.summary import peak_memory_nbytes, source_nbytes
 from halfbyte.probe.budget import parse_budget
@@ -97,7 +98,6 @@ SERVER_ANSWERS_WITHIN_S = 5.0
 _SPARE_NBYTES = 1 << 28  # non-weight files
 _BF16_NBYTES, _FP32_NBYTES = 2, 4
 _LOOPS_ROOM = 1.25  # times the decoded weights, as degeneracy/generate.py requires
-_BENCH_SHAPES, _BENCH_CONCURRENCY = ("1k:1k",), (1, 8, 64)  # the defaults of `halfbyte bench`
 _PLUGINS = "vllm.general_plugins"
 _RECIPE_OPTIONS = ("--context", "--set", "--engine")  # options that come from the recipe
 _REMOTE = "use a server on another machine with --url"
@@ -523,8 +523,9 @@ class Preflight:
 
     def _shapes(self) -> str:
         how = self._asked.block["bench"]
-        users = ",".join(map(str, how.get("concurrency", _BENCH_CONCURRENCY)))
-        sweep = points(how.get("shape", _BENCH_SHAPES), users, "random")
+        default = BenchOptions()
+        users = ",".join(map(str, how["concurrency"])) if "concurrency" in how else default.concurrency
+        sweep = points(how.get("shape", default.shape), users, "random")
         longest, context = max(point.prompt + point.output for point in sweep), self._how(SERVE).get("context")
         if self._asked.url is None and context is not None and longest > context:
             what = f"the longest request has {longest:,} tokens, but release.serve.context is {context:,}"

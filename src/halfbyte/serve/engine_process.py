@@ -127,7 +127,7 @@ def run_foreground(
     With a log the command has no input and its output goes to the log. `meanwhile` is called every POLL_S seconds.
     """
     read_end, write_end = os.pipe()
-    words = [sys.executable, "-I", "-S", supervisor.__file__, "1", f"{supervisor.IN_FRONT}{read_end}", *command]
+    words = [sys.executable, "-I", "-S", supervisor.__file__, "1", f"{supervisor.FOREGROUND}{read_end}", *command]
     stdin = None if log is None else subprocess.DEVNULL
     # preexec_fn is safe here: it only makes a system call and needs no lock.
     with subprocess.Popen(
@@ -154,4 +154,4 @@ def run_foreground(
 
 def _block_front_signals() -> None:
     """Block the terminal's signals until the supervisor has installed its handlers."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.FRONT_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.TERMINAL_SIGNALS)

@@ -8,8 +8,8 @@ between the two then closes.
 It runs as a script in an isolated Python, so it starts fast and needs no package. It reads single-letter commands from
 stdin (`s` stop, `k` kill immediately), writes the engine's log to stderr and the engine's exit code to stdout.
 
-The foreground commands of `--then` and `--exec` have a supervisor too (`front=FD`). It shares the terminal, input and
-output with halfbyte, so Ctrl-C works as usual, and reads its commands from FD. It exits with the command's exit code.
+The foreground commands of `--then` and `--exec` have a supervisor too (`foreground=FD`). It shares the terminal, input
+and output with halfbyte, so Ctrl-C works as usual, and reads its commands from FD. It exits with the command's code.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ STOP, KILL = b"s", b"k"
 INTERRUPTED_S, TERMINATED_S, LEFT_S, KILLED_S = 15.0, 5.0, 2.0, 10.0
 ENDS_ITSELF_S = 2.0
 NOT_STARTED = 127  # the shell's "command not found"
-FRONT_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # sent by a terminal to its foreground process group
-IN_FRONT = "--front="
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # sent by a terminal to its foreground process group
+FOREGROUND = "--foreground="
 _NO_SIGNAL = 0
 # Signals handled here, signals ignored by Python, and SIGINT, which shells ignore for background jobs.
 _NOT_INHERITED = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
-def main(patience: float, command: list[str], front: int | None = None) -> int:
+def main(patience: float, command: list[str], foreground: int | None = None) -> int:
     """Run the command until it exits or is stopped, and report its exit code on stdout; return 0.
 
-    With `front`, return the command's exit code, as a shell does. `patience` multiplies all timeouts.
+    With `foreground`, return the command's exit code, as a shell does. `patience` multiplies all timeouts.
     """
     _prctl(_SET_CHILD_SUBREAPER, 1)  # orphans become our children, so /proc still leads to them
     woken, wake = os.pipe()
@@ -48,11 +48,11 @@ def main(patience: float, command: list[str], front: int | None = None) -> int:
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # wakes the poll through the pipe
     requested = {"stop": False}
     signal.signal(signal.SIGTERM, lambda _number, _frame: requested.update(stop=True))
-    engine = _start(command) if front is None else _start_in_front(command)
-    code = _wait_for_exit(engine, woken, requested, patience, front)
+    engine = _start(command) if foreground is None else _start_in_foreground(command)
+    code = _wait_for_exit(engine, woken, requested, patience, foreground)
     left = _terminate_descendants(patience, at_once=code is None)
     code = -signal.SIGKILL if code is None else code
-    if front is not None:
+    if foreground is not None:
         return code if code >= 0 else 128 - code
     with contextlib.suppress(BrokenPipeError):  # halfbyte is gone
         os.write(1, f"ended {code} {' '.join(map(str, left))}\n".encode())
@@ -81,12 +81,12 @@ def _start(command: list[str]) -> int:
     os._exit(NOT_STARTED)
 
 
-def _start_in_front(command: list[str]) -> int:
+def _start_in_foreground(command: list[str]) -> int:
     """Start a command in our process group; the terminal's signals are handled by it and by halfbyte, not here."""
-    before = {number: signal.getsignal(number) for number in FRONT_SIGNALS}
-    for number in FRONT_SIGNALS:
+    before = {number: signal.getsignal(number) for number in TERMINAL_SIGNALS}
+    for number in TERMINAL_SIGNALS:
         signal.signal(number, lambda _number, _frame: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, FRONT_SIGNALS)  # halfbyte blocked them until our handlers were set
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL_SIGNALS)  # halfbyte blocked them until our handlers were set
     supervisor = os.getpid()
     child = os.fork()
     if child:
@@ -107,16 +107,16 @@ def _start_in_front(command: list[str]) -> int:
 
 
 def _wait_for_exit(
-    engine: int, woken: int, requested: dict[str, bool], patience: float, front: int | None = None
+    engine: int, woken: int, requested: dict[str, bool], patience: float, foreground: int | None = None
 ) -> int | None:
     """Wait for the engine's first process and signal it when asked to stop; return its exit code or minus its signal.
 
     Return None if it does not exit in time or must be killed immediately.
     """
     stages: list[tuple[int, float]] = [(signal.SIGINT, INTERRUPTED_S), (signal.SIGTERM, TERMINATED_S)]
-    if front is not None:  # it received the terminal's Ctrl-C too and may exit without another signal
+    if foreground is not None:  # it received the terminal's Ctrl-C too and may exit without another signal
         stages = [(_NO_SIGNAL, ENDS_ITSELF_S), (signal.SIGTERM, TERMINATED_S)]
-    commands = 0 if front is None else front
+    commands = 0 if foreground is None else foreground
     listening, until = [commands, woken], None
     while True:
         timeout = None if until is None else max(0.0, until - time.monotonic())
@@ -136,7 +136,7 @@ def _wait_for_exit(
             if not stages:
                 return None
             number, seconds = stages.pop(0)
-            if front is None:
+            if foreground is None:
                 _signal_group(engine, number)
             else:  # its group is halfbyte's
                 _signal_all(descendants(os.getpid()), number)
@@ -238,5 +238,5 @@ def _prctl(option: int, value: int) -> None:
 
 if __name__ == "__main__":
     patience, *words = sys.argv[1:]
-    front = words.pop(0).removeprefix(IN_FRONT) if words[0].startswith(IN_FRONT) else None
-    sys.exit(main(float(patience), words, None if front is None else int(front)))
+    foreground = words.pop(0).removeprefix(FOREGROUND) if words[0].startswith(FOREGROUND) else None
+    sys.exit(main(float(patience), words, None if foreground is None else int(foreground)))

@@ -237,9 +237,9 @@ def test_inputs_of_linears(left_padded):
         by_token[~torch.from_numpy(rows.real)] *= 50
         assert tensor.data_ptr() == by_token.data_ptr()
     for chunk in (slice(0, 4), slice(4, 8), slice(8, 9)):
-        look = observer.look(chunk)
-        assert look("mlp.up_proj", inputs[chunk]) is None
-        look("self_attn.k", keys[chunk])
+        hook = observer.hook(chunk)
+        assert hook("mlp.up_proj", inputs[chunk]) is None
+        hook("self_attn.k", keys[chunk])
     assert observer.stats.experts is None
     assert observer.stats.input_amax == {
         "mlp.up_proj": float(inputs[counted].abs().max()),
@@ -250,7 +250,7 @@ def test_inputs_of_linears(left_padded):
 def test_a_chunk_of_nothing_but_padding_counts_nothing():
     rows = replace(make_rows(4, left_padded=False), real=np.zeros((4, 7), np.bool_))
     observer = Observer(0, rows, 0)
-    observer.look(slice(0, 4))("mlp.up_proj", torch.ones(4, 7, WIDTH))
+    observer.hook(slice(0, 4))("mlp.up_proj", torch.ones(4, 7, WIDTH))
     assert observer.stats.input_amax == {"mlp.up_proj": 0.0}
 
 
@@ -293,7 +293,7 @@ def test_looks_from_many_threads_lose_nothing():
     inputs = torch.arange(32.0)[:, None, None].expand(32, 7, 4)
     observer = Observer(0, rows, 0)
     chunks = [slice(at, at + 1) for at in range(32)] * 20
-    list(in_order(lambda chunk: observer.look(chunk)("mlp.up_proj", inputs[chunk]), chunks, 4))
+    list(in_order(lambda chunk: observer.hook(chunk)("mlp.up_proj", inputs[chunk]), chunks, 4))
     assert observer.stats.input_amax == {"mlp.up_proj": 31.0}
 
 
@@ -304,6 +304,6 @@ def test_values_that_are_not_finite_are_refused(bad):
     layer.experts[2][2][0, 0] = bad
     with pytest.raises(CheckpointError, match=r"layer 3: non-finite values in expert 2"):
         layer.observed(rows)
-    look = Observer(5, rows, 0).look(slice(0, 4))
+    hook = Observer(5, rows, 0).hook(slice(0, 4))
     with pytest.raises(CheckpointError, match=r"layer 5: non-finite values in mlp.up_proj"):
-        look("mlp.up_proj", torch.full((4, 7, 4), bad))
+        hook("mlp.up_proj", torch.full((4, 7, 4), bad))

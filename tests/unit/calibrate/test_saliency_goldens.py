@@ -72,7 +72,7 @@ def measured(golden, tmp_path_factory):
                     lambda chunk, text=text: attention_inputs(text, rows, chunk, torch.float64),
                     row_chunks(len(rows.tokens), 4),
                     weights.experts(index),
-                    looks=observer.look,
+                    hook_of=observer.hook,
                     routes=observer.routes,
                     observe=observer.expert,
                 )

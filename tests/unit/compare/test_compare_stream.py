@@ -262,14 +262,14 @@ def test_nvfp4_inputs_take_the_larger_scale_of_what_is_fused(folders):
 
     side = _served(folders("nvfp4"), tensors)
     x = torch.randn(5, 64) * 3
-    change, look = side.change(1), side.look(1)
+    change, hook = side.change(1), side.hook(1)
     assert torch.equal(change(3, "gate_up", x), nvfp4(x, torch.tensor(0.03)))
     assert torch.equal(change(3, "down", x), nvfp4(x, torch.tensor(0.2)))
-    assert torch.equal(look("mlp.shared_experts.up_proj", x), nvfp4(x, torch.tensor(0.03)))
-    assert torch.equal(look("mlp.shared_experts.down_proj", x), nvfp4(x, torch.tensor(0.2)))
-    assert torch.equal(side.look(0)("mlp.gate_proj", x), nvfp4(x, torch.tensor(0.03)))
-    assert look("self_attn.o_proj", x) is None
-    assert side.look(0)("mlp.shared_experts.up_proj", x) is None
+    assert torch.equal(hook("mlp.shared_experts.up_proj", x), nvfp4(x, torch.tensor(0.03)))
+    assert torch.equal(hook("mlp.shared_experts.down_proj", x), nvfp4(x, torch.tensor(0.2)))
+    assert torch.equal(side.hook(0)("mlp.gate_proj", x), nvfp4(x, torch.tensor(0.03)))
+    assert hook("self_attn.o_proj", x) is None
+    assert side.hook(0)("mlp.shared_experts.up_proj", x) is None
     assert side.change(0) is None
 
 
@@ -277,7 +277,7 @@ def test_compressed_tensors_writes_the_reciprocal(folders):
     side = _served(folders("nvfp4_ct"), lambda _: torch.tensor([40.0]))
     x = torch.randn(5, 64)
     assert torch.equal(side.change(1)(0, "down", x), nvfp4(x, torch.tensor(1 / 40)))
-    assert side.look(1) is None  # only its experts are quantized
+    assert side.hook(1) is None  # only its experts are quantized
 
 
 def test_mxfp4_inputs_need_no_scale(folders):
@@ -295,7 +295,7 @@ def test_a_missing_or_useless_input_scale_is_an_error(folders, value, what):
 
 def test_weight_only_formats_keep_their_activations(folders):
     with open_side(folders("int4-k2.6", "kimi-k2.6-nvfp4a16"), activations="as-served") as side:
-        assert side.look is None
+        assert side.hook is None
         assert side.change is None
         assert side.emulated["activations"].startswith("none")
     with open_side(folders("int4-k2.6"), activations="as-served") as side:
@@ -317,12 +317,12 @@ def test_formats_without_emulation_are_refused(folders):
 def test_the_kv_cache_is_quantized_where_engines_keep_it(folders):
     with open_side(folders("nvfp4"), kv="fp8-scaled", activations="as-served") as side:
         scale = side.tensors("language_model.model.layers.1.self_attn.k_proj.k_scale")
-        look = side.look(1)
+        hook = side.hook(1)
         x = torch.randn(5, 64)
         for name in ("self_attn.latent", "self_attn.k_rope"):
-            assert torch.equal(look(name, x), fp8(x, scale))
-        assert look("self_attn.kv_b_proj", x) is None
-        assert not torch.equal(look("mlp.shared_experts.up_proj", x), x)  # activations are still quantized
+            assert torch.equal(hook(name, x), fp8(x, scale))
+        assert hook("self_attn.kv_b_proj", x) is None
+        assert not torch.equal(hook("mlp.shared_experts.up_proj", x), x)  # activations are still quantized
         assert side.emulated["kv"].startswith("fp8, latent and rope key")
     with open_side(folders("nvfp4"), kv="fp8") as side:
-        assert torch.equal(side.look(0)("self_attn.latent", x), fp8(x))
+        assert torch.equal(side.hook(0)("self_attn.latent", x), fp8(x))

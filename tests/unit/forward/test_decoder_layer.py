@@ -66,10 +66,10 @@ def test_a_look_sees_every_input(small, rows):
     """The inputs are those of the resident model's linears; keys and values are what its attention is given."""
     seen = {}
 
-    def look(name, tensor):
+    def hook(name, tensor):
         seen.setdefault(name, []).append(tensor.clone())
 
-    streamed(small, rows, BF16, looks=lambda chunk: look)
+    streamed(small, rows, BF16, hook_of=lambda chunk: hook)
     parts = {f"self_attn.{leaf}" for leaf in ATTENTION}
     assert set(seen) == parts | {f"mlp.{leaf}" for leaf in MLP} | {f"mlp.shared_experts.{leaf}" for leaf in MLP}
 
@@ -108,30 +108,30 @@ def test_keys_and_values_are_expanded_from_the_latent(small, rows):
 
 @pytest.mark.parametrize("name", ["self_attn.latent", "self_attn.k_rope", "self_attn.v", "mlp.shared_experts.up_proj"])
 def test_what_a_look_returns_takes_the_place_of_what_it_saw(small, rows, name):
-    same = streamed(small, rows, BF16, looks=lambda chunk: lambda _, tensor: tensor.clone())
+    same = streamed(small, rows, BF16, hook_of=lambda chunk: lambda _, tensor: tensor.clone())
     plain = streamed(small, rows, BF16)
     assert torch.equal(same[1], plain[1])
 
     def halved(seen, tensor):
         return tensor / 2 if seen == name else None
 
-    assert not torch.equal(streamed(small, rows, BF16, looks=lambda chunk: halved)[1], plain[1])
+    assert not torch.equal(streamed(small, rows, BF16, hook_of=lambda chunk: halved)[1], plain[1])
 
 
 def test_each_thread_has_its_own_look(small):
     rows, seen = left_padded(12, 32, 128), {}
 
-    def looks(chunk):
-        def look(name, tensor):
+    def hook_of(chunk):
+        def hook(name, tensor):
             if name == "self_attn.q_a_proj":
                 seen.setdefault(chunk.start, []).append(tensor.clone())
 
-        return look
+        return hook
 
-    streamed(small, rows, BF16, chunk=2, threads=3, looks=looks)
+    streamed(small, rows, BF16, chunk=2, threads=3, hook_of=hook_of)
     threaded = dict(seen)
     seen.clear()
-    streamed(small, rows, BF16, chunk=2, threads=1, looks=looks)
+    streamed(small, rows, BF16, chunk=2, threads=1, hook_of=hook_of)
     assert sorted(seen) == sorted(threaded) == list(range(0, 12, 2))
     for start, tensors in seen.items():
         assert all(torch.equal(*pair) for pair in zip(tensors, threaded[start], strict=True))

@@ -13,7 +13,6 @@ from halfbyte.engine.backends.cuda.placement import (
     planned_tokens,
     refuse_too_many,
     row_shares,
-    some_rows,
 )
 from halfbyte.engine.device_plan import on_device
 from halfbyte.engine.pipeline import plan
@@ -122,11 +121,11 @@ def test_experts_are_split_in_order(experts, lengths):
     assert [share.stop - share.start for share in shares] == lengths
 
 
-def test_some_rows_slices_every_array():
+def test_selected_rows_slice_every_array():
     tokens = np.arange(12, dtype=np.int32).reshape(4, 3)
     domains = tokens.astype(np.int16)
     rows = Rows(tokens, tokens > 1, tokens + 1, tokens + 2, domains, ("a",), left_padded=True)
-    part = some_rows(rows, slice(2, 4))
+    part = rows.select(slice(2, 4))
     for name in ("tokens", "real", "positions", "documents", "domains"):
         np.testing.assert_array_equal(getattr(part, name), getattr(rows, name)[2:])
     assert (part.names, part.left_padded) == (rows.names, rows.left_padded)

@@ -327,7 +327,7 @@ def _ignore(_: str) -> None:
 
 
 @contextmanager
-def swept(root: Path) -> Generator[None]:
+def locked_tasks(root: Path) -> Generator[None]:
     """Remove the folders of dead tasks; other processes cannot add or remove task folders in this context."""
     (root / TASKS).mkdir(parents=True, exist_ok=True)
     descriptor = os.open(root / TASKS, os.O_RDONLY | os.O_DIRECTORY)
@@ -343,7 +343,7 @@ def swept(root: Path) -> Generator[None]:
 def sweep(root: Path) -> None:
     """Remove the folders of dead tasks, if there are any."""
     if (root / TASKS).is_dir():
-        with suppress(OSError), swept(root):  # the next run tries again
+        with suppress(OSError), locked_tasks(root):  # the next run tries again
             pass
 
 

@@ -23,7 +23,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 from halfbyte.errors import CheckpointError, UsageError
 from halfbyte.families.family import Family
 from halfbyte.forward.experts import Expert
-from halfbyte.forward.model import LinearHooks, Look, Routed, Tensors, TextModel, fetch, load_into
+from halfbyte.forward.model import Hook, LinearHooks, Routed, Tensors, TextModel, fetch, load_into
 from halfbyte.forward.positions import AttentionInputs
 
 _TEXT_TYPES = ("deepseek_v3", "kimi_k2")  # the Kimi-K2 architecture is DeepSeek-V3
@@ -142,21 +142,21 @@ class DeepseekV3Layer:
         self._hooks = _Hooks(self._layer, model.attention_module)
 
     @torch.no_grad()
-    def attention_part(self, h: torch.Tensor, inputs: AttentionInputs, look: Look | None = None) -> torch.Tensor:
+    def attention_part(self, h: torch.Tensor, inputs: AttentionInputs, hook: Hook | None = None) -> torch.Tensor:
         """Return hidden states [R, L, D] after attention."""
-        with self._hooks.by(look):
+        with self._hooks.use(hook):
             attended, _ = self._layer.self_attn(
                 hidden_states=self._layer.input_layernorm(h),
                 position_embeddings=(inputs.cos, inputs.sin),
                 attention_mask=inputs.mask,
-                past_key_values=self._hooks if look else None,
+                past_key_values=self._hooks if hook else None,
             )
         return h + attended
 
     @torch.no_grad()
-    def mlp(self, h: torch.Tensor, look: Look | None = None) -> torch.Tensor:
+    def mlp(self, h: torch.Tensor, hook: Hook | None = None) -> torch.Tensor:
         """Return hidden states after the MLP of a dense layer."""
-        with self._hooks.by(look):
+        with self._hooks.use(hook):
             return h + self._layer.mlp(self._layer.post_attention_layernorm(h))
 
     @torch.no_grad()
@@ -168,15 +168,15 @@ class DeepseekV3Layer:
 
     @torch.no_grad()
     def after_experts(
-        self, h: torch.Tensor, x: torch.Tensor, routed: torch.Tensor, look: Look | None = None
+        self, h: torch.Tensor, x: torch.Tensor, routed: torch.Tensor, hook: Hook | None = None
     ) -> torch.Tensor:
         """Return hidden states after a MoE layer, given the sum of its routed experts."""
-        with self._hooks.by(look):
+        with self._hooks.use(hook):
             return h + (routed.view_as(h) + self._layer.mlp.shared_experts(x.view_as(h)))
 
 
 class _Hooks(LinearHooks):
-    """Call a look also on the expanded keys and values, and, as the cache of attention, on what MLA caches."""
+    """Call a hook also on the expanded keys and values, and, as the cache of attention, on what MLA caches."""
 
     def __init__(self, layer: Any, attention_module: str) -> None:
         super().__init__(layer)

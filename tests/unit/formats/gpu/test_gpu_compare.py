@@ -169,7 +169,7 @@ def test_calibrated_scales_lie_where_they_are_divided_by(folders, monkeypatch):
         served = activations.served_activations(elsewhere, checkpoint, describe(checkpoint))
         served.change(1)(0, "gate_up", torch.zeros(2, 64))
         scaled = models.cached_in_fp8(replace(elsewhere, tensors=lambda _: torch.tensor(0.5)), scaled=True)
-        scaled.look(0)("self_attn.latent", torch.zeros(2, 64))
+        scaled.hook(0)("self_attn.latent", torch.zeros(2, 64))
     assert seen == ["meta", "meta"]
 
 

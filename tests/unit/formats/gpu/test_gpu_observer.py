@@ -98,6 +98,6 @@ def test_inputs_of_linears_are_seen(device):
         size = chunk.stop - chunk.start
         for name, shape in (("mlp.gate_proj", (size, 6, 8)), ("self_attn.k", (size, 2, 6, 4))):
             tensor = torch.randn(shape, generator=generator).bfloat16()
-            ours.look(chunk)(name, tensor.to(device))
-            theirs.look(chunk)(name, tensor)
+            ours.hook(chunk)(name, tensor.to(device))
+            theirs.hook(chunk)(name, tensor)
     assert ours.finish().input_amax == theirs.stats.input_amax

@@ -92,7 +92,7 @@ class DeviceStream:
                 lambda chunk: attention_inputs(text, rows, chunk, DTYPE, str(self._device)),
                 self._chunks,
                 experts,
-                looks=observer.look,
+                hook_of=observer.hook,
                 routes=observer.routes,
                 observe=observer.expert,
                 add=observer.add,

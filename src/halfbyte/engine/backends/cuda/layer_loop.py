@@ -42,7 +42,6 @@ from halfbyte.engine.backends.cuda.placement import (
     has_encoder,
     projections,
     row_shares,
-    some_rows,
     stacks_by_layer,
 )
 from halfbyte.engine.backends.cuda.streams import Clock, Lane, Mark, Slots, slot_nbytes
@@ -238,7 +237,7 @@ class DevicePass:
             hidden = first_hidden(calibration, self._weights)
         shares = row_shares(len(calibration.rows.tokens), len(self._devices))
         for state, share in zip(self._devices, shares, strict=True):
-            part = replace(calibration, rows=some_rows(calibration.rows, share))
+            part = replace(calibration, rows=calibration.rows.select(share))
             state.stream = DeviceStream(part, state.device, state.compute, self.clock, offloads=self.mode.offloads)
             state.stream.begin(hidden[share])
 

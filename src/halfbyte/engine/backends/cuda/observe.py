@@ -19,7 +19,7 @@ from halfbyte.calibrate.stats import SUMS, ExpertStats, LayerStats
 from halfbyte.calibrate.token_rows import Rows
 from halfbyte.engine.backends.cuda.placement import HESSIAN_TOKENS
 from halfbyte.formats.gpu.combine import combine
-from halfbyte.forward.model import Look, Routed
+from halfbyte.forward.model import Hook, Routed
 from halfbyte.methods.gptq import Hessians
 
 _linalg: Any = torch.linalg  # its functions are untyped
@@ -87,11 +87,11 @@ class DeviceObserver:
             # Unlike for amax, padding never counts.
             self._weight = None if rows.real.all() else torch.from_numpy(rows.real.reshape(-1)).to(device).double()
 
-    def look(self, chunk: slice) -> Look:
+    def hook(self, chunk: slice) -> Hook:
         """Return an observer of linear inputs, keys and values for some rows."""
         real = self._real[chunk] if self._real is not None and not self._rows.real[chunk].all() else None
 
-        def look(name: str, tensor: torch.Tensor) -> None:
+        def hook(name: str, tensor: torch.Tensor) -> None:
             if real is not None:
                 tensor = tokens_second(tensor).reshape(*real.shape, -1)[real]
             if tensor.numel():
@@ -99,7 +99,7 @@ class DeviceObserver:
                 previous = self._largest.get(name)
                 self._largest[name] = amax if previous is None else torch.maximum(previous, amax)
 
-        return look
+        return hook
 
     def routes(self, chunk: slice, routed: Routed) -> None:
         """Record the routing of some rows' tokens."""

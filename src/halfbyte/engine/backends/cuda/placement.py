@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from halfbyte.calibrate.expert_sums import SUM_ROWS
@@ -43,7 +43,7 @@ from halfbyte.plan.manifest import Plan
 from halfbyte.plan.rules import ROUTED
 
 if TYPE_CHECKING:
-    from halfbyte.calibrate.token_rows import Rows
+    pass
 
 _DTYPES_IN_STACKS = ("I32", "BF16", "U8", "F8_E4M3", "F32")
 SHAPE = "weight_shape"  # also in the headers; checked, not copied
@@ -179,18 +179,6 @@ def refuse_too_many(rows: int, devices: int) -> None:
         what = f"{rows} rows of tokens cannot be split over {devices} GPUs: each needs at least {SUM_ROWS}"
         fix = f"use {_row_parts(rows)} of the GPUs, or --samples {SUM_ROWS * devices}"
         raise UsageError(what, where="--device", fix=fix)
-
-
-def some_rows(rows: Rows, share: slice) -> Rows:
-    """Return a device's rows, without copying."""
-    return replace(
-        rows,
-        tokens=rows.tokens[share],
-        real=rows.real[share],
-        positions=rows.positions[share],
-        documents=rows.documents[share],
-        domains=rows.domains[share],
-    )
 
 
 def _row_parts(rows: int) -> int:

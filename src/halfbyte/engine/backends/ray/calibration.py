@@ -23,7 +23,6 @@ from halfbyte.calibrate.stream import Calibration, Stream
 from halfbyte.calibrate.token_rows import Rows
 from halfbyte.checkpoint.atomic_write import PART, write_whole
 from halfbyte.checkpoint.reader import CachingReader
-from halfbyte.engine.backends.cuda.placement import some_rows
 from halfbyte.engine.backends.ray.cluster import Node, TaskPool, TaskResources, nodes
 from halfbyte.engine.backends.ray.worker import (
     SETTLE_SECONDS,
@@ -189,7 +188,7 @@ def _part_specs(calibration: Calibration, store: Store) -> list[_PartSpec]:
     return [
         _PartSpec(
             number,
-            some_rows(calibration.rows, slice(begin, min(begin + SUM_ROWS, rows))),
+            calibration.rows.select(slice(begin, min(begin + SUM_ROWS, rows))),
             begin,
             dict(calibration.about),
             calibration.public,

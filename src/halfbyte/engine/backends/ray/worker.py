@@ -34,7 +34,7 @@ from halfbyte.checkpoint.output_folder import FOLDER, refuse_full
 from halfbyte.checkpoint.reader import ShardStamps, shard_stamps
 from halfbyte.checkpoint.remote.address import Cache
 from halfbyte.checkpoint.remote.mirror import open_remote
-from halfbyte.checkpoint.remote.shard_cache import TASKS, ShardCache, swept
+from halfbyte.checkpoint.remote.shard_cache import TASKS, ShardCache, locked_tasks
 from halfbyte.engine.backends.support import Resources
 from halfbyte.engine.prefetch import Prefetcher
 from halfbyte.engine.runner import InputsOf, Runner, no_inputs
@@ -96,7 +96,7 @@ def fetching(plan: Plan, others: Collection[str], task: str) -> Generator[tuple[
     task_cache = ShardCache(cache.files, folder, cache.checksums, cache.limit_nbytes)
     task_plan = replace(plan, checkpoint=replace(plan.checkpoint, remote=task_cache))
     prefetcher = Prefetcher.of_run(task_plan, others, by_layer=False, measures=False)
-    with swept(cache.folder):
+    with locked_tasks(cache.folder):
         prefetcher.__enter__()
     try:
         refuse_full(cache.folder, prefetcher.largest_nbytes, what_for="the cache (--cache, --cache-dir) of a task")

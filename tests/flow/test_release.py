@@ -275,7 +275,7 @@ def test_a_failed_gate_does_not_keep_other_measurements_from_being_made(flow):
 def test_a_stage_that_fails_is_tried_again(flow):
     flow.set("code-eval", "3")
     flow.set("nothing-eval")
-    assert flow.run() == ("ANOMALOUS", ORDER)
+    assert flow.run() == ("UNPROVEN", ORDER)
     assert flow.states()["eval"] == "failed"
     assert flow.written()["why"] == ["eval: eval says no"]
     for name in ("code-eval", "nothing-eval"):

@@ -260,3 +260,32 @@ def test_the_recipe_is_corrected_before_a_machine_is_looked_for():
     assert error is not None and error.exit_code == 2 and "eval: b: no task" in error.what
     assert error.fix == "x; --stop-after quantize runs the stages before serve"
     assert infeasible(rows[:0], []) is None
+
+
+def test_a_gate_that_hardly_any_build_passes_is_the_recipe_s_fault(release, cpu_vllm):
+    block = SERVED + "  eval: {{suite: mini-choices, against: source, limit: 20}}\n"
+
+    def gate(wanted):
+        code, said, _ = release(block, "--dry-run", "--set", f"release.gates.eval={wanted}")
+        (row,) = [row for row in said["preflight"] if "that can be passed" in row["needs"]]
+        return code, row
+
+    code, row = gate("accept")
+    assert (code, row["level"], row["exit_code"]) == (2, "bad", 2)
+    assert "margin 1 pp, 2.0% flips; kimi_mini_mmlu 20 items" in row["here"]
+    assert row["fix"] == "raise release.eval.margin or .limit, or set gates.eval to no_regression"
+    assert gate("no_regression")[1]["level"] == "good"
+
+
+@pytest.mark.parametrize(("group", "level"), [("toolz", "bad"), ("tools", "good")])
+def test_a_probe_gate_names_groups_that_exist(release, cpu_vllm, group, level):
+    block = SERVED.replace("audit: passed", f"audit: passed, probe: {{{{groups: [{group}]}}}}")
+    _, said, _ = release(block, "--dry-run")
+    (row,) = [row for row in said["preflight"] if row["needs"] == "profile and probes"]
+    assert row["level"] == level
+    if level == "bad":
+        assert (row["here"], row["exit_code"]) == (
+            "release.gates.probe names the group 'toolz', which has no selected probe",
+            2,
+        )
+        assert "tools" in row["fix"]

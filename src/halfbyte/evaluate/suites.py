@@ -11,9 +11,15 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from halfbyte.errors import UsageError
+from halfbyte.statistics.power import TaskSize
 from halfbyte.ui.suggest import did_you_mean
 
 _FOLDER = files("halfbyte.evaluate") / "data" / "suites"
+_NOT_QUESTIONS: Any = {
+    "description": True,
+    "notes": True,
+    "tasks": {"__all__": {"items", "clusters", "limit_by_cluster"}},
+}
 
 
 class _Strict(BaseModel):
@@ -42,10 +48,20 @@ class Task(_Strict):
     generation: dict[str, Any] = Field(default_factory=dict)  # overrides of the task's generation_kwargs
     chance: float = 0.0
     cluster: str | None = None  # column: items with the same value are not independent
+    items: int | None = None  # in the test split; the preflight of a release computes the chance to pass with it
+    clusters: int | None = None  # different values of `cluster`
+    limit_by_cluster: bool = False  # a group of lm-eval tasks: --limit counts the items of each
     generative: str | None = None  # alternative suite for servers without prompt log-probabilities
     short_answer: bool = False  # a single letter: equal answers are normal, other text does not count
     few_tokens: bool = False  # the token limit is so small that truncation is normal
     multiturn: bool = False
+
+    def size(self, limit: int | None) -> TaskSize:
+        """Return the number of items with --limit."""
+        items, clusters = self.items or 0, self.clusters
+        if limit is not None:
+            items = min(items, limit * (clusters or 1) if self.limit_by_cluster else limit)
+        return TaskSize(self.task, items, clusters)
 
 
 class Suite(_Strict):
@@ -59,6 +75,12 @@ class Suite(_Strict):
     tasks: list[Task] = Field(min_length=1)
     notes: list[str] = Field(default_factory=list)
     needs_sandbox: bool = False  # answers are programs to execute
+
+    def sizes(self, limit: int | None) -> list[TaskSize]:
+        """Return the number of items of each task with --limit; none if a task does not state it."""
+        if any(task.items is None for task in self.tasks):
+            return []
+        return [task.size(limit) for task in self.tasks]
 
     @property
     def apis(self) -> list[str]:
@@ -90,7 +112,7 @@ def parse_suite(text: str, where: str) -> Suite:
 
 def suite_hash(suite: Suite, task_files: list[Path]) -> str:
     """Return the hash of a suite and its task files. Equal hashes mean equal questions."""
-    digest = hashlib.sha256(suite.model_dump_json(exclude={"description", "notes"}).encode())
+    digest = hashlib.sha256(suite.model_dump_json(exclude=_NOT_QUESTIONS).encode())
     for path in sorted(task_files, key=lambda path: path.name):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

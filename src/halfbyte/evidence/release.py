@@ -7,8 +7,8 @@ from typing import Literal
 
 from halfbyte.evidence.record import MeasuredRecord, Record
 
-Verdict = Literal["ACCEPT", "REGRESSION", "ANOMALOUS", "INFEASIBLE", "UNFINISHED"]
-Outcome = Literal["passed", "failed", "anomalous", "infeasible", "not measured", "not run"]
+Verdict = Literal["ACCEPT", "REGRESSION", "UNPROVEN", "ANOMALOUS", "INFEASIBLE", "UNFINISHED"]
+Outcome = Literal["passed", "failed", "unproven", "anomalous", "infeasible", "not measured", "not run"]
 State = Literal["done", "kept", "failed", "skipped"]
 
 

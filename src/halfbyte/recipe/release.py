@@ -101,6 +101,12 @@ class EvalStage(Part):
     against: Literal["source", "nothing"] = Field(
         description="source (served first and evaluated on the same items) or nothing (scores without a comparison)"
     )
+    flip_rate: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="the expected share of answers that differ from the source's, between 0 and 1, for the preflight",
+    )
 
 
 @_with_options("bench")
@@ -137,13 +143,23 @@ class LoopsGate(Part):
     max_rate: float = Field(ge=0, le=1, description="the largest accepted share of looping texts, from 0 to 1")
 
 
+class ProbeGate(Part):
+    """The probe groups that a release depends on."""
+
+    groups: tuple[str, ...] = Field(
+        min_length=1, strict=False, description="the list of probe groups that must run; see halfbyte probe --list"
+    )
+
+
 class Gates(Part):
     """Conditions for the verdict ACCEPT, evaluated in release/gate.py."""
 
     audit: Literal["passed"] | None = Field(None, description="passed: no audit check failed")
     loops: LoopsGate | None = Field(None, description="the block with the largest share of looping texts")
     compare: CompareGate | None = Field(None, description="the block with limits for KL and top-1 agreement")
-    probe: Literal["passed"] | None = Field(None, description="passed: every probe gate that ran passed")
+    probe: Literal["passed"] | ProbeGate | None = Field(
+        None, description="passed: every probe gate ran and passed; or a block with the groups that must run"
+    )
     probe_coverage: float | None = Field(
         None, gt=0, le=1, description="the smallest accepted share of applicable probes that ran, above 0 and up to 1"
     )

@@ -5,7 +5,7 @@ This module reads no files and runs nothing. The first verdict that applies is u
 - INFEASIBLE: a stage could not run on this machine.
 - ANOMALOUS: a measurement cannot be trusted.
 - REGRESSION: a quality gate failed.
-- ANOMALOUS: a stage ran but did not measure what its gate requires.
+- UNPROVEN: a stage ran, but its results do not decide its gate: too few items, probes that did not run, no results.
 - UNFINISHED: the stages of some gates have not run (--stop-after, Ctrl-C, a kill).
 - ACCEPT: every declared gate passed.
 """
@@ -32,7 +32,8 @@ _DECIDES: tuple[tuple[Outcome, Verdict], ...] = (
     ("infeasible", "INFEASIBLE"),
     ("anomalous", "ANOMALOUS"),
     ("failed", "REGRESSION"),
-    ("not measured", "ANOMALOUS"),
+    ("unproven", "UNPROVEN"),
+    ("not measured", "UNPROVEN"),
     ("not run", "UNFINISHED"),
     ("passed", "ACCEPT"),
 )
@@ -85,7 +86,7 @@ def judge(
     results = [result for name, wanted in gates.items() for result in _gate(name, wanted, basis)]
     if not results:
         why = ("no gates are declared, so nothing can be accepted",)
-        return Judged("ANOMALOUS", (), why, ("declare release.gates",), "ANOMALOUS")
+        return Judged("UNPROVEN", (), why, ("declare release.gates",), "UNPROVEN")
     outcomes = {result.outcome for result in results}
     verdict: Verdict = next(verdict for outcome, verdict in _DECIDES if outcome in outcomes)
     bad = [result for outcome, _ in _DECIDES[:-1] for result in results if result.outcome == outcome]
@@ -137,6 +138,8 @@ def _next(verdict: Verdict, bad: Sequence[GateResult]) -> tuple[str, ...]:
     steps: list[str] = []
     for result in bad:
         kind = result.name.partition(".")[0]
+        if kind == "probe" and result.outcome == "unproven":
+            kind = "probe_coverage"
         steps.append(_RESUME if result.outcome == "not run" else _NEXT.get(kind, ""))
     return tuple(dict.fromkeys(step for step in steps if step))
 
@@ -170,6 +173,8 @@ def _measured(kind: str, limit: str, wanted: Any, basis: _Basis) -> GateResult:
     name = f"{kind}.{limit}" if limit else kind
     sign = _SIGNS.get(limit or kind)
     shown = f"{sign} {wanted:g}" if sign and _is_number(wanted) else str(wanted)
+    if limit == "groups":
+        shown = ", ".join(wanted)
     rule, by = _RULES.get(name), _MEASURED_BY.get(kind, kind)
     if rule is None:
         return GateResult(name, shown, "not measured", "not measured", "unknown gate in this version of halfbyte")
@@ -222,7 +227,8 @@ def _max_rate(report: Loops, most: Any) -> _Result:
     return measured, "failed", f"{measured} loop: {loops / texts:.1%} exceeds {most:.1%}"
 
 
-def _probe(report: Probes, _: Any) -> _Result:
+def _probe(report: Probes, groups: Any) -> _Result:
+    """Judge the probe gates. `groups` lists the groups that must have run; "passed" means all of them."""
     gates = [probe for probe in report.probes if probe.gate]
     names = {word: _names(probe for probe in gates if probe.verdict == word) for word in ("failed", "broken")}
     passed, covered = sum(probe.verdict == "passed" for probe in report.probes), coverage(report.probes)
@@ -241,8 +247,14 @@ def _probe(report: Probes, _: Any) -> _Result:
         return measured, "not measured", "every probe was skipped" if not covered.ran else "no probe passed"
     if not report.accepted:
         return measured, "anomalous", "probe.json is not accepted although its probes passed"
-    left = _names(covered.over_budget)
-    return measured, "passed", f"omitted for the time budget: {', '.join(left)}" if left else ""
+    named: Sequence[str] | None = None if groups == "passed" else groups
+    omitted = [probe.name for probe in covered.over_budget if probe.gate and (named is None or probe.group in named)]
+    if omitted:
+        return measured, "unproven", f"omitted for the time budget: {_some(omitted)}"
+    run = {probe.group for probe in covered.ran}
+    if missing := [group for group in named or () if group not in run]:
+        return measured, "unproven", f"no probe of these groups ran: {', '.join(missing)}"
+    return measured, "passed", ""
 
 
 def _probe_coverage(report: Probes, least: Any) -> _Result:
@@ -252,7 +264,7 @@ def _probe_coverage(report: Probes, least: Any) -> _Result:
         return measured, "passed", ""
     left = _names([*covered.over_budget, *covered.unreachable])
     why = f"{covered.share:.1%} of the applicable probes ran, less than {least:.1%}"
-    return measured, "not measured", why + (f"; not run: {_some(left)}" if left else "")
+    return measured, "unproven", why + (f"; not run: {_some(left)}" if left else "")
 
 
 def _names(probes: Iterable[ProbeResult]) -> list[str]:
@@ -276,7 +288,7 @@ def _eval(report: Evaluation, wanted: Any) -> _Result:
         scored = _some([task.task for task in tasks if task.label == "SCORED"])
         return measured, "not measured", f"scored without a reference: {scored}"
     if label == "INCONCLUSIVE" and wanted == "accept":
-        return measured, "failed", f"inconclusive: {names}"
+        return measured, "unproven", f"inconclusive: {names}"
     return measured, "passed", ""
 
 
@@ -300,6 +312,7 @@ _RULES: Mapping[str, Callable[[Any, Any], _Result]] = {
     "compare.min_top1": _min_top1,
     "loops.max_rate": _max_rate,
     "probe": _probe,
+    "probe.groups": _probe,
     "probe_coverage": _probe_coverage,
     "eval": _eval,
     "bench": _bench,

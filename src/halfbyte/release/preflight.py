@@ -47,6 +47,7 @@ from halfbyte.engine.backends.support import Request, Resources, refuse_unsuppor
 from halfbyte.engine.pipeline import plan
 from halfbyte.errors import (
     EXIT_MACHINE,
+    EXIT_USAGE,
     CheckFailedError,
     CheckpointError,
     HalfbyteError,
@@ -81,6 +82,9 @@ from halfbyte.serve.launch import launch
 from halfbyte.serve.launch_data import engine
 from halfbyte.serve.launch_facts import LaunchOptions
 from halfbyte.serve.ports import next_free_port
+from halfbyte.statistics.power import ENOUGH, FLIP_RATE, HOPELESS, chance_to_pass
+from halfbyte.statistics.verdicts import MARGIN
+from halfbyte.ui.suggest import did_you_mean
 from halfbyte.ui.units import size
 
 if TYPE_CHECKING:
@@ -191,6 +195,8 @@ class Preflight:
         if name == "bench":
             yield lambda: self._check(name, "vLLM's load generator", lambda: _engine_words(self._installed("vllm")))
             yield lambda: self._check(name, "shapes within the context", self._shapes)
+        if name == "eval":
+            yield self._eval_gate
         if name in URL_COMMANDS:
             yield from self._servers(name)
         if name == "publish":
@@ -486,6 +492,13 @@ class Preflight:
         probes = chosen(how.get("only", ()), how.get("skip", ()))
         if not probes:
             raise UsageError("release.probe.only and .skip select no probes", fix="see halfbyte probe --list")
+        gate = self._release.gates.get("probe")
+        named: Sequence[str] = () if gate in (None, "passed") else gate["groups"]
+        groups = {probe.group for probe in probes}
+        for group in named:
+            if group not in groups:
+                what = f"release.gates.probe names the group '{group}', which has no selected probe"
+                raise UsageError(what, fix=did_you_mean(group, sorted(groups)))
         parse_budget(how.get("budget"))
         return f"profile {load_profile(how.get('profile', 'kimi')).name}, {len(probes)} probes"
 
@@ -520,6 +533,21 @@ class Preflight:
         what = str(result["what"]) + (f"; {self._hub}" if offline else "")
         kind = MachineError if offline or result["exit_code"] == EXIT_MACHINE else UsageError
         raise kind(what, fix=str(result["fix"]).replace("--data-dir DIR", "--set release.eval.data_dir=DIR"))
+
+    def _eval_gate(self) -> None:
+        """Add the chance that an equally good build passes the eval gate. A gate that hardly any passes is an error."""
+        how, wanted = self._asked.block["eval"], self._release.gates.get("eval")
+        sizes = load_suite(how["suite"]).sizes(how.get("limit")) if how["suite"] in suite_names() else []
+        if wanted is None or not sizes:
+            return
+        margin, flips = how.get("margin", MARGIN), how.get("flip_rate", FLIP_RATE)
+        chance = chance_to_pass(sizes, margin, flips, accept=wanted == "accept")
+        items = ", ".join(f"{task.task} {task.items:,} items" for task in sizes)
+        here = f"{chance:.0%} of equally good builds pass (margin {100 * margin:g} pp, {flips:.1%} flips; {items})"
+        fix = "" if chance >= ENOUGH else "raise release.eval.margin or .limit, or set gates.eval to no_regression"
+        level: Level = "good" if chance >= ENOUGH else "note" if chance >= HOPELESS else "bad"
+        code = EXIT_USAGE if level == "bad" else 0
+        self._requirements.append(Requirement("eval", f"a gate '{wanted}' that can be passed", here, level, fix, code))
 
     def _shapes(self) -> str:
         how = self._asked.block["bench"]

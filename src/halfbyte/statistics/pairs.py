@@ -34,7 +34,7 @@ from halfbyte.statistics.proportions import (
     sign_test,
     tango,
 )
-from halfbyte.statistics.results import Interval, OverSeeds, PairedScores, SeedScores
+from halfbyte.statistics.results import Interval, NonInferiority, OverSeeds, PairedScores, SeedScores
 from halfbyte.statistics.sampling import (
     Clusters,
     Mean,
@@ -85,9 +85,7 @@ def paired(
     better, worse = int((differences > 0).sum()), int((differences < 0).sum())
     grouped = clusters_of(clusters, len(a))
     is_binary = bool(np.isin(a, (0, 1)).all() and np.isin(b, (0, 1)).all())
-    decision = _by_items(differences, better, worse, is_binary)
-    if grouped is not None:
-        decision = _by_clusters(differences, grouped, decision, better + worse)
+    decision = _decide(differences, is_binary, grouped)
     z = _unpaired_z(mean_over_items(a), mean_over_items(b))
     difference = float(differences.mean())
     return PairedScores(
@@ -108,10 +106,28 @@ def paired(
         clusters=grouped.number if grouped else None,
         unpaired_z=z,
         unpaired_p=None if z is None else normal_two_sided(z),
-        verdict=verdict(difference, decision.bounds, decision.p_worse, len(a), decision.spread, margin),
+        verdict=_judge(differences, decision, margin),
         flips=(better + worse) / len(a),
         confidence=CONFIDENCE,
     )
+
+
+def judge_differences(
+    differences: Scores, *, is_binary: bool, clusters: Clusters | None = None, margin: float = MARGIN
+) -> NonInferiority:
+    """Return the verdict of `paired` for differences (candidate - reference) by item."""
+    return _judge(differences, _decide(differences, is_binary, clusters), margin)
+
+
+def _judge(differences: Scores, decision: _Decision, margin: float) -> NonInferiority:
+    difference = float(differences.mean())
+    return verdict(difference, decision.bounds, decision.p_worse, len(differences), decision.spread, margin)
+
+
+def _decide(differences: Scores, is_binary: bool, clusters: Clusters | None) -> _Decision:
+    better, worse = int((differences > 0).sum()), int((differences < 0).sum())
+    decision = _by_items(differences, better, worse, is_binary)
+    return decision if clusters is None else _by_clusters(differences, clusters, decision, better + worse)
 
 
 def _by_items(differences: Scores, better: int, worse: int, is_binary: bool) -> _Decision:

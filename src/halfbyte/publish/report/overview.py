@@ -36,7 +36,7 @@ from halfbyte.publish.report.blocks import (
 from halfbyte.publish.visible_text import names_only, without_folders
 from halfbyte.ui.units import size
 
-_VERDICTS: dict[str, Level] = {ACCEPT: "good", "UNFINISHED": "note"}
+_VERDICTS: dict[str, Level] = {ACCEPT: "good", "UNPROVEN": "note", "UNFINISHED": "note"}
 _OUTCOMES: dict[str, Level] = {"passed": "good", "failed": "bad", "anomalous": "bad", "infeasible": "bad"}
 
 

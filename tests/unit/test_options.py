@@ -16,7 +16,7 @@ from halfbyte.options.stages import STAGE_OPTIONS, stage_argv
 from halfbyte.recipe.release import Release
 
 COMMANDS = {"scripts": "serve", "source": "serve"}  # stages that are not named after their command
-ONLY_IN_RECIPES = {("eval", "against")}  # chooses the stages that run, not an option of one command
+ONLY_IN_RECIPES = {("eval", "against"), ("eval", "flip_rate")}  # chooses stages; for the preflight
 SAMPLES = {int: 3, float: 0.5, str: "a/b", bool: True}
 
 

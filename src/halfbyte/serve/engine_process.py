@@ -134,7 +134,7 @@ def run_foreground(
         words,
         env=dict(environment),
         pass_fds=(read_end,),
-        preexec_fn=_block_front_signals,  # noqa: PLW1509
+        preexec_fn=_block_terminal_signals,  # noqa: PLW1509
         stdin=stdin,
         stdout=log,
         stderr=log,
@@ -152,6 +152,6 @@ def run_foreground(
             process.wait()
 
 
-def _block_front_signals() -> None:
+def _block_terminal_signals() -> None:
     """Block the terminal's signals until the supervisor has installed its handlers."""
     signal.pthread_sigmask(signal.SIG_BLOCK, supervisor.TERMINAL_SIGNALS)

@@ -272,6 +272,7 @@ def test_probes_that_were_left_out_are_counted_by_their_reason_and_named():
     assert (judged.verdict, found.outcome) == ("UNPROVEN", "unproven")
     assert found.measured == f"{counted}; 17 passed"
     assert found.why == "omitted for the time budget: b0, b1, b2, b3, b4 and 33 more"
+    assert judged.next == ("raise release.probe.budget, then run the same command again",)
     judged = judge({"probe": "passed"}, probed(17, 0, 4))
     assert (judged.verdict, judged.why) == (
         "ACCEPT",

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halfbyte.evaluate.suites import load_suite, suite_names
+from halfbyte.evaluate.suites import load_suite, suite_hash, suite_names
 from halfbyte.recipe.load import load_release, recipe_names
 from halfbyte.statistics.pairs import judge_differences, paired
 from halfbyte.statistics.power import ENOUGH, FLIP_RATE, HOPELESS, TaskSize, chance_to_pass
@@ -70,3 +70,9 @@ def test_the_stated_sizes_are_those_of_the_files(name):
 def test_a_limit_counts_per_subject_in_groups_of_tasks():
     (gsm8k, mmlu), (mini,) = load_suite("kimi-card").sizes(10), load_suite("mini-choices").sizes(10)
     assert (gsm8k.items, mmlu.items, mini.items) == (10, 570, 10)
+
+
+def test_the_stated_sizes_are_not_part_of_the_questions():
+    suite = load_suite("kimi-card")
+    tasks = [task.model_copy(update={"items": 1, "clusters": 1, "limit_by_cluster": False}) for task in suite.tasks]
+    assert suite_hash(suite.model_copy(update={"tasks": tasks}), []) == suite_hash(suite, [])
